@@ -1,0 +1,325 @@
+"""What a protocol must provide, and what the rest of the program provides to it.
+
+A *front* recognises protocol headers and makes *engines*. An engine turns bytes into
+events and calls into bytes; it does no I/O. Whatever the wire, the program sees links:
+a :class:`SendingLink` carries messages from us to the peer, a :class:`ReceivingLink`
+from the peer to us. An *endpoint* is bound to a link when it attaches and hears what
+happens on it, a batch per chunk of input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from ..events import Event, Peer
+from ..limits import DEFAULT_LIMITS, Limits
+from ..outcomes import Error, Outcome
+from ..termini import Coordinator, Source, Target
+
+#: An encoded AMQP 1.0 message, whole or as pieces in order. Pieces are never joined
+#: when they are large; they go to the socket as they are.
+Payload: TypeAlias = bytes | Sequence[bytes]
+
+#: ``snd-settle-mode`` (Part 2 §2.8.2).
+SND_UNSETTLED, SND_SETTLED, SND_MIXED = 0, 1, 2
+#: ``rcv-settle-mode`` (Part 2 §2.8.3).
+RCV_FIRST, RCV_SECOND = 0, 1
+
+
+class IncomingDelivery(Protocol):
+    """A message on its way from the peer to us."""
+
+    link: ReceivingLink
+    tag: bytes
+    message_format: int
+    #: The sender has settled: no outcome will be heard.
+    settled: bool
+    #: The state that the sender attached, for example a transactional state.
+    state: Any
+    #: The encoded message, complete once ``complete`` is true. On a streaming link use
+    #: ``read_chunks`` instead.
+    payload: bytes
+    complete: bool
+    aborted: bool
+    #: Free for the endpoint.
+    context: Any
+
+    def read_chunks(self) -> list[bytes]:
+        """What has arrived since the last call; taking it reopens the session window."""
+
+    def settle(self, outcome: Any) -> None:
+        """Say *outcome*; settled at once, or after the sender where it settles second."""
+
+    def update(self, state: Any) -> None:
+        """Say *state* without settling (Part 2 §2.6.12)."""
+
+
+class OutgoingDelivery(Protocol):
+    """A message on its way from us to the peer."""
+
+    link: SendingLink
+    tag: bytes
+    #: We have settled it: nothing more will be heard.
+    settled: bool
+    #: The peer's latest state; an outcome once it is terminal.
+    state: Any
+    #: The peer has settled.
+    remote_settled: bool
+    #: Free for the endpoint.
+    context: Any
+
+    def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a further piece of a streamed message; ``more=False`` ends it."""
+
+    def abort(self) -> None:
+        """Give up an unfinished message (Part 2 §2.7.5 ``aborted``)."""
+
+    def settle(self, state: Any = None) -> None:
+        """Forget it, and tell the peer if it has not settled itself."""
+
+
+class Link(Protocol):
+    """What both directions have in common. Values before ``accept`` are the peer's."""
+
+    name: str
+    peer: Peer
+    source: Source | None
+    target: Target | Coordinator | None
+    snd_settle_mode: int
+    rcv_settle_mode: int
+    max_message_size: int
+    properties: Mapping[object, object]
+    offered_capabilities: tuple[str, ...]
+    desired_capabilities: tuple[str, ...]
+    #: Both sides are attached.
+    attached: bool
+    #: The protocol's connection object; equal for links of one connection.
+    connection: Any
+    #: Free for the owner.
+    context: Any
+
+    def refuse(self, error: Error) -> None:
+        """Answer an attach request with a null terminus, then detach (Part 2 §2.6.3)."""
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """Say detach. Nothing may be sent on the link afterwards; saying it twice is the same
+        as once. The endpoint hears ``on_detached`` when the peer has answered."""
+
+
+class ReceivingLink(Link, Protocol):
+    """A link on which the peer sends to us."""
+
+    #: Deliveries that the peer may still send.
+    credit: int
+    #: Deliveries that the peer said it could send at once, by its last flow.
+    available: int
+
+    def accept(
+        self,
+        endpoint: ReceivingEndpoint,
+        *,
+        source: Source | None = None,
+        target: Target | Coordinator | None = None,
+        max_message_size: int | None = None,
+        streaming: bool = False,
+        rcv_settle_mode: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        offered_capabilities: Sequence[str] = (),
+    ) -> None:
+        """Attach our side. Omitted termini are answered as the peer asked for them."""
+
+    def grant(self, credit: int) -> None:
+        """Let the peer send *credit* more deliveries, counted from now (Part 2 §2.6.7)."""
+
+    def drain(self) -> None:
+        """Ask the peer to use the credit now or give it back; ``on_flow`` follows."""
+
+
+class SendingLink(Link, Protocol):
+    """A link on which we send to the peer."""
+
+    #: Deliveries that we may still send.
+    credit: int
+    #: The peer wants the credit used or given back.
+    draining: bool
+    #: False while the session window or the output buffer is full. ``send`` still works
+    #: then, and waits inside; a considerate endpoint waits for ``on_credit`` instead.
+    writable: bool
+    #: ``properties`` of the latest flow, for example the ``txn-id`` of an acquisition.
+    flow_properties: Mapping[object, object] | None
+
+    def accept(
+        self,
+        endpoint: SendingEndpoint,
+        *,
+        source: Source | None = None,
+        target: Target | Coordinator | None = None,
+        snd_settle_mode: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        offered_capabilities: Sequence[str] = (),
+    ) -> None:
+        """Attach our side. Omitted termini are answered as the peer asked for them."""
+
+    def send(
+        self,
+        payload: Payload,
+        context: Any = None,
+        *,
+        settled: bool | None = None,
+        tag: bytes | None = None,
+        message_format: int = 0,
+        state: Any = None,
+        more: bool = False,
+    ) -> OutgoingDelivery:
+        """Send one message, or with ``more`` its first piece. Uses one credit.
+
+        Raises:
+            LocalProtocolError: No credit, not attached, or another message of this link is
+                unfinished. Nothing was sent.
+        """
+
+    def drained(self) -> None:
+        """Nothing more to send: give back the credit if the peer is draining."""
+
+    def offer(self, available: int) -> None:
+        """Tell the peer how many deliveries wait (``available``), with the next flow."""
+
+
+class ReceivingEndpoint(Protocol):
+    """Hears a :class:`ReceivingLink`. Calls come from within the engine: do not block."""
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        """Both sides are attached. ``source``, ``target`` and modes are now the agreed ones."""
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Complete messages, in order; on a streaming link messages that have begun."""
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Streaming links only: these deliveries have new chunks, ended or were aborted."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """The sender has settled, or changed the state of, these unsettled deliveries."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """The sender spoke of its credit: a drain is answered, or ``available`` changed."""
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """The link is over: detached by either side, or its session or connection ended.
+
+        Called exactly once per accepted or attached link; ``closed`` is false if the peer
+        may come back for it. Unsettled deliveries can no longer be settled through it.
+        """
+
+
+class SendingEndpoint(Protocol):
+    """Hears a :class:`SendingLink`. Calls come from within the engine: do not block."""
+
+    def on_attached(self, link: SendingLink) -> None:
+        """Both sides are attached. ``source``, ``target`` and modes are now the agreed ones."""
+
+    def on_credit(self, link: SendingLink) -> None:
+        """There is credit or room again, or the peer drains, or asked for an echo."""
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+        """The peer changed the state of these deliveries, or settled them.
+
+        One that the peer has settled is settled here too by the time this is called.
+        """
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        """As for receiving endpoints; what the peer never settled is in ``link.unsettled``."""
+
+
+class ProtocolEngine(Protocol):
+    """One connection without its stream."""
+
+    #: Called when there is something to send, or nothing ever again.
+    on_output: Callable[[], None]
+    #: Nothing more will be said.
+    finished: bool
+    #: When ``tick`` wants to be called, in the clock of ``now``; ``inf`` for never.
+    deadline: float
+    #: Bytes waiting in ``take``.
+    output_size: int
+    peer: Peer
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Take bytes from the peer. Its faults are answered and reported, not raised."""
+
+    def receive_eof(self, now: float) -> list[Event]:
+        """The peer's half of the stream has ended."""
+
+    def tick(self, now: float) -> list[Event]:
+        """Let time pass: idle timeouts, empty frames, handshake deadline."""
+
+    def take(self) -> list[bytes]:
+        """Buffers to send, in order; they belong to the caller now."""
+
+    def close(self, error: Error | None = None) -> None:
+        """Say close, in the protocol's own way. ``finished`` follows the peer's answer."""
+
+
+class ServerOptions(Struct, kw_only=True):
+    """What a listener tells the engines it makes."""
+
+    container_id: str
+    limits: Limits = DEFAULT_LIMITS
+    #: SASL mechanisms to offer, strongest first; empty with ``sasl_required=False`` means
+    #: that a client may open without SASL.
+    mechanisms: tuple[str, ...] = ("ANONYMOUS",)
+    sasl_required: bool = True
+    address: str = ""
+    offered_capabilities: tuple[str, ...] = ()
+    properties: Mapping[object, object] = {}
+
+
+class Front(Protocol):
+    """A protocol that listeners can speak."""
+
+    name: str
+    #: The eight-byte protocol headers it answers to.
+    headers: tuple[bytes, ...]
+    #: What a client with a header nobody answers to is told to use.
+    preferred_header: bytes
+
+    def server(self, options: ServerOptions, now: float) -> ProtocolEngine:
+        """An engine for a connection that a client opened; it gets the header bytes too."""
+
+
+class Host(Protocol):
+    """A collection of addresses: an application's routes, a broker, management."""
+
+    def attach(self, link: ReceivingLink | SendingLink) -> bool:
+        """Accept or refuse *link*, now or later, and return True; False if the address is not ours."""
+
+    def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
+        """Where messages of the anonymous terminus *link* for *address* go.
+
+        The endpoint's ``deliver`` is called with the link's deliveries and must not touch
+        its credit. None if the address is not ours, an error if it refuses.
+        """
+
+
+__all__ = [
+    "RCV_FIRST",
+    "RCV_SECOND",
+    "SND_MIXED",
+    "SND_SETTLED",
+    "SND_UNSETTLED",
+    "Front",
+    "Host",
+    "IncomingDelivery",
+    "Link",
+    "OutgoingDelivery",
+    "Outcome",
+    "Payload",
+    "ProtocolEngine",
+    "ReceivingEndpoint",
+    "ReceivingLink",
+    "SendingEndpoint",
+    "SendingLink",
+    "ServerOptions",
+]

@@ -1,0 +1,75 @@
+"""Every bound that a peer can push against, each with its reason.
+
+One frozen :class:`Limits` travels from the listener or dialler to the engine. Nothing
+that comes from the wire bounds a loop or an allocation; these numbers do. Each is
+tested at the bound and one above.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Limits(Struct, frozen=True, gc=False):
+    """Bounds of one connection, unless a field says otherwise."""
+
+    #: Largest frame taken before open (bytes). Part 2 says 512; tokens and open
+    #: properties need more in practice.
+    frame_size_before_open: int = 8 * KIB
+    #: ``max-frame-size`` that we advertise, whatever the peer says (bytes).
+    frame_size_max: int = 64 * KIB
+    #: ``max-message-size`` of links whose messages are assembled in memory (bytes).
+    message_size_max: int = 16 * MIB
+    #: ``max-message-size`` advertised by links that stream; 0 means no limit.
+    streaming_message_size_max: int = 0
+    #: Highest channel number: 64 sessions. Each session costs tables and windows.
+    channel_max: int = 63
+    #: Highest handle: 256 links a session.
+    handle_max: int = 255
+    #: One budget for nested lists, maps, arrays and described values.
+    nesting_max: int = 32
+    #: Elements decoded per frame body or message section, zero-width ones counted.
+    elements_max: int = 65_536
+    #: Sections in one message; data and sequence sections may repeat.
+    sections_max: int = 10_000
+    #: Transfer frames that we let the peer send ahead of us per session.
+    session_window: int = 2_048
+    #: Bytes of assembled or half-received deliveries that a session may hold before its
+    #: window is no longer topped up.
+    session_window_bytes: int = 64 * MIB
+    #: Unsettled deliveries in one session, in either direction.
+    unsettled_max: int = 5_000
+    #: Delivery tags are at most 32 octets by Part 2 §2.8.7.
+    delivery_tag_max: int = 32
+    #: Bytes waiting for a peer that does not read, before we stop producing.
+    output_max: int = 1 * MIB
+    #: Seconds without any progress of a blocked write before the connection is dropped.
+    write_stall_s: float = 30.0
+    #: Seconds from accept to open, absolute; it stops slow lorises.
+    handshake_s: float = 10.0
+    #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.
+    idle_timeout_s: float = 60.0
+    #: A peer that asks for more empty frames than one in this many seconds is refused.
+    idle_timeout_min_s: float = 0.1
+    #: Connections per listener.
+    connections_max: int = 10_000
+    #: Connections that have not logged in yet, per listener.
+    connections_unauthenticated_max: int = 1_000
+    #: Connections that have not logged in yet, per address.
+    connections_unauthenticated_per_address_max: int = 100
+    #: Seconds that a failed login waits for its answer, whatever the cause.
+    failed_login_delay_s: float = 1.0
+    #: Bytes of one SASL response that a mechanism is given.
+    sasl_response_max: int = 8 * KIB
+    #: Distinct destinations that one anonymous-terminus link keeps open at a time.
+    relay_targets_max: int = 256
+    #: Streamed or unary requests that one connection may have running at a time.
+    requests_running_max: int = 4_096
+    #: Length of an address or link name in characters.
+    name_max: int = 1_024
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,120 @@
+"""Sources, targets and what belongs to them (Part 3 §3.5, Part 4 §4.5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from .codec.composites import (
+    ANY,
+    BOOLEAN,
+    FIELDS,
+    MAP,
+    SYMBOL,
+    SYMBOLS,
+    UINT,
+    any_of,
+    composite,
+)
+from .outcomes import Accepted, Modified, Received, Rejected, Released
+
+#: Terminus durability (§3.5.5).
+DURABLE_NONE, DURABLE_CONFIGURATION, DURABLE_UNSETTLED = 0, 1, 2
+
+#: Distribution modes (§3.5.7).
+MOVE, COPY = "move", "copy"
+
+#: Outcomes of Part 3 by the symbols that a source lists them by.
+STANDARD_OUTCOMES = (
+    "amqp:accepted:list",
+    "amqp:rejected:list",
+    "amqp:released:list",
+    "amqp:modified:list",
+)
+
+#: Open capability: messages routed by their ``to`` (anonymous terminus 1.0).
+ANONYMOUS_RELAY = "ANONYMOUS-RELAY"
+
+
+@composite(0x2B)
+class DeleteOnClose(Struct, frozen=True, gc=False):
+    """The node lives as long as the link that created it (§3.5.10)."""
+
+
+@composite(0x2C)
+class DeleteOnNoLinks(Struct, frozen=True, gc=False):
+    """The node lives as long as any link is attached to it (§3.5.11)."""
+
+
+@composite(0x2D)
+class DeleteOnNoMessages(Struct, frozen=True, gc=False):
+    """The node is deleted once its creator's link is gone and it is empty (§3.5.12)."""
+
+
+@composite(0x2E)
+class DeleteOnNoLinksOrMessages(Struct, frozen=True, gc=False):
+    """The node is deleted once it has neither links nor messages (§3.5.13)."""
+
+
+@composite(
+    0x28,
+    ("address", ANY),
+    ("durable", UINT, 0),
+    ("expiry_policy", SYMBOL, "session-end"),
+    ("timeout", UINT, 0),
+    ("dynamic", BOOLEAN, False),
+    ("dynamic_node_properties", FIELDS),
+    ("distribution_mode", SYMBOL),
+    ("filter", MAP),
+    (
+        "default_outcome",
+        any_of(Accepted, Rejected, Released, Modified, Received),
+    ),
+    ("outcomes", SYMBOLS, ()),
+    ("capabilities", SYMBOLS, ()),
+)
+class Source(Struct, kw_only=True, gc=False):
+    """Where the messages of a link come from (§3.5.3)."""
+
+    address: Any = None
+    durable: int = 0
+    expiry_policy: str = "session-end"
+    timeout: int = 0
+    dynamic: bool = False
+    dynamic_node_properties: Mapping[object, object] | None = None
+    distribution_mode: str | None = None
+    filter: Mapping[object, object] | None = None
+    default_outcome: Any = None
+    outcomes: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+
+
+@composite(
+    0x29,
+    ("address", ANY),
+    ("durable", UINT, 0),
+    ("expiry_policy", SYMBOL, "session-end"),
+    ("timeout", UINT, 0),
+    ("dynamic", BOOLEAN, False),
+    ("dynamic_node_properties", FIELDS),
+    ("capabilities", SYMBOLS, ()),
+)
+class Target(Struct, kw_only=True, gc=False):
+    """Where the messages of a link go (§3.5.4)."""
+
+    address: Any = None
+    durable: int = 0
+    expiry_policy: str = "session-end"
+    timeout: int = 0
+    dynamic: bool = False
+    dynamic_node_properties: Mapping[object, object] | None = None
+    capabilities: tuple[str, ...] = ()
+
+
+@composite(0x30, ("capabilities", SYMBOLS, ()))
+class Coordinator(Struct, kw_only=True, gc=False):
+    """The target of a transaction's control link (Part 4 §4.5.1)."""
+
+    capabilities: tuple[str, ...] = ()

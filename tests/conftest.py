@@ -1,0 +1,173 @@
+"""What every test may use: requirement marks, quick and long runs, peers, the shared material.
+
+The installed package is what is tested. ``make test`` runs the suite on the editable tree and again
+on the compiled wheel; ``AMQP_RT_EXPECT`` says which one the run is meant for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import amqp_rt
+
+ROOT = Path(__file__).parent.parent
+IN_CI = os.environ.get("CI") == "true"
+LONG = os.environ.get("AMQP_RT_LONG") == "1"
+
+# No deadlines: tests measure nothing. Quick runs are the same every time, so that a submission is
+# not judged by luck; long runs look for what is new, and print what reproduces it.
+settings.register_profile(
+    "quick",
+    deadline=None,
+    derandomize=True,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "long",
+    deadline=None,
+    max_examples=5_000,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("long" if LONG else "quick")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--conformance", metavar="FILE", help="write which test proved which requirement, as JSON"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Requirements(config), "requirements")
+    expected = os.environ.get("AMQP_RT_EXPECT")
+    source = Path(amqp_rt.__file__).is_relative_to(ROOT / "amqp_rt")
+    if expected == "compiled" and (source or not amqp_rt.COMPILED):
+        raise pytest.UsageError(f"not a compiled wheel: {amqp_rt.__file__}")
+    if expected == "pure" and amqp_rt.COMPILED:
+        raise pytest.UsageError(f"compiled modules found: {amqp_rt.__file__}")
+
+
+def pytest_report_header() -> list[str]:
+    mode = "compiled" if amqp_rt.COMPILED else "pure"
+    return [f"amqp_rt {amqp_rt.__version__}, {mode}, {'long' if LONG else 'quick'}"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if LONG:
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("peer"):
+        require_peer(mark.args[0])
+
+
+class Requirements:
+    """Judges the ``req`` marks, and notes what became of the tests that carry them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        with (ROOT / "tests" / "requirements.toml").open("rb") as file:
+            self.known = {name for section in tomllib.load(file).values() for name in section}
+        self.config = config
+        self.ids: dict[str, set[str]] = {}
+        self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            ids = {name for mark in item.iter_markers("req") for name in mark.args}
+            if unknown := ids - self.known:
+                raise pytest.UsageError(f"{item.nodeid}: no such requirement: {sorted(unknown)}")
+            self.ids[item.nodeid] = ids
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.nodeid][report.outcome] += 1
+
+    def pytest_sessionfinish(self) -> None:
+        if not (path := self.config.getoption("--conformance")):
+            return
+        proofs: defaultdict[str, defaultdict[str, Counter[str]]]
+        proofs = defaultdict(lambda: defaultdict(Counter))
+        for nodeid, outcomes in self.outcomes.items():
+            for name in self.ids.get(nodeid, ()):
+                proofs[name][nodeid.partition("[")[0]] += outcomes
+        Path(path).write_text(json.dumps(proofs, indent=1, sort_keys=True) + "\n")
+
+
+@cache
+def _peer_command(name: str) -> list[str] | str:
+    """How to run a program written on peer *name*, or why that is not possible."""
+    if name == "proton":
+        # In the compiled run proton stays where `make peers` put it: peers are processes of their own.
+        for python in (sys.executable, str(ROOT / ".venv" / "bin" / "python")):
+            probe = [python, "-c", "import proton"]
+            if not shutil.which(python):
+                continue
+            if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+                return [python]
+        return "python-qpid-proton is not installed (make peers)"
+    if name == "rhea":
+        if not (node := shutil.which("node")):
+            return "node is not installed"
+        if not (ROOT / "tests" / "peers" / "node_modules" / "rhea").is_dir():
+            return "rhea is not installed (make peers)"
+        return [node]
+    raise pytest.UsageError(f"no such peer: {name}")
+
+
+def require_peer(name: str) -> list[str]:
+    """The command that runs a program written on peer *name*, "proton" or "rhea".
+
+    Without that peer the test is skipped, with the reason; on CI it fails.
+    """
+    command = _peer_command(name)
+    if isinstance(command, list):
+        return command
+    if IN_CI:
+        pytest.fail(command, pytrace=False)
+    pytest.skip(command)
+
+
+@pytest.fixture(scope="session")
+def proton() -> list[str]:
+    """The Python that has proton, as the start of a command."""
+    return require_peer("proton")
+
+
+@pytest.fixture(scope="session")
+def rhea() -> list[str]:
+    """Node, for programs in tests/peers, where rhea is installed."""
+    return require_peer("rhea")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of specifications and vectors beside the checkout."""
+    path = ROOT.parent / "shared"
+    if not path.is_dir():
+        pytest.skip("no folder shared/ beside the checkout")
+    return path
+
+
+@pytest.fixture(scope="session")
+def long_run() -> bool:
+    """Whether this is ``make test-long``: more seeds, more kills, deeper queues."""
+    return LONG

@@ -1,0 +1,321 @@
+"""Who may import whom. The table is the architecture; this test keeps it true.
+
+Read ``LAYERS`` from the top: a layer may import itself and what its line names, nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+import amqp_rt
+
+ROOT = Path(__file__).parent.parent
+#: The sources of what is installed: the tree itself, or a wheel, which always ships them.
+PACKAGE = Path(amqp_rt.__file__).parent
+
+VALUES = {"errors", "limits", "values"}
+CODEC = VALUES | {"codec"}
+NEUTRAL = {"message", "outcomes", "events", "addresses", "termini", "clock"}
+#: What everybody may import: no I/O, no protocol's transport.
+COMMON = CODEC | NEUTRAL
+
+#: layer → the layers it may import. The longest name that fits a module is its layer.
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "limits": {"errors"},
+    "values": {"errors"},
+    "codec": VALUES,
+    **dict.fromkeys(NEUTRAL, COMMON),
+    "core": COMMON,
+    "fronts": {"fronts.base", "fronts.amqp10"},  # the package itself, which re-exports
+    "fronts.base": COMMON,
+    "fronts.amqp10": COMMON | {"core", "fronts.base"},
+    "net": COMMON | {"fronts.base"},
+    "stores": COMMON,
+    "security": COMMON,
+    "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
+    "mesh": COMMON | {"container"},
+    "broker": COMMON | {"fronts.base", "stores", "security"},
+    "management": COMMON | {"broker.nodes", "security", "management.client"},
+    "management.client": COMMON | {"container", "management"},
+}
+#: These wire everything together: they may import whatever they like.
+COMPOSERS = {"__init__", "runtime", "plugins", "testing", "cli", "aio", "sync"}
+
+#: Standard library and msgspec only, and none of FORBIDDEN_IN_PURE: time and bytes are arguments.
+PURE = (
+    COMMON
+    | {"core", "fronts.base", "security"}
+    | {"broker.queues", "broker.subscriptions", "broker.bindings", "broker.expiry"}
+)
+FORBIDDEN_IN_PURE = {
+    *("trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors", "socketserver"),
+    *("threading", "multiprocessing", "concurrent", "subprocess", "queue", "sched", "time"),
+}
+#: The one pure module that reads the clock, so that nobody else has to.
+READS_TIME = {"clock"}
+
+#: What a plugin may import of ours.
+PLUGINS_MAY_IMPORT = {
+    *("amqp_rt", "amqp_rt.fronts", "amqp_rt.stores", "amqp_rt.testing", "amqp_rt.core"),
+    *("amqp_rt.net.blocking", "amqp_rt.broker.bindings"),
+}
+
+#: Names that hide what a module is about.
+VAGUE_MODULES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
+
+#: Text that must not stand anywhere in the repository → what to do instead.
+BANNED = {
+    r"(?<![\w.])/(work|root|farm)/": "a path of somebody's machine: make it relative",
+    r"\b(TODO|FIXME|HACK)\b": "finish it, or open an issue and describe the present state",
+    r"\b(black|white)-?list": "allow and deny lists",
+    r"\bmaster/slave\b": "primary and replica",
+    r"pypi\.org|pythonhosted\.org|npmjs\.(com|org)|deb\.debian\.org": "name the package, not its host",
+    r"#\s*type:\s*ignore(?!\[)": "say which error is ignored: # type: ignore[code]",
+    r"#\s*noqa(?!:)": "say which rule is ignored: # noqa: CODE",
+}
+
+
+def imports(source: str, module: str, *, package: bool) -> Iterator[tuple[int, str]]:
+    """Each module that *module* imports, absolute, with its line."""
+    parts = module.split(".") if package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *filter(None, [node.module])])
+            # `from . import links` and `from amqp_rt import events` name modules as well.
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+
+
+def layer_of(module: str, layers: Iterable[str]) -> str | None:
+    """The longest of *layers* that *module* (without ``amqp_rt.``) lies in."""
+    fitting = [name for name in layers if module == name or module.startswith(name + ".")]
+    return max(fitting, key=len, default=None)
+
+
+def violations(source: str, module: str, *, package: bool = False) -> Iterator[str]:
+    """What *module* (a dotted name below ``amqp_rt``) imports though it must not."""
+    top = module.partition(".")[0]
+    if top in COMPOSERS:
+        return
+    layer = layer_of(module, LAYERS)
+    if layer is None:
+        yield f"{module}: has no line in the table of layers"
+        return
+    pure = layer_of(module, PURE) is not None
+    for line, name in imports(source, f"amqp_rt.{module}", package=package):
+        origin, _, rest = name.partition(".")
+        where = f"{module}:{line}: {name}:"
+        if origin == "amqp_rt":
+            theirs = layer_of(rest, LAYERS)
+            if theirs is None:
+                if rest.partition(".")[0] in COMPOSERS:
+                    yield f"{where} {layer} must not know who composes it"
+                elif rest not in {"__version__", "COMPILED"}:
+                    yield f"{where} import from the module that defines it"
+            elif theirs != layer and not _allowed(rest, LAYERS[layer]):
+                yield f"{where} {layer} must not import {theirs}"
+        elif not pure:
+            continue
+        elif origin in FORBIDDEN_IN_PURE and not (origin == "time" and module in READS_TIME):
+            yield f"{where} brings I/O into {layer}"
+        elif origin not in sys.stdlib_module_names | {"msgspec"}:
+            yield f"{where} {layer} uses the standard library and msgspec only"
+
+
+def _allowed(name: str, layers: set[str]) -> bool:
+    return layer_of(name, layers) is not None
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        package = parts[-1] == "__init__" and len(parts) > 1
+        yield ".".join(parts[:-1] if package else parts), path
+
+
+def test_layers_only_look_down() -> None:
+    found = [
+        complaint
+        for module, path in modules()
+        for complaint in violations(
+            path.read_text("utf-8"), module, package=path.name == "__init__.py"
+        )
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "complaint"),
+    [
+        ("core.links", "import trio", "brings I/O into core"),
+        ("core.links", "from time import monotonic", "brings I/O into core"),
+        ("core.links", "import attrs", "standard library and msgspec only"),
+        ("core.links", "from ..fronts.base import Front", "core must not import fronts"),
+        ("core.links", "from .. import broker", "core must not import broker"),
+        ("core.links", "from amqp_rt import Container", "the module that defines it"),
+        (
+            "core.links",
+            "def f():\n    from ..container.routes import Route",
+            "not import container",
+        ),
+        ("broker.queues", "import trio", "brings I/O into broker"),
+        ("broker.broker", "from ..net.driver import run_connection", "broker must not import net"),
+        ("container.container", "from ..runtime import serve", "must not know who composes it"),
+        ("management.node", "from ..broker.queues import Queue", "not import broker"),
+        ("net.driver", "from ..core.engine import Engine", "net must not import core"),
+        ("attic", "import os", "no line in the table"),
+    ],
+)
+def test_a_look_up_is_found(module: str, source: str, complaint: str) -> None:
+    assert [found for found in violations(source, module) if complaint in found]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("clock", "import time"),
+        ("core.links", "from ..codec import primitives\nfrom .delivery import Delivery"),
+        ("core.links", "from collections import deque\nfrom msgspec import Struct"),
+        (
+            "broker.broker",
+            "import trio\nfrom .queues import Queue\nfrom ..stores.base import Store",
+        ),
+        ("management.node", "from ..broker.nodes import Node"),
+        ("container.container", "import trio\nfrom ..net import dial\nfrom ..fronts import amqp10"),
+        ("runtime", "from .core import engine\nfrom .broker import broker"),
+    ],
+)
+def test_a_look_down_is_allowed(module: str, source: str) -> None:
+    assert not list(violations(source, module))
+
+
+@pytest.mark.parametrize(
+    "name", ["amqp_rt", "amqp_rt.codec", "amqp_rt.core", "amqp_rt.fronts.base"]
+)
+def test_importing_the_engines_imports_no_io(name: str) -> None:
+    program = (
+        f"import sys, importlib, pkgutil\n"
+        f"found = importlib.import_module({name!r})\n"
+        f"if {name != 'amqp_rt'!r}:\n"
+        f"    for part in pkgutil.iter_modules(getattr(found, '__path__', [])):\n"
+        f"        importlib.import_module({name!r} + '.' + part.name)\n"
+        f"print(*({{'trio', 'anyio', 'asyncio', 'ssl', 'click'}} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
+
+
+def test_plugins_import_public_names_only() -> None:
+    found = []
+    for path in sorted(ROOT.glob("plugins/*/amqp_rt_*/**/*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts[2:]
+        package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if package else parts)
+        for line, name in imports(path.read_text("utf-8"), module, package=package):
+            home = name.rpartition(".")[0]
+            if name.startswith("amqp_rt.") and not {name, home} & PLUGINS_MAY_IMPORT:
+                found.append(f"{module}:{line}: {name} is not public")
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_modules_say_what_they_are_about() -> None:
+    vague = [name for name, _ in modules() if set(name.split(".")) & VAGUE_MODULES]
+    assert not vague, f"name the idea, not the shelf: {vague}"
+
+
+def state(source: str) -> Iterator[tuple[int, str]]:
+    """Module-level state: what one caller could change under another.
+
+    Tables are constants by name (``UPPER_CASE``). A function that rebinds a global, or remembers
+    without a bound whatever a peer made it compute, is state in disguise.
+    """
+    tree = ast.parse(source)
+    for statement in tree.body:
+        targets: list[ast.expr] = []
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        for target in targets:
+            if (
+                isinstance(target, ast.Name)
+                and _mutable(statement.value)  # type: ignore[attr-defined]
+                and not re.fullmatch(r"_?[A-Z][A-Z0-9_]*|__\w+__", target.id)
+            ):
+                yield statement.lineno, f"{target.id} can be changed: a table is UPPER_CASE"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield node.lineno, "global: pass an object that owns it"
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for decorator in map(ast.unparse, node.decorator_list):
+                if re.search(r"(^|\.)cache$|lru_cache\(.*None", decorator):
+                    yield node.lineno, f"@{decorator} grows without a bound"
+
+
+def _mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call):
+        factory = ast.unparse(value.func).rpartition(".")[2]
+        return factory in {"list", "dict", "set", "bytearray", "deque", "defaultdict", "Counter"}
+    return isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
+
+
+def test_modules_hold_no_state() -> None:
+    found = [
+        f"{module}:{line}: {complaint}"
+        for module, path in modules()
+        for line, complaint in state(path.read_text("utf-8"))
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("routes = {}", 1),
+        ("routes: dict[str, int] = dict()", 1),
+        ("def f():\n    global x\n    x = 1", 1),
+        ("@functools.cache\ndef f(x): return x", 1),
+        ("@lru_cache(maxsize=None)\ndef f(x): return x", 1),
+        ("@lru_cache(maxsize=128)\ndef f(x): return x", 0),
+        ("ROUTES = {1: 2}\n_TABLE: dict[int, int] = {}\n__all__ = ['x']", 0),
+        ("log = logging.getLogger('amqp_rt.frames')", 0),
+    ],
+)
+def test_state_is_found(source: str, count: int) -> None:
+    assert len(list(state(source))) == count
+
+
+def texts() -> Iterator[Path]:
+    """Every text file of the repository: what git tracks, or would."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        path = ROOT / name
+        if path.is_file() and path != Path(__file__) and b"\0" not in path.read_bytes()[:1024]:
+            yield path
+
+
+def test_banned_words() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match.group()!r}: {instead}"
+        for path in texts()
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1)
+        for pattern, instead in BANNED.items()
+        if (match := re.search(pattern, line))
+    ]
+    assert not found, "\n" + "\n".join(found)

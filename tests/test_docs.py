@@ -1,0 +1,127 @@
+"""Runs every Python block of README.md and docs/, so that what is written is what works.
+
+The blocks of a page are one program, from the top down, in one namespace and one process. A block
+with ``await`` at its top level runs under trio; any other runs as a module would, with a
+``__name__`` that is not ``"__main__"``: what stands under that guard is for the reader's terminal.
+Nothing is marked as not to be run: what must not run is no Python block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    if not {"_build", "changes"} & set(page.relative_to(ROOT).parts)
+)
+TIME_LIMIT_S = 100  # below pytest's own, so that the page's output is shown
+
+FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,}|:{3,})(?P<info>.*)$")
+
+#: The program that runs a page: the blocks are its standard input, each with the number of lines before it.
+RUNNER = """
+import ast, inspect, json, sys, types
+import trio
+
+page, blocks = sys.argv[1], json.load(sys.stdin)
+module = types.ModuleType("docs_page")
+sys.modules["docs_page"] = module
+for line, text in blocks:
+    source = "\\n" * line + text
+    code = compile(source, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    if code.co_flags & inspect.CO_COROUTINE:
+        trio.run(types.FunctionType(code, module.__dict__))
+    else:
+        exec(code, module.__dict__)
+"""
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+    """The Python blocks of a page, each with the number of lines before it."""
+    found: list[tuple[int, str]] = []
+    opened: re.Match[str] | None = None
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = FENCE.match(line)
+        if opened is None:
+            # A colon fence is a directive around ordinary Markdown: look inside it.
+            if fence and not fence["ticks"].startswith(":"):
+                opened, lines = fence, []
+        elif (
+            fence
+            and not fence["info"].strip()
+            and fence["ticks"][0] == opened["ticks"][0]
+            and len(fence["ticks"]) >= len(opened["ticks"])
+        ):
+            info = opened["info"].strip()
+            if info == "python":
+                found.append((number - len(lines) - 1, "\n".join(lines) + "\n"))
+            elif re.search(r"py(thon|con|3)?\b", info, re.IGNORECASE):
+                raise ValueError(f"line {number - len(lines) - 1}: ```{info}: write ```python")
+            opened = None
+        else:
+            lines.append(line.removeprefix(opened["indent"]))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page: Path, tmp_path: Path) -> None:
+    if not (program := blocks(page.read_text("utf-8"))):
+        return
+    environment = {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUNNER, str(page)],
+        input=json.dumps(program),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+PAGE = """
+# Title
+
+```python
+x = 1
+```
+
+1. A list
+
+   ```python
+   if x:
+       x += 1
+   ```
+
+```text
+```python is not a fence here
+```
+
+:::{note}
+```python
+x
+```
+:::
+"""
+
+
+def test_blocks_keep_their_lines() -> None:
+    assert blocks(PAGE) == [(4, "x = 1\n"), (10, "if x:\n    x += 1\n"), (20, "x\n")]
+
+
+@pytest.mark.parametrize("info", ["python notest", "{code-block} python", "py", "pycon", "Python"])
+def test_a_block_that_would_not_run_is_refused(info: str) -> None:
+    with pytest.raises(ValueError, match="write ```python"):
+        blocks(f"```{info}\nx\n```\n")

@@ -1,0 +1,32 @@
+"""Runs every example as a user would: as a program of its own, from another folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+#: One file each; an example of several files is a folder with a main.py.
+EXAMPLES = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/*/main.py")])
+TIME_LIMIT_S = 280
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_example(example: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -1,0 +1,54 @@
+"""The public names. A change to this list is a change that users see, so it shows in review."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import amqp_rt
+
+#: Package → what it exports. A package that exports nothing has no line.
+PUBLIC: dict[str, set[str]] = {
+    "amqp_rt": {"COMPILED", "__version__"},
+}
+
+
+def packages() -> list[str]:
+    found = pkgutil.walk_packages(amqp_rt.__path__, "amqp_rt.")
+    return ["amqp_rt", *(info.name for info in found if info.ispkg)]
+
+
+@pytest.mark.parametrize("name", packages())
+def test_a_package_exports_what_the_list_says(name: str) -> None:
+    package = importlib.import_module(name)
+    exported = getattr(package, "__all__", [])
+
+    assert set(exported) == PUBLIC.get(name, set())
+    assert len(exported) == len(set(exported))
+    for public in exported:
+        assert getattr(package, public) is not None
+        assert public in dir(package)
+
+
+def test_lazy_names_are_repeated_for_type_checkers() -> None:
+    """``_HOMES`` serves the interpreter, the imports under TYPE_CHECKING serve mypy and editors."""
+    tree = ast.parse(Path(amqp_rt.__file__).read_text("utf-8"))
+    seen = {
+        alias.asname or alias.name: f"amqp_rt.{node.module}"
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == amqp_rt._HOMES
+    assert set(amqp_rt._HOMES) == set(amqp_rt.__all__) - {"COMPILED", "__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'amqp_rt' has no attribute 'Containr'"):
+        _ = amqp_rt.Containr

@@ -1,0 +1,1 @@
+"""The type system of Part 1: values to bytes and back. It knows nothing of connections."""

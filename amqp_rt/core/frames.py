@@ -1,0 +1,437 @@
+"""Frames: their header, the buffer that cuts them out of a stream, and the fast paths for
+the two performatives that cross the wire once per message (Part 2 §2.3)."""
+
+from __future__ import annotations
+
+from struct import Struct as Packer
+from typing import Any, Final
+
+from ..codec.composites import encode_composite, read_composite, write_composite
+from ..codec.primitives import Reader
+from ..errors import RemoteProtocolError
+from ..limits import Limits
+from ..outcomes import ACCEPTED, Accepted
+from .performatives import Disposition, Transfer
+
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+TLS_HEADER: Final = b"AMQP\x02\x01\x00\x00"
+SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
+
+AMQP_FRAME: Final = 0
+SASL_FRAME: Final = 1
+
+#: A frame without a body; it only feeds the idle timer (§2.4.5).
+EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+
+FRAME_SIZE_MIN: Final = 512
+
+_HEADER: Final = Packer(">IBBH")
+_ACCEPTED: Final = b"\x00\x53\x24\x45"
+
+
+class Fault(RemoteProtocolError):
+    """The peer broke a rule; ``scope`` says what ends because of it (§2.8.15 to §2.8.18)."""
+
+    def __init__(self, scope: str, condition: str, description: str) -> None:
+        super().__init__(description, condition=condition)
+        self.scope = scope
+
+
+def connection_fault(condition: str, description: str) -> Fault:
+    """A fault that closes the connection."""
+    return Fault("connection", condition, description)
+
+
+def session_fault(condition: str, description: str) -> Fault:
+    """A fault that ends the session."""
+    return Fault("session", condition, description)
+
+
+def link_fault(condition: str, description: str) -> Fault:
+    """A fault that detaches the link."""
+    return Fault("link", condition, description)
+
+
+class FrameBuffer:
+    """Any pieces in, whole frames out.
+
+    A frame's size is judged from its header, before its body is kept. Pieces of a large
+    frame are joined once, when it is complete.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self.size_max = size_max
+        self.data: bytes = b""
+        #: Where the frame that ``next_frame`` found has its body, and where it ends.
+        self.body: int = 0
+        self.end: int = 0
+        self.kind: int = 0
+        self.channel: int = 0
+        self._at: int = 0
+        self._pieces: list[bytes] = []
+        self._pieces_size: int = 0
+        self._wanted: int = 0
+
+    def held(self) -> int:
+        """Bytes kept because their frame is not complete or not asked for."""
+        return len(self.data) - self._at + self._pieces_size
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece of the stream."""
+        if self._pieces:
+            self._pieces.append(data)
+            self._pieces_size += len(data)
+            if self._pieces_size >= self._wanted:
+                self.data = b"".join(self._pieces)
+                self._at = 0
+                self._pieces = []
+                self._pieces_size = 0
+        elif self._at < len(self.data):
+            self.data = self.data[self._at :] + data
+            self._at = 0
+        else:
+            self.data = data
+            self._at = 0
+
+    def take_header(self) -> bytes:
+        """The eight octets of a protocol header, or nothing yet (§2.2)."""
+        at = self._at
+        if self._pieces or len(self.data) - at < 8:
+            return b""
+        self._at = at + 8
+        return self.data[at : at + 8]
+
+    def next_frame(self) -> bool:
+        """Find the next whole frame; False when there is none yet.
+
+        Raises:
+            Fault: The frame header is malformed, or the frame too large.
+        """
+        if self._pieces:
+            return False
+        data = self.data
+        at = self._at
+        held = len(data) - at
+        if held < 8:
+            return False
+        size = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
+        if size < 8:
+            raise connection_fault("amqp:connection:framing-error", f"frame size {size} is below 8")
+        if size > self.size_max:
+            raise connection_fault(
+                "amqp:connection:framing-error",
+                f"frame of {size} bytes is larger than the {self.size_max} allowed",
+            )
+        body = data[at + 4] * 4
+        if body < 8 or body > size:
+            raise connection_fault(
+                "amqp:connection:framing-error",
+                f"data offset {data[at + 4]} does not fit a frame of {size} bytes",
+            )
+        if held < size:
+            self._pieces = [data[at:] if at else data]
+            self._pieces_size = held
+            self._wanted = size
+            self.data = b""
+            self._at = 0
+            return False
+        self.kind = data[at + 5]
+        self.channel = data[at + 6] << 8 | data[at + 7]
+        self.body = at + body
+        self.end = at + size
+        self._at = at + size
+        return True
+
+
+def frame(kind: int, channel: int, body: bytes) -> bytes:
+    """One frame with *body*."""
+    return _HEADER.pack(len(body) + 8, 2, kind, channel) + body
+
+
+def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) -> bytes:
+    """One frame with *performative* and no payload."""
+    out = bytearray(8)
+    write_composite(out, performative)
+    _HEADER.pack_into(out, 0, len(out), 2, kind, channel)
+    return bytes(out)
+
+
+#: First frame of a delivery with a tag of four octets: everything in one packing.
+#: 00 53 14 C0 size count | 70 handle | 70 delivery-id | A0 04 tag | 43 | settled | more
+_FIRST: Final = Packer(">IHHIBBBIBIBB4sBBB")
+#: Later frames: 00 53 14 C0 size count | 70 handle | 40 40 40 40 | more
+_LATER: Final = Packer(">IHHIBBBIIB")
+#: 00 53 15 C0 size count | role | 70 first | 70 last | settled
+_DISPOSITION: Final = Packer(">IHHIBBBBIBIB")
+
+
+def first_transfer(
+    channel: int, handle: int, delivery_id: int, tag: bytes, settled: bool, more: bool, size: int
+) -> bytes:
+    """Frame header and transfer that begin a plain delivery with *size* payload bytes.
+
+    Plain means a tag of four octets, message-format 0 and no state.
+    """
+    return _FIRST.pack(
+        size + 33,
+        0x0200,
+        channel,
+        0x005314C0,
+        20,
+        6,
+        0x70,
+        handle,
+        0x70,
+        delivery_id,
+        0xA0,
+        4,
+        tag,
+        0x43,
+        0x41 if settled else 0x42,
+        0x41 if more else 0x42,
+    )
+
+
+def later_transfer(channel: int, handle: int, more: bool, size: int) -> bytes:
+    """Frame header and transfer that go on with a delivery (§2.7.5)."""
+    return _LATER.pack(
+        size + 24,
+        0x0200,
+        channel,
+        0x005314C0,
+        11,
+        6,
+        0x70,
+        handle,
+        0x40404040,
+        0x41 if more else 0x42,
+    )
+
+
+def any_transfer(channel: int, transfer: Transfer, size: int) -> bytes:
+    """Frame header and *transfer*, whatever it holds, before *size* payload bytes."""
+    out = bytearray(8)
+    write_composite(out, transfer)
+    _HEADER.pack_into(out, 0, len(out) + size, 2, AMQP_FRAME, channel)
+    return bytes(out)
+
+
+def encode_state(state: Any) -> bytes:
+    """The wire form of a delivery state; null for none."""
+    if state is None:
+        return b"\x40"
+    if type(state) is Accepted:
+        return _ACCEPTED
+    return encode_composite(state)
+
+
+def disposition_frame(
+    channel: int, role: bool, first: int, last: int, settled: bool, state: Any
+) -> bytes:
+    """A whole disposition frame for a range (§2.7.6)."""
+    encoded = encode_state(state)
+    size = len(encoded)
+    if size > 200:
+        return performative_frame(channel, Disposition(role, first, last, settled, state))
+    return (
+        _DISPOSITION.pack(
+            size + 27,
+            0x0200,
+            channel,
+            0x005315C0,
+            size + 13,
+            5,
+            0x41 if role else 0x42,
+            0x70,
+            first,
+            0x70,
+            last,
+            0x41 if settled else 0x42,
+        )
+        + encoded
+    )
+
+
+def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Transfer, int]:
+    """Decode the transfer at *at*, and say where its payload begins.
+
+    Straight down the constructors that peers use; anything else, right or wrong, is left to
+    the declared composite.
+    """
+    try:
+        if data[at] == 0 and data[at + 1] == 0x53 and data[at + 2] == 0x14:
+            code = data[at + 3]
+            if code == 0xC0:
+                stop = at + 5 + data[at + 4]
+                count = data[at + 5]
+                p = at + 6
+            elif code == 0xD0:
+                stop = (
+                    at
+                    + 8
+                    + (data[at + 4] << 24 | data[at + 5] << 16 | data[at + 6] << 8 | data[at + 7])
+                )
+                count = data[at + 8] << 24 | data[at + 9] << 16 | data[at + 10] << 8 | data[at + 11]
+                p = at + 12
+            else:
+                return _read_any_transfer(data, at, end, limits)
+            if stop > end or count > 11 or count == 0:
+                return _read_any_transfer(data, at, end, limits)
+            code = data[p]
+            if code == 0x43:
+                handle = 0
+                p += 1
+            elif code == 0x52:
+                handle = data[p + 1]
+                p += 2
+            elif code == 0x70:
+                handle = data[p + 1] << 24 | data[p + 2] << 16 | data[p + 3] << 8 | data[p + 4]
+                p += 5
+            else:
+                return _read_any_transfer(data, at, end, limits)
+            delivery_id: int | None = None
+            tag: bytes | None = None
+            message_format: int | None = None
+            settled: bool | None = None
+            more = False
+            if count > 1:
+                code = data[p]
+                if code == 0x52:
+                    delivery_id = data[p + 1]
+                    p += 2
+                elif code == 0x70:
+                    delivery_id = (
+                        data[p + 1] << 24 | data[p + 2] << 16 | data[p + 3] << 8 | data[p + 4]
+                    )
+                    p += 5
+                elif code == 0x43:
+                    delivery_id = 0
+                    p += 1
+                elif code == 0x40:
+                    p += 1
+                else:
+                    return _read_any_transfer(data, at, end, limits)
+            if count > 2:
+                code = data[p]
+                if code == 0xA0:
+                    size = data[p + 1]
+                    p += 2
+                    tag = data[p : p + size]
+                    p += size
+                elif code == 0x40:
+                    p += 1
+                else:
+                    return _read_any_transfer(data, at, end, limits)
+            if count > 3:
+                code = data[p]
+                if code == 0x43:
+                    message_format = 0
+                    p += 1
+                elif code == 0x40:
+                    p += 1
+                elif code == 0x52:
+                    message_format = data[p + 1]
+                    p += 2
+                else:
+                    return _read_any_transfer(data, at, end, limits)
+            if count > 4:
+                code = data[p]
+                if code == 0x41:
+                    settled = True
+                elif code == 0x42:
+                    settled = False
+                elif code != 0x40:
+                    return _read_any_transfer(data, at, end, limits)
+                p += 1
+            if count > 5:
+                code = data[p]
+                if code == 0x41:
+                    more = True
+                elif code != 0x42 and code != 0x40:
+                    return _read_any_transfer(data, at, end, limits)
+                p += 1
+            # What is left is null or false from every peer that does nothing special.
+            rest = count - 6
+            while rest > 0:
+                code = data[p]
+                if code != 0x40 and code != 0x42:
+                    return _read_any_transfer(data, at, end, limits)
+                p += 1
+                rest -= 1
+            if p == stop:
+                return Transfer(handle, delivery_id, tag, message_format, settled, more), stop
+    except IndexError:
+        pass
+    return _read_any_transfer(data, at, end, limits)
+
+
+def _read_any_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Transfer, int]:
+    reader = Reader(data, at, end, limits)
+    transfer = read_composite(reader, Transfer)
+    return transfer, reader.at
+
+
+def read_disposition(data: bytes, at: int, end: int, limits: Limits) -> Disposition:
+    """Decode the disposition at *at*; the usual one without a detour."""
+    try:
+        if (
+            data[at] == 0
+            and data[at + 1] == 0x53
+            and data[at + 2] == 0x15
+            and data[at + 3] == 0xC0
+            and at + 5 + data[at + 4] == end
+            and data[at + 5] >= 4
+        ):
+            count = data[at + 5]
+            p = at + 6
+            code = data[p]
+            if code == 0x41:
+                role = True
+            elif code == 0x42:
+                role = False
+            else:
+                return _read_any_disposition(data, at, end, limits)
+            p += 1
+            code = data[p]
+            if code == 0x52:
+                first = data[p + 1]
+                p += 2
+            elif code == 0x70:
+                first = data[p + 1] << 24 | data[p + 2] << 16 | data[p + 3] << 8 | data[p + 4]
+                p += 5
+            elif code == 0x43:
+                first = 0
+                p += 1
+            else:
+                return _read_any_disposition(data, at, end, limits)
+            last: int | None = None
+            code = data[p]
+            if code == 0x40:
+                p += 1
+            elif code == 0x52:
+                last = data[p + 1]
+                p += 2
+            elif code == 0x70:
+                last = data[p + 1] << 24 | data[p + 2] << 16 | data[p + 3] << 8 | data[p + 4]
+                p += 5
+            else:
+                return _read_any_disposition(data, at, end, limits)
+            code = data[p]
+            if code == 0x41:
+                settled = True
+            elif code == 0x42:
+                settled = False
+            else:
+                return _read_any_disposition(data, at, end, limits)
+            p += 1
+            if count == 4 and p == end:
+                return Disposition(role, first, last, settled)
+            if count == 5 and p + 4 == end and data[p:end] == _ACCEPTED:
+                return Disposition(role, first, last, settled, ACCEPTED)
+    except IndexError:
+        pass
+    return _read_any_disposition(data, at, end, limits)
+
+
+def _read_any_disposition(data: bytes, at: int, end: int, limits: Limits) -> Disposition:
+    return read_composite(Reader(data, at, end, limits), Disposition)

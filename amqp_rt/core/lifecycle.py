@@ -1,0 +1,145 @@
+"""How far each side has got: connection, session, link.
+
+Each endpoint holds two half-machines from the same table, ours and the peer's. The
+states that the standard names (Part 2 §2.4.6, §2.5.5, §2.6.3) are pairs of stages,
+computed for people by :func:`connection_state` and its siblings.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from ..errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+
+
+class Stage(Enum):
+    """Where one half of an endpoint is."""
+
+    START = "start"
+    HEADER = "header"
+    OPENED = "opened"
+    CLOSED = "closed"
+    UNMAPPED = "unmapped"
+    MAPPED = "mapped"
+    ENDED = "ended"
+    DETACHED = "detached"
+    ATTACHED = "attached"
+    SUSPENDED = "suspended"
+
+
+class Step(Enum):
+    """What one side may write, as far as it changes a stage."""
+
+    HEADER = "header"
+    OPEN = "open"
+    CLOSE = "close"
+    BEGIN = "begin"
+    END = "end"
+    ATTACH = "attach"
+    DETACH = "detach"
+    DETACH_CLOSED = "detach(closed)"
+
+
+#: What a side may write next, and where that takes it. Absent is forbidden.
+CONNECTION: Final[dict[Stage, dict[Step, Stage]]] = {
+    Stage.START: {Step.HEADER: Stage.HEADER},
+    Stage.HEADER: {Step.OPEN: Stage.OPENED},
+    Stage.OPENED: {Step.CLOSE: Stage.CLOSED},
+    Stage.CLOSED: {},
+}
+
+SESSION: Final[dict[Stage, dict[Step, Stage]]] = {
+    Stage.UNMAPPED: {Step.BEGIN: Stage.MAPPED},
+    Stage.MAPPED: {Step.END: Stage.ENDED},
+    Stage.ENDED: {},
+}
+
+LINK: Final[dict[Stage, dict[Step, Stage]]] = {
+    Stage.DETACHED: {Step.ATTACH: Stage.ATTACHED},
+    Stage.ATTACHED: {Step.DETACH: Stage.SUSPENDED, Step.DETACH_CLOSED: Stage.CLOSED},
+    Stage.SUSPENDED: {Step.ATTACH: Stage.ATTACHED},
+    Stage.CLOSED: {},
+}
+
+
+class Half:
+    """One side of an endpoint: the only writer of its stage."""
+
+    def __init__(self, table: dict[Stage, dict[Step, Stage]], start: Stage, *, ours: bool) -> None:
+        self.table = table
+        self.stage = start
+        self.ours = ours
+
+    def take(self, step: Step) -> None:
+        """Do *step*.
+
+        Raises:
+            LocalProtocolError: It is our half and the step is not allowed now.
+            RemoteProtocolError: It is the peer's.
+        """
+        following = self.table[self.stage].get(step)
+        if following is None:
+            raise self._forbidden(step)
+        self.stage = following
+
+    def may(self, step: Step) -> bool:
+        """Whether *step* is allowed now."""
+        return step in self.table[self.stage]
+
+    def _forbidden(self, step: Step) -> ProtocolError:
+        where = f"{step.value} is not allowed when {self.stage.value}"
+        if self.ours:
+            return LocalProtocolError(where)
+        return RemoteProtocolError(where, condition="amqp:not-allowed")
+
+
+_CONNECTION_STATES: Final[dict[tuple[Stage, Stage], str]] = {
+    (Stage.START, Stage.START): "START",
+    (Stage.START, Stage.HEADER): "HDR_RCVD",
+    (Stage.HEADER, Stage.START): "HDR_SENT",
+    (Stage.HEADER, Stage.HEADER): "HDR_EXCH",
+    (Stage.OPENED, Stage.START): "OPEN_PIPE",
+    (Stage.CLOSED, Stage.START): "OC_PIPE",
+    (Stage.HEADER, Stage.OPENED): "OPEN_RCVD",
+    (Stage.OPENED, Stage.HEADER): "OPEN_SENT",
+    (Stage.CLOSED, Stage.HEADER): "CLOSE_PIPE",
+    (Stage.OPENED, Stage.OPENED): "OPENED",
+    (Stage.OPENED, Stage.CLOSED): "CLOSE_RCVD",
+    (Stage.CLOSED, Stage.OPENED): "CLOSE_SENT",
+    (Stage.CLOSED, Stage.CLOSED): "END",
+}
+
+
+def connection_state(ours: Half, theirs: Half) -> str:
+    """The state that Part 2 §2.4.6 gives this pair of stages."""
+    return _CONNECTION_STATES.get((ours.stage, theirs.stage), "DISCARDING")
+
+
+_SESSION_STATES: Final[dict[tuple[Stage, Stage], str]] = {
+    (Stage.UNMAPPED, Stage.UNMAPPED): "UNMAPPED",
+    (Stage.MAPPED, Stage.UNMAPPED): "BEGIN_SENT",
+    (Stage.UNMAPPED, Stage.MAPPED): "BEGIN_RCVD",
+    (Stage.MAPPED, Stage.MAPPED): "MAPPED",
+    (Stage.ENDED, Stage.MAPPED): "END_SENT",
+    (Stage.MAPPED, Stage.ENDED): "END_RCVD",
+    (Stage.ENDED, Stage.ENDED): "UNMAPPED",
+}
+
+
+def session_state(ours: Half, theirs: Half) -> str:
+    """The state that Part 2 §2.5.5 gives this pair of stages."""
+    return _SESSION_STATES.get((ours.stage, theirs.stage), "DISCARDING")
+
+
+def link_state(ours: Half, theirs: Half) -> str:
+    """Attached, half attached or detached, seen from our side (Part 2 §2.6.3)."""
+    here = ours.stage is Stage.ATTACHED
+    there = theirs.stage is Stage.ATTACHED
+    if here and there:
+        return "ATTACHED"
+    if here:
+        return "ATTACH_SENT" if theirs.stage is Stage.DETACHED else "DETACH_RCVD"
+    if there:
+        return "ATTACH_RCVD" if ours.stage is Stage.DETACHED else "DETACH_SENT"
+    return "DETACHED"

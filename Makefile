@@ -39,8 +39,8 @@ setup: .venv/ready
 .PHONY: peers
 peers: .venv/ready
 	$(call heading,Peers: proton and rhea)
-	@$(MAKE) .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
-	@$(MAKE) tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
+	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
+	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
 
 # A source distribution: building it takes a C compiler, pkg-config and the headers of OpenSSL.
 .venv/proton:

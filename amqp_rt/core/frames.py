@@ -235,7 +235,7 @@ def disposition_frame(
         return performative_frame(channel, Disposition(role, first, last, settled, state))
     return (
         _DISPOSITION.pack(
-            size + 27,
+            size + 26,
             0x0200,
             channel,
             0x005315C0,

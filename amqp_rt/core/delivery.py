@@ -1,0 +1,169 @@
+"""The settlement machine of one delivery, for each direction (Part 2 §2.6.12)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LocalProtocolError
+from ..outcomes import Accepted, Modified, Rejected, Released
+from .performatives import RECEIVER, SENDER
+from .transactions import Declared, TransactionalState
+
+if TYPE_CHECKING:
+    from .links import ReceiverLink, SenderLink
+
+
+def is_outcome(state: Any) -> bool:
+    """Whether *state* is terminal (Part 3 §3.4)."""
+    kind = type(state)
+    return (
+        kind is Accepted
+        or kind is Released
+        or kind is Modified
+        or kind is Rejected
+        or kind is Declared
+        or (kind is TransactionalState and state.outcome is not None)
+    )
+
+
+class Delivery:
+    """A message on its way from the peer to us."""
+
+    def __init__(
+        self, link: ReceiverLink, delivery_id: int, tag: bytes, message_format: int
+    ) -> None:
+        self.link = link
+        self.delivery_id = delivery_id
+        self.tag = tag
+        self.message_format = message_format
+        #: The sender has settled it: no outcome will be heard.
+        self.settled: bool = False
+        #: We have settled it, or it can no longer be settled.
+        self.local_settled: bool = False
+        #: What the sender said of it.
+        self.state: Any = None
+        #: What we said of it.
+        self.local_state: Any = None
+        self.payload: bytes = b""
+        self.complete: bool = False
+        self.aborted: bool = False
+        self.second: bool = False
+        self.context: Any = None
+        self._chunks: list[bytes] = []
+        self._size: int = 0
+        self._unread: int = 0
+
+    @property
+    def size(self) -> int:
+        """Payload bytes that have arrived so far."""
+        return self._size
+
+    def read_chunks(self) -> list[bytes]:
+        """What has arrived since the last call; taking it reopens the session window."""
+        chunks = self._chunks
+        if chunks:
+            self._chunks = []
+            self.link.session.release(self._unread)
+            self._unread = 0
+        return chunks
+
+    def settle(self, outcome: Any) -> None:
+        """Say *outcome*: settled at once, or after the sender where the link settles second.
+
+        Saying the same outcome again changes nothing. On a link that is gone it is in vain: the
+        peer will decide when it comes back.
+
+        Raises:
+            LocalProtocolError: Another outcome has been said. Nothing was sent.
+        """
+        if self.local_state is not None and is_outcome(self.local_state):
+            if self.local_state != outcome:
+                raise LocalProtocolError(
+                    f"the delivery has the outcome {self.local_state!r} already",
+                    condition="amqp:illegal-state",
+                )
+            return
+        self.local_state = outcome
+        if self.local_settled or not self.link.attached:
+            return
+        session = self.link.session
+        if self.settled:
+            self.local_settled = True
+            session.forget_incoming(self.delivery_id)
+        elif self.second:
+            session.queue_disposition(RECEIVER, self.delivery_id, False, outcome)
+        else:
+            self.local_settled = True
+            session.forget_incoming(self.delivery_id)
+            session.queue_disposition(RECEIVER, self.delivery_id, True, outcome)
+
+    def update(self, state: Any) -> None:
+        """Say *state* without settling (§2.6.12).
+
+        Raises:
+            LocalProtocolError: An outcome has been said, or the delivery is settled.
+        """
+        if self.local_settled or self.settled or is_outcome(self.local_state):
+            raise LocalProtocolError("the delivery is settled, or has an outcome")
+        self.local_state = state
+        self.link.session.queue_disposition(RECEIVER, self.delivery_id, False, state)
+
+    def __repr__(self) -> str:
+        said = self.local_state if self.local_state is not None else "no outcome"
+        return f"<Delivery {self.delivery_id} on {self.link.name!r}: {self._size} bytes, {said}>"
+
+
+class Sending:
+    """A message on its way from us to the peer."""
+
+    def __init__(self, link: SenderLink, tag: bytes, message_format: int, settled: bool) -> None:
+        self.link = link
+        #: Given when the first frame leaves; -1 before.
+        self.delivery_id: int = -1
+        self.tag = tag
+        self.message_format = message_format
+        #: We have settled it: nothing more will be heard.
+        self.settled = settled
+        self.remote_settled: bool = False
+        #: What the peer said of it.
+        self.state: Any = None
+        #: What we said of it with its first frame, for example a transactional state.
+        self.local_state: Any = None
+        self.complete: bool = False
+        self.aborted: bool = False
+        self.context: Any = None
+
+    def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a further piece of a message begun with ``more``; ``more=False`` ends it.
+
+        Raises:
+            LocalProtocolError: The message is complete or aborted, or its link is gone.
+        """
+        if self.complete:
+            raise LocalProtocolError("the message is complete")
+        self.link.go_on(self, data, more)
+
+    def abort(self) -> None:
+        """Give up an unfinished message (§2.7.5 ``aborted``). The peer drops what it has.
+
+        Raises:
+            LocalProtocolError: The message is complete.
+        """
+        if self.aborted:
+            return
+        if self.complete:
+            raise LocalProtocolError("the message is complete; it can no longer be aborted")
+        self.link.give_up(self)
+
+    def settle(self, state: Any = None) -> None:
+        """Forget it, and tell the peer if it has not settled it itself."""
+        if self.settled:
+            return
+        self.settled = True
+        if self.delivery_id >= 0:
+            session = self.link.session
+            if session.forget_outgoing(self.delivery_id):
+                session.queue_disposition(SENDER, self.delivery_id, True, state)
+
+    def __repr__(self) -> str:
+        return f"<Sending {self.delivery_id} on {self.link.name!r}: {self.state}>"

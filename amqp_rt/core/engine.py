@@ -1,0 +1,842 @@
+"""The AMQP 1.0 connection without its stream (Part 2 §2.4, Part 5 §5.3).
+
+Bytes in, events out; calls in, bytes out; the time is an argument. The engine maps
+channels to sessions and owns the output; sessions and links hold their own rules.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, Final
+
+from ..codec.composites import read_composite
+from ..codec.primitives import Reader
+from ..errors import AmqpError, DecodeError, LocalProtocolError
+from ..events import Closed, ConnectionFailed, Event, LoginRequested, Opened, Peer
+from ..outcomes import Error
+from .frames import (
+    AMQP_FRAME,
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    FRAME_SIZE_MIN,
+    SASL_FRAME,
+    SASL_HEADER,
+    Fault,
+    FrameBuffer,
+    connection_fault,
+    performative_frame,
+    read_disposition,
+)
+from .lifecycle import CONNECTION, Half, Stage, Step, connection_state
+from .links import Link, SenderLink
+from .options import EngineOptions
+from .performatives import (
+    PERFORMATIVES,
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    End,
+    Flow,
+    Open,
+)
+from .sasl import SaslExchange
+from .sasl_frames import (
+    AUTH,
+    OK,
+    SaslChallenge,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    SaslResponse,
+)
+from .session import Session
+
+#: Seconds that a peer has to answer our Close after it broke the rules.
+_CLOSE_GRACE_S: Final = 5.0
+
+# How far the layers below open have got.
+_HEADER: Final = 0  # a protocol header is expected
+_SASL: Final = 1  # SASL frames are expected
+_LOGIN: Final = 2  # the application is asked; bytes wait
+_FRAMES: Final = 3  # AMQP frames are expected
+_DEAD: Final = 4  # nothing more is read
+
+
+def _no_output() -> None:
+    """Nobody listens yet."""
+
+
+class Engine:
+    """One AMQP 1.0 connection, of either side.
+
+    ``receive`` never raises for the peer's faults: it queues the answer that the standard
+    names and reports :class:`~amqp_rt.events.ConnectionFailed`.
+    """
+
+    def __init__(self, options: EngineOptions, *, client: bool, now: float) -> None:
+        self.options = options
+        self.limits = options.limits
+        self.client = client
+        self.on_output: Callable[[], None] = _no_output
+        self.finished: bool = False
+        self.peer = Peer(address=options.address)
+        self.ours = Half(CONNECTION, Stage.START, ours=True)
+        self.theirs = Half(CONNECTION, Stage.START, ours=False)
+        self.sessions: dict[int, Session] = {}
+        #: The peer's max-frame-size as far as we use it.
+        self.frame_size_out: int = FRAME_SIZE_MIN
+        self.output_size: int = 0
+        self.output_max: int = self.limits.output_max
+        #: Bytes of messages that are not complete, over all sessions.
+        self.assembling: int = 0
+        self._remote: dict[int, Session] = {}
+        self._remote_channel_max: int = 65535
+        self._buffer = FrameBuffer(self.limits.frame_size_before_open)
+        self._layer: int = _HEADER
+        self._sasl_done: bool = False
+        self._sasl_header_sent: bool = False
+        self._exchange: SaslExchange | None = None
+        self._mechanism: Any = None
+        self._output: list[bytes] = []
+        self._events: list[Event] = []
+        self._touched: list[Link] = []
+        self._dirty: list[Session] = []
+        self._queued: deque[Session] = deque()
+        self._waiting: dict[SenderLink, None] = {}
+        self._room: bool = False
+        self._receiving: bool = False
+        self._signalled: bool = False
+        self._failed: Error | None = None
+        self._close_reported: bool = False
+        self._now = now
+        self._handshake_deadline = now + self.limits.handshake_s
+        self._close_deadline = inf
+        self._last_received = now
+        self._send_interval = inf
+        self._next_send = inf
+        self._sent: bool = False
+        if client:
+            if options.client_mechanisms:
+                self._sasl_header_sent = True
+                self._write_raw(SASL_HEADER)
+            else:
+                self._sasl_done = True
+                self._start_amqp()
+
+    # --- what the driver calls -----------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """The connection's state by its name in §2.4.6."""
+        return connection_state(self.ours, self.theirs)
+
+    @property
+    def open_received(self) -> bool:
+        """The peer's open has arrived."""
+        return self.theirs.stage is Stage.OPENED or self.theirs.stage is Stage.CLOSED
+
+    @property
+    def deadline(self) -> float:
+        """When ``tick`` wants to be called; ``inf`` for never."""
+        if self.finished:
+            return inf
+        deadline = min(self._handshake_deadline, self._close_deadline, self._next_send)
+        if self.theirs.stage is Stage.OPENED and self.limits.idle_timeout_s:
+            deadline = min(deadline, self._last_received + 2 * self.limits.idle_timeout_s)
+        return deadline
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Take bytes from the peer: every whole frame in them, in one go."""
+        self._now = now
+        self._last_received = now
+        if self._layer == _DEAD:
+            return []
+        self._buffer.feed(data)
+        return self._run()
+
+    def _run(self) -> list[Event]:
+        self._receiving = True
+        try:
+            self._read()
+        except Fault as fault:
+            self._fail(fault.condition, fault.description)
+        except DecodeError as error:
+            self._fail(error.condition, error.description)
+        except AmqpError as error:
+            self._fail(error.condition, error.description)
+        self._hand_over()
+        self._receiving = False
+        if self._room:
+            self._give_room()
+        if self._dirty or self._output or self._queued or self.finished:
+            self._signalled = False
+            self.wake()
+        events = self._events
+        self._events = []
+        return events
+
+    def receive_eof(self, now: float) -> list[Event]:
+        """The peer's half of the stream has ended; nothing more will come."""
+        self._now = now
+        if not self.finished:
+            clean = self.theirs.stage is Stage.CLOSED or self.ours.stage is Stage.CLOSED
+            error = self._failed
+            if clean and error is None:
+                self._report_closed(None)
+            elif error is None:
+                self._failed = Error("amqp:connection:forced", "the stream ended without a close")
+                self._report(ConnectionFailed(self._failed))
+            self._finish()
+        events = self._events
+        self._events = []
+        return events
+
+    def tick(self, now: float) -> list[Event]:
+        """Let time pass: idle timeouts, empty frames, the handshake's deadline."""
+        self._now = now
+        if self.finished:
+            return []
+        if now >= self._close_deadline:
+            if self._failed is None:
+                self._report_closed(None)
+            self._finish()
+        elif now >= self._handshake_deadline:
+            self._handshake_deadline = inf
+            self._fail("amqp:connection:forced", "the handshake took too long")
+        elif (
+            self.theirs.stage is Stage.OPENED
+            and self.limits.idle_timeout_s
+            and now >= self._last_received + 2 * self.limits.idle_timeout_s
+        ):
+            self._fail(
+                "amqp:resource-limit-exceeded",
+                f"nothing heard for {2 * self.limits.idle_timeout_s:g} s: idle timeout",
+            )
+        elif now >= self._next_send:
+            self._next_send = now + self._send_interval
+            if not self._sent and not self._output and self.ours.stage is Stage.OPENED:
+                self._write_raw(EMPTY_FRAME)
+            self._sent = False
+        events = self._events
+        self._events = []
+        return events
+
+    def take(self) -> list[bytes]:
+        """Buffers to send, in order. Small urgent frames go before what waits for room."""
+        self._signalled = True
+        if self._dirty:
+            self._flush_dirty()
+        if self._queued:
+            self._emit_queued()
+        output = self._output
+        if output:
+            self._output = []
+            self._sent = True
+            full = self.output_size >= self.output_max
+            self.output_size = 0
+            if self._queued and full:
+                # More is ready; the driver comes back once this has left.
+                self._signalled = False
+                self.wake()
+            if self._waiting:
+                self._give_room()
+        self._signalled = False
+        return output
+
+    def close(self, error: Error | None = None) -> None:
+        """Say close, in the protocol's own way (§2.4.3). ``finished`` follows the answer.
+
+        Saying it twice is as once. Before open there is nobody to tell: the connection ends.
+        """
+        if self.finished or self.ours.stage is Stage.CLOSED:
+            return
+        if self.ours.stage is not Stage.OPENED:
+            self._layer = _DEAD
+            self._finish()
+            return
+        self._say_close(error)
+        if self.theirs.stage is Stage.CLOSED:
+            self._finish()
+
+    # --- what the application calls ------------------------------------------------------
+
+    def begin(
+        self,
+        *,
+        window: int | None = None,
+        window_bytes: int | None = None,
+        properties: Mapping[object, object] | None = None,
+    ) -> Session:
+        """Begin a session (§2.5.1); it may be used at once.
+
+        Args:
+            window: Transfer frames that the peer may send ahead.
+            window_bytes: Bytes of unread messages that the session may hold.
+            properties: Said in the begin.
+
+        Raises:
+            LocalProtocolError: The connection is not open, or the peer allows no more sessions.
+        """
+        if self.ours.stage is not Stage.OPENED:
+            raise LocalProtocolError("the connection is not open")
+        session = self._new_session(window, window_bytes)
+        session.say_begin(properties)
+        return session
+
+    def _new_session(self, window: int | None, window_bytes: int | None) -> Session:
+        channel = 0
+        while channel in self.sessions:
+            channel += 1
+        if channel > min(self._remote_channel_max, self.limits.channel_max):
+            raise LocalProtocolError(
+                f"no channel is left: at most {channel} sessions are allowed",
+                condition="amqp:resource-limit-exceeded",
+            )
+        session = Session(
+            self,
+            channel,
+            self.limits.session_window if window is None else window,
+            self.limits.session_window_bytes if window_bytes is None else window_bytes,
+        )
+        self.sessions[channel] = session
+        return session
+
+    # --- what sessions and links call ----------------------------------------------------
+
+    def write_frame(self, channel: int, performative: Any) -> None:
+        """Queue a frame without payload."""
+        self.write_bytes(performative_frame(channel, performative))
+
+    def write_bytes(self, data: bytes) -> None:
+        """Queue encoded frames, unless our Close has been said."""
+        if self.ours.stage is Stage.OPENED:
+            self._write_raw(data)
+
+    def write_pieces(self, header: bytes, payload: bytes) -> None:
+        """Queue a transfer frame; a large payload is not copied."""
+        if len(payload) <= 16_384:
+            self._output.append(header + payload)
+        else:
+            self._output.append(header)
+            self._output.append(payload)
+        self.output_size += len(header) + len(payload)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to send: tell the driver, once per take."""
+        if not self._signalled and not self._receiving:
+            self._signalled = True
+            self.on_output()
+
+    def touch(self, link: Link) -> None:
+        """*link* has something for its endpoint at the end of the chunk."""
+        self._touched.append(link)
+
+    def report(self, event: Event) -> None:
+        """An event for the owner of the connection."""
+        self._events.append(event)
+
+    def mark_dirty(self, session: Session) -> None:
+        """*session* has dispositions or flows to write with the next take."""
+        self._dirty.append(session)
+
+    def queue_session(self, session: Session) -> None:
+        """*session* has frames that wait for room; sessions take turns."""
+        if session not in self._queued:
+            self._queued.append(session)
+        self.wake()
+
+    def wait_for_room(self, link: SenderLink) -> None:
+        """Call the link's endpoint when it may write again."""
+        self._waiting[link] = None
+
+    def room_again(self) -> None:
+        """A window has opened, or deliveries were settled."""
+        if self._waiting:
+            self._room = True
+
+    def promised_beside(self, session: Session) -> int:
+        """Frames that the other sessions of this connection have been promised."""
+        if len(self.sessions) == 1:
+            return 0
+        promised = 0
+        for other in self.sessions.values():
+            if other is not session:
+                promised += other.incoming_window
+        return promised
+
+    def release_session(self, session: Session) -> None:
+        """Both sides have said end: the channels are free again."""
+        if self.sessions.get(session.channel) is session:
+            del self.sessions[session.channel]
+        if self._remote.get(session.remote_channel) is session:
+            del self._remote[session.remote_channel]
+
+    # --- output --------------------------------------------------------------------------
+
+    def _write_raw(self, data: bytes) -> None:
+        self._output.append(data)
+        self.output_size += len(data)
+        self.wake()
+
+    def _flush_dirty(self) -> None:
+        dirty = self._dirty
+        self._dirty = []
+        for session in dirty:
+            session.flush()
+
+    def _emit_queued(self) -> None:
+        for _ in range(len(self._queued)):
+            session = self._queued.popleft()
+            if session.emit_queued() and session.remote_incoming_window > 0:
+                self._queued.append(session)
+
+    def _give_room(self) -> None:
+        self._room = False
+        waiting = self._waiting
+        self._waiting = {}
+        for link in waiting:
+            link.on_room()
+
+    # --- input ---------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        buffer = self._buffer
+        while True:
+            if self._layer == _FRAMES:
+                if not buffer.next_frame():
+                    return
+                self._on_frame(buffer)
+            elif self._layer == _SASL:
+                if not buffer.next_frame():
+                    return
+                self._on_sasl_frame(buffer)
+            elif self._layer == _HEADER:
+                header = buffer.take_header()
+                if not header:
+                    return
+                self._on_header(header)
+            else:
+                if self._layer == _LOGIN and buffer.held() > 64 * 1024:
+                    raise connection_fault(
+                        "amqp:resource-limit-exceeded",
+                        "too much was sent before the login's answer",
+                    )
+                return
+
+    def _on_frame(self, buffer: FrameBuffer) -> None:
+        if buffer.kind != AMQP_FRAME:
+            raise connection_fault(
+                "amqp:connection:framing-error", f"frame type {buffer.kind} is not AMQP"
+            )
+        data = buffer.data
+        at = buffer.body
+        end = buffer.end
+        if at == end:
+            if self.theirs.stage is Stage.HEADER:
+                raise connection_fault("amqp:not-allowed", "an empty frame came before open")
+            return
+        if self.ours.stage is Stage.CLOSED:
+            self._after_close(data, at, end)
+            return
+        code = -1
+        if end - at > 3 and data[at] == 0 and data[at + 1] == 0x53:
+            code = data[at + 2]
+        if code == 0x14:
+            session = self._remote.get(buffer.channel)
+            if session is None or self.theirs.stage is not Stage.OPENED:
+                raise connection_fault(
+                    "amqp:not-allowed",
+                    f"transfer on channel {buffer.channel}, which has no session",
+                )
+            if session.ours.stage is Stage.MAPPED:
+                try:
+                    session.on_transfer(data, at, end)
+                except Fault as fault:
+                    self._end_session(session, fault)
+        elif code == 0x15 and self.theirs.stage is Stage.OPENED:
+            session = self._remote.get(buffer.channel)
+            if session is None:
+                raise connection_fault(
+                    "amqp:not-allowed",
+                    f"disposition on channel {buffer.channel}, which has no session",
+                )
+            if session.ours.stage is Stage.MAPPED:
+                session.on_disposition(read_disposition(data, at, end, self.limits))
+        else:
+            self._on_performative(data, at, end, buffer.channel)
+
+    def _on_performative(self, data: bytes, at: int, end: int, channel: int) -> None:
+        reader = Reader(data, at, end, self.limits)
+        performative = read_composite(reader, *PERFORMATIVES)
+        if self.theirs.stage is not Stage.OPENED:
+            if not isinstance(performative, Open):
+                name = type(performative).__name__.lower()
+                if self.theirs.stage is Stage.CLOSED:
+                    return
+                raise connection_fault("amqp:not-allowed", f"{name} came before open")
+            self._on_open(performative)
+            return
+        if isinstance(performative, Close):
+            self._on_close(performative)
+            return
+        if isinstance(performative, Open):
+            raise connection_fault("amqp:not-allowed", "open came twice")
+        if isinstance(performative, Begin):
+            self._on_begin(performative, channel)
+            return
+        session = self._remote.get(channel)
+        if session is None:
+            name = type(performative).__name__.lower()
+            raise connection_fault(
+                "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
+            )
+        if isinstance(performative, End):
+            session.on_end(performative)
+            return
+        if session.ours.stage is not Stage.MAPPED:
+            # Ended by us; what was under way is passed over (§2.5.4).
+            return
+        try:
+            if isinstance(performative, Flow):
+                session.on_flow(performative)
+            elif isinstance(performative, Attach):
+                session.on_attach(performative)
+            elif isinstance(performative, Detach):
+                session.on_detach(performative)
+            else:
+                # A transfer or disposition with an unusual descriptor.
+                self._on_unusual(session, performative, data, at, end)
+        except Fault as fault:
+            self._end_session(session, fault)
+
+    def _on_unusual(
+        self, session: Session, performative: Any, data: bytes, at: int, end: int
+    ) -> None:
+        if type(performative).__name__ == "Transfer":
+            session.on_transfer(data, at, end)
+        else:
+            session.on_disposition(performative)
+
+    def _end_session(self, session: Session, fault: Fault) -> None:
+        if fault.scope != "session":
+            raise fault
+        self._hand_over()
+        session.end(Error(fault.condition, fault.description))
+
+    def _hand_over(self) -> None:
+        """Give endpoints what the chunk brought: one call per link and kind."""
+        while self._touched:
+            touched = self._touched
+            self._touched = []
+            for link in touched:
+                link.flush_batch()
+
+    def _on_header(self, header: bytes) -> None:
+        if header == AMQP_HEADER:
+            if not self._sasl_done and (self.client or self.options.sasl_required):
+                self._refuse_header(SASL_HEADER)
+                return
+            self.theirs.take(Step.HEADER)
+            if self.ours.stage is Stage.START:
+                self.ours.take(Step.HEADER)
+                self._write_raw(AMQP_HEADER)
+            self._layer = _FRAMES
+            if self.client and self.ours.stage is Stage.HEADER:
+                self._say_open()
+        elif header == SASL_HEADER and not self._sasl_done:
+            self._layer = _SASL
+            if not self._sasl_header_sent:
+                self._sasl_header_sent = True
+                self._write_raw(SASL_HEADER)
+                self._write_raw(
+                    performative_frame(0, SaslMechanisms(self.options.mechanisms), SASL_FRAME)
+                )
+        else:
+            self._refuse_header(SASL_HEADER if self.options.sasl_required else AMQP_HEADER)
+
+    def _refuse_header(self, ours: bytes) -> None:
+        """Not what we speak: say what we do speak, then close (§2.2)."""
+        said = self.ours.stage is not Stage.START or self._sasl_header_sent
+        if not said:
+            self._write_raw(ours)
+        self._failed = Error(
+            "amqp:connection:framing-error", "the peer speaks another protocol or version"
+        )
+        self._report(ConnectionFailed(self._failed))
+        self._finish()
+
+    # --- open and close ------------------------------------------------------------------
+
+    def _start_amqp(self) -> None:
+        self.ours.take(Step.HEADER)
+        self._write_raw(AMQP_HEADER)
+        if self.options.pipelined:
+            self._say_open()
+
+    def _say_open(self) -> None:
+        limits = self.limits
+        options = self.options
+        self.ours.take(Step.OPEN)
+        idle = int(limits.idle_timeout_s * 1000) or None
+        performative = Open(
+            container_id=options.container_id,
+            hostname=options.hostname,
+            max_frame_size=limits.frame_size_max,
+            channel_max=limits.channel_max,
+            idle_time_out=idle,
+            offered_capabilities=options.offered_capabilities,
+            desired_capabilities=options.desired_capabilities,
+            properties=options.properties or None,
+        )
+        self._write_raw(performative_frame(0, performative))
+
+    def _on_open(self, performative: Open) -> None:
+        self.theirs.take(Step.OPEN)
+        limits = self.limits
+        self._buffer.size_max = limits.frame_size_max
+        self._handshake_deadline = inf
+        if self.ours.stage is Stage.HEADER:
+            self._say_open()
+        if performative.max_frame_size < FRAME_SIZE_MIN:
+            raise connection_fault(
+                "amqp:invalid-field",
+                f"max-frame-size {performative.max_frame_size} is below {FRAME_SIZE_MIN}",
+            )
+        if len(performative.container_id) > limits.name_max:
+            raise connection_fault("amqp:invalid-field", "the container-id is too long")
+        self.frame_size_out = min(performative.max_frame_size, limits.frame_size_max)
+        for session in self.sessions.values():
+            session.set_frame_size(self.frame_size_out)
+        self._remote_channel_max = performative.channel_max
+        if performative.idle_time_out:
+            seconds = performative.idle_time_out / 1000
+            if seconds < limits.idle_timeout_min_s:
+                raise connection_fault(
+                    "amqp:not-allowed",
+                    f"an idle-time-out of {performative.idle_time_out} ms is too small to keep",
+                )
+            self._send_interval = seconds / 4
+            self._next_send = self._now + self._send_interval
+        peer = self.peer
+        peer.container_id = performative.container_id
+        if not self.client:
+            peer.virtual_host = performative.hostname or ""
+        peer.offered_capabilities = performative.offered_capabilities
+        peer.desired_capabilities = performative.desired_capabilities
+        peer.properties = performative.properties or {}
+        self._report(Opened(peer))
+
+    def _on_begin(self, begin: Begin, channel: int) -> None:
+        if channel > self.limits.channel_max:
+            raise connection_fault(
+                "amqp:connection:framing-error",
+                f"channel {channel} is above the channel-max {self.limits.channel_max}",
+            )
+        if channel in self._remote:
+            raise connection_fault("amqp:not-allowed", f"channel {channel} has a session already")
+        if begin.remote_channel is not None:
+            session = self.sessions.get(begin.remote_channel)
+            if session is None or session.theirs.stage is not Stage.UNMAPPED:
+                raise connection_fault(
+                    "amqp:not-allowed",
+                    f"begin answers channel {begin.remote_channel}, where nothing was begun",
+                )
+            session.on_begin(begin, channel)
+            self._remote[channel] = session
+            return
+        if len(self.sessions) > self.limits.channel_max:
+            raise connection_fault(
+                "amqp:resource-limit-exceeded", f"more than {len(self.sessions)} sessions"
+            )
+        session = self._new_session(None, None)
+        session.on_begin(begin, channel)
+        self._remote[channel] = session
+        session.say_begin()
+
+    def _on_close(self, close: Close) -> None:
+        self.theirs.take(Step.CLOSE)
+        self._hand_over()
+        if self.ours.stage is Stage.OPENED:
+            self._flush_dirty()
+            self.ours.take(Step.CLOSE)
+            self._write_raw(performative_frame(0, Close()))
+        self._lose_sessions(close.error)
+        self._report_closed(close.error)
+        self._finish()
+
+    def _after_close(self, data: bytes, at: int, end: int) -> None:
+        """We have said close: only the peer's close still counts (§2.4.3)."""
+        if end - at > 3 and data[at] == 0 and data[at + 1] == 0x53 and data[at + 2] == 0x18:
+            try:
+                close = read_composite(Reader(data, at, end, self.limits), Close)
+                error = close.error
+            except DecodeError:
+                error = None
+            self.theirs.stage = Stage.CLOSED
+            self._report_closed(error)
+            self._finish()
+        elif self.theirs.stage is Stage.HEADER:
+            # Our close crossed the peer's open; its close follows.
+            self.theirs.stage = Stage.OPENED
+
+    def _say_close(self, error: Error | None) -> None:
+        self._flush_dirty()
+        self.ours.take(Step.CLOSE)
+        self._queued.clear()
+        self._write_raw(performative_frame(0, Close(error)))
+        self._handshake_deadline = inf
+        self._close_deadline = self._now + _CLOSE_GRACE_S
+        self._lose_sessions(error)
+
+    def _fail(self, condition: str, description: str) -> None:
+        """The peer broke the rules, or its time is up: tell it as far as it can be told."""
+        if self._failed is not None or self.finished:
+            self._layer = _DEAD
+            self._finish()
+            return
+        self._failed = Error(condition, description)
+        if self.ours.stage is Stage.HEADER and self._layer == _FRAMES:
+            # A close before any open: say open, then close with the reason.
+            self._say_open()
+        self._report(ConnectionFailed(self._failed))
+        if self.ours.stage is Stage.OPENED and self._layer == _FRAMES:
+            self._say_close(self._failed)
+            if self.theirs.stage is Stage.CLOSED:
+                self._finish()
+        else:
+            self._layer = _DEAD
+            self._finish()
+
+    def _lose_sessions(self, error: Error | None) -> None:
+        for session in list(self.sessions.values()):
+            session.lose(error)
+        self.sessions.clear()
+        self._remote.clear()
+        self._waiting.clear()
+        self._queued.clear()
+
+    def _report(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _report_closed(self, error: Error | None) -> None:
+        if not self._close_reported and self._failed is None:
+            self._close_reported = True
+            self._events.append(Closed(error))
+
+    def _finish(self) -> None:
+        """Nothing more will be said, ever; what is queued still leaves."""
+        if self.finished:
+            return
+        self._layer = _DEAD
+        self._lose_sessions(self._failed)
+        self.finished = True
+        self._close_deadline = inf
+        self._handshake_deadline = inf
+        self._exchange = None
+        self._signalled = False
+        self.wake()
+
+    # --- SASL (Part 5 §5.3) --------------------------------------------------------------
+
+    def _on_sasl_frame(self, buffer: FrameBuffer) -> None:
+        if buffer.kind != SASL_FRAME:
+            raise connection_fault(
+                "amqp:connection:framing-error", f"frame type {buffer.kind} is not SASL"
+            )
+        if buffer.body == buffer.end:
+            raise connection_fault("amqp:connection:framing-error", "an empty SASL frame")
+        reader = Reader(buffer.data, buffer.body, buffer.end, self.limits)
+        if self.client:
+            self._on_server_sasl(read_composite(reader, SaslMechanisms, SaslChallenge, SaslOutcome))
+        else:
+            self._on_client_sasl(read_composite(reader, SaslInit, SaslResponse))
+
+    def _on_client_sasl(self, performative: Any) -> None:
+        if isinstance(performative, SaslInit):
+            if self._exchange is not None:
+                raise connection_fault("amqp:not-allowed", "sasl-init came twice")
+            mechanism = str(performative.mechanism)
+            self._exchange = SaslExchange(self, mechanism)
+            if mechanism not in self.options.mechanisms:
+                self.sasl_fail()
+                return
+            response = performative.initial_response
+            hostname = performative.hostname
+        else:
+            if self._exchange is None:
+                raise connection_fault("amqp:not-allowed", "sasl-response came before sasl-init")
+            mechanism = self._exchange.mechanism
+            response = performative.response
+            hostname = None
+        if response is not None and len(response) > self.limits.sasl_response_max:
+            self.sasl_fail()
+            return
+        self._layer = _LOGIN
+        self._report(LoginRequested(mechanism, response, hostname, self._exchange))
+
+    def sasl_challenge(self, data: bytes) -> None:
+        """Ask the client for more."""
+        if self._layer == _LOGIN:
+            self._layer = _SASL
+            self._write_raw(performative_frame(0, SaslChallenge(data), SASL_FRAME))
+
+    def sasl_succeed(self, user: str | None, identity: Any, mechanism: str) -> list[Event]:
+        """Let the client in; what it had sent already is read now."""
+        if self._layer != _LOGIN:
+            return []
+        self.peer.user = user
+        self.peer.identity = identity
+        self.peer.mechanism = mechanism
+        self._exchange = None
+        self._sasl_done = True
+        self._layer = _HEADER
+        self._write_raw(performative_frame(0, SaslOutcome(OK), SASL_FRAME))
+        self._buffer.feed(b"")
+        return self._run()
+
+    def sasl_fail(self) -> None:
+        """Refuse the client, with the same words whatever the cause (§5.3.3.5)."""
+        if self.finished or self._sasl_done:
+            return
+        self._write_raw(performative_frame(0, SaslOutcome(AUTH), SASL_FRAME))
+        self._failed = Error("amqp:unauthorized-access", "the login failed")
+        self._report(ConnectionFailed(self._failed))
+        self._finish()
+
+    def _on_server_sasl(self, performative: Any) -> None:
+        if isinstance(performative, SaslMechanisms):
+            if self._mechanism is not None:
+                raise connection_fault("amqp:not-allowed", "sasl-mechanisms came twice")
+            offered = performative.sasl_server_mechanisms
+            for mechanism in self.options.client_mechanisms:
+                if mechanism.name in offered:
+                    self._mechanism = mechanism
+                    break
+            else:
+                names = ", ".join(str(name) for name in offered)
+                self._fail_login(f"the peer offers only these SASL mechanisms: {names}")
+                return
+            init = SaslInit(self._mechanism.name, self._mechanism.initial(), self.options.hostname)
+            self._write_raw(performative_frame(0, init, SASL_FRAME))
+        elif self._mechanism is None:
+            raise connection_fault("amqp:not-allowed", "the server spoke before its mechanisms")
+        elif isinstance(performative, SaslChallenge):
+            response = self._mechanism.respond(performative.challenge)
+            self._write_raw(performative_frame(0, SaslResponse(response), SASL_FRAME))
+        elif performative.code == OK:
+            self._sasl_done = True
+            self._layer = _HEADER
+            self._start_amqp()
+        elif performative.code == AUTH:
+            self._fail_login("the peer did not accept the login")
+        else:
+            self._fail_login(f"the peer could not check the login (sasl-code {performative.code})")
+
+    def _fail_login(self, description: str) -> None:
+        self._failed = Error("amqp:unauthorized-access", description)
+        self._report(ConnectionFailed(self._failed))
+        self._finish()

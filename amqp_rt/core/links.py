@@ -1,0 +1,789 @@
+"""Links: credit, assembling and splitting deliveries (Part 2 §2.6)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import LocalProtocolError
+from ..events import Peer
+from ..outcomes import Error
+from . import serial
+from .delivery import Delivery, Sending
+from .frames import any_transfer, first_transfer, later_transfer, link_fault
+from .lifecycle import LINK, Half, Stage, Step, link_state
+from .performatives import RECEIVER, SENDER, Attach, Detach, Flow, Transfer
+
+if TYPE_CHECKING:
+    from .session import Session
+
+SND_UNSETTLED: Final = 0
+SND_SETTLED: Final = 1
+RCV_SECOND: Final = 1
+
+#: Bodies up to this size are joined with their frame header; larger ones are not copied.
+_JOIN_MAX: Final = 16_384
+
+
+class Link:
+    """What both directions have in common."""
+
+    def __init__(self, session: Session, name: str, role: bool) -> None:
+        self.session = session
+        self.name = name
+        #: Our role on the wire: SENDER or RECEIVER.
+        self.role = role
+        self.handle: int = -1
+        self.remote_handle: int = -1
+        self.ours = Half(LINK, Stage.DETACHED, ours=True)
+        self.theirs = Half(LINK, Stage.DETACHED, ours=False)
+        self.endpoint: Any = None
+        self.source: Any = None
+        self.target: Any = None
+        self.snd_settle_mode: int = 2
+        self.rcv_settle_mode: int = 0
+        #: Of a sending link the peer's limit, of a receiving link ours; 0 is none.
+        self.max_message_size: int = 0
+        self.properties: Mapping[object, object] = {}
+        self.offered_capabilities: tuple[str, ...] = ()
+        self.desired_capabilities: tuple[str, ...] = ()
+        #: The peer's ``unsettled`` map, as it attached.
+        self.remote_unsettled: Mapping[object, object] | None = None
+        self.attached: bool = False
+        #: The peer answered our attach with a null terminus; its detach follows.
+        self.refused: bool = False
+        #: What was unsettled when the link was detached; filled by its end.
+        self.unsettled: list[Any] = []
+        self.context: Any = None
+        self.delivery_count: int = 0
+        self.credit: int = 0
+        self.available: int = 0
+        self._over: bool = False
+        self._flow_due: bool = False
+        self._echo: bool = False
+
+    @property
+    def connection(self) -> Any:
+        """The engine that carries the link."""
+        return self.session.engine
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+        return self.session.engine.peer
+
+    @property
+    def state(self) -> str:
+        """The link's state in words (§2.6.3)."""
+        return link_state(self.ours, self.theirs)
+
+    @property
+    def over(self) -> bool:
+        """Detached for good, or lost with its session."""
+        return self._over
+
+    def refuse(self, error: Error) -> None:
+        """Answer an attach request with null termini, then detach with *error* (§2.6.3).
+
+        In vain if the peer has given up already.
+
+        Raises:
+            LocalProtocolError: The link is attached already.
+        """
+        if self._over:
+            return
+        if self.ours.stage is not Stage.DETACHED:
+            raise LocalProtocolError(f"link {self.name!r} is attached already")
+        self.session.say_attach(self, null_termini=True)
+        self._say_detach(error, closed=True)
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """Say detach; what is queued for the link is dropped. Saying it twice is as once.
+
+        ``closed=False`` suspends the link: its name and unsettled deliveries may be resumed
+        (§2.6.5). The endpoint hears ``on_detached`` when the peer has answered.
+        """
+        if self._over or self.ours.stage is not Stage.ATTACHED:
+            return
+        self._say_detach(error, closed=closed)
+
+    def _say_detach(self, error: Error | None, *, closed: bool) -> None:
+        session = self.session
+        session.flush_dispositions()
+        self.attached = False
+        self.drop_queued()
+        self.ours.take(Step.DETACH_CLOSED if closed else Step.DETACH)
+        session.write(Detach(self.handle, closed, error))
+        if self.theirs.stage is not Stage.ATTACHED and self.theirs.stage is not Stage.DETACHED:
+            session.release_link(self)
+
+    def drop_queued(self) -> None:
+        """Forget what has not left yet."""
+
+    # --- what the peer did ---------------------------------------------------------------
+
+    def on_attach(self, attach: Attach) -> None:
+        """The peer attached its side; the answer to ours, or a request."""
+        self.theirs.take(Step.ATTACH)
+        self.remote_handle = attach.handle
+        self.properties = attach.properties or {}
+        self.offered_capabilities = attach.offered_capabilities
+        self.desired_capabilities = attach.desired_capabilities
+        self.remote_unsettled = attach.unsettled
+        self.snd_settle_mode = attach.snd_settle_mode
+        self.rcv_settle_mode = attach.rcv_settle_mode
+        self.source = attach.source
+        self.target = attach.target
+
+    def on_detach(self, detach: Detach) -> None:
+        """The peer detached: answer, and let the endpoint know."""
+        self.theirs.take(Step.DETACH_CLOSED if detach.closed else Step.DETACH)
+        self.flush_batch()
+        if self.ours.stage is Stage.ATTACHED:
+            self.attached = False
+            self.session.flush_dispositions()
+            self.drop_queued()
+            self.ours.take(Step.DETACH_CLOSED if detach.closed else Step.DETACH)
+            self.session.write(Detach(self.handle, detach.closed, None))
+        if self.ours.stage is Stage.DETACHED:
+            # Not accepted yet. accept() or refuse() will answer.
+            return
+        self.session.release_link(self)
+        self.end(detach.error, detach.closed)
+
+    def end(self, error: Error | None, closed: bool) -> None:
+        """The link is over, whoever ended it."""
+        if self._over:
+            return
+        self.drop_queued()
+        self.flush_batch()
+        self._over = True
+        self.attached = False
+        self.credit = 0
+        self.unsettled = self.session.unsettled_of(self)
+        if self.endpoint is not None:
+            self.endpoint.on_detached(self, error, closed)
+
+    def on_flow(self, flow: Flow) -> None:
+        """The peer spoke of the link's credit."""
+        if flow.echo:
+            self.flow_due()
+        self.session.touch(self)
+
+    def flow(self) -> Flow:
+        """What the next flow says of this link."""
+        self._flow_due = False
+        return self.session.flow(
+            handle=self.handle,
+            delivery_count=self.delivery_count,
+            link_credit=self.credit,
+        )
+
+    def flush_batch(self) -> None:
+        """Hand over what the chunk has brought so far."""
+
+    # --- accepting -----------------------------------------------------------------------
+
+    def _answer(
+        self,
+        endpoint: Any,
+        source: Any,
+        target: Any,
+        properties: Mapping[object, object] | None,
+        offered_capabilities: Sequence[str],
+    ) -> bool:
+        if self._over:
+            return False
+        if self.ours.stage is not Stage.DETACHED:
+            raise LocalProtocolError(f"link {self.name!r} is attached already")
+        self.endpoint = endpoint
+        if source is not None:
+            self.source = source
+        if target is not None:
+            self.target = target
+        self.session.say_attach(self, properties=properties, offered=tuple(offered_capabilities))
+        if self.theirs.stage is not Stage.ATTACHED:
+            # The peer attached and detached before we answered.
+            self._say_detach(None, closed=True)
+            self.end(None, True)
+            return False
+        self.attached = True
+        endpoint.on_attached(self)
+        return True
+
+    def flow_due(self) -> None:
+        """A flow of this link leaves with the next flush."""
+        if not self._flow_due:
+            self._flow_due = True
+            self.session.flow_due(self)
+
+    def __repr__(self) -> str:
+        kind = "sends" if self.role == SENDER else "receives"
+        return f"<Link {self.name!r} {kind}, {self.state}, credit {self.credit}>"
+
+
+class ReceiverLink(Link):
+    """A link on which the peer sends to us."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        super().__init__(session, name, RECEIVER)
+        self.streaming: bool = False
+        self.draining: bool = False
+        self._current: Delivery | None = None
+        self._batch: list[Delivery] = []
+        self._progress: list[Delivery] = []
+        self._settled: list[Delivery] = []
+        self._flowed: bool = False
+
+    def accept(
+        self,
+        endpoint: Any,
+        *,
+        source: Any = None,
+        target: Any = None,
+        max_message_size: int | None = None,
+        streaming: bool = False,
+        rcv_settle_mode: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        offered_capabilities: Sequence[str] = (),
+    ) -> None:
+        """Attach our side of a link that the peer asked for (§2.6.3).
+
+        Omitted termini are answered as the peer asked for them. The endpoint hears
+        ``on_attached`` before this returns, or ``on_detached`` if the peer has gone.
+
+        Raises:
+            LocalProtocolError: The link is attached already.
+        """
+        self.set_streaming(streaming, max_message_size)
+        if rcv_settle_mode is not None:
+            self.rcv_settle_mode = rcv_settle_mode
+        self._answer(endpoint, source, target, properties, offered_capabilities)
+
+    def set_streaming(self, streaming: bool, max_message_size: int | None) -> None:
+        """Choose between assembled and streamed messages, and what their size may be."""
+        limits = self.session.limits
+        self.streaming = streaming
+        if max_message_size is not None:
+            self.max_message_size = max_message_size
+        elif streaming:
+            self.max_message_size = limits.streaming_message_size_max
+        else:
+            self.max_message_size = limits.message_size_max
+
+    def grant(self, credit: int) -> None:
+        """Allow the peer *credit* more deliveries, counted from now.
+
+        The ``flow`` carries a total and the delivery-count it was reckoned from, never a
+        difference, so transfers already on their way are not granted twice (§2.6.7). It leaves
+        with the next flush. In vain on a link that is gone.
+
+        Raises:
+            LocalProtocolError: *credit* is negative.
+        """
+        if credit < 0:
+            raise LocalProtocolError("credit cannot be negative")
+        if self._over:
+            return
+        self.credit = credit
+        self.draining = False
+        self.flow_due()
+
+    def drain(self) -> None:
+        """Ask the peer to use its credit now or give it back (§2.6.7). ``on_flow`` follows."""
+        if self._over:
+            return
+        self.draining = True
+        self.flow_due()
+
+    def on_attach(self, attach: Attach) -> None:
+        super().on_attach(attach)
+        if attach.initial_delivery_count is None and attach.source is not None:
+            raise link_fault(
+                "amqp:invalid-field", "the sender's attach has no initial-delivery-count"
+            )
+        self.delivery_count = attach.initial_delivery_count or 0
+
+    def on_transfer(self, transfer: Transfer, data: bytes, at: int, end: int) -> None:
+        """Take one frame of a delivery (§2.7.5)."""
+        session = self.session
+        if not self.attached:
+            if self.ours.stage is Stage.DETACHED:
+                raise link_fault("amqp:link:transfer-limit-exceeded", "transfer before any credit")
+            return
+        delivery = self._current
+        first = delivery is None
+        if delivery is None:
+            if self.credit <= 0:
+                raise link_fault(
+                    "amqp:link:transfer-limit-exceeded", f"link {self.name!r} has no credit"
+                )
+            tag = transfer.delivery_tag
+            delivery_id = transfer.delivery_id
+            if delivery_id is None or tag is None:
+                raise link_fault(
+                    "amqp:invalid-field", "a first transfer needs a delivery-id and a delivery-tag"
+                )
+            if len(tag) > session.limits.delivery_tag_max:
+                raise link_fault("amqp:invalid-field", "the delivery-tag is longer than 32 octets")
+            self.credit -= 1
+            self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
+            if self.available:
+                self.available -= 1
+            delivery = Delivery(self, delivery_id, tag, transfer.message_format or 0)
+            mode = transfer.rcv_settle_mode
+            delivery.second = (self.rcv_settle_mode if mode is None else mode) == RCV_SECOND
+            delivery.state = transfer.state
+            if self.snd_settle_mode == SND_SETTLED or transfer.settled:
+                delivery.settled = True
+            session.add_incoming(delivery)
+        else:
+            if transfer.delivery_id is not None and transfer.delivery_id != delivery.delivery_id:
+                raise link_fault(
+                    "amqp:invalid-field",
+                    f"delivery {transfer.delivery_id} begins within delivery {delivery.delivery_id}",
+                )
+            if transfer.delivery_tag is not None and transfer.delivery_tag != delivery.tag:
+                raise link_fault("amqp:invalid-field", "the delivery-tag changed within a delivery")
+            if transfer.settled:
+                delivery.settled = True
+            if transfer.state is not None:
+                delivery.state = transfer.state
+        if transfer.aborted:
+            self._abort(delivery, first)
+            return
+        size = end - at
+        delivery._size += size
+        if self.max_message_size and delivery._size > self.max_message_size:
+            raise link_fault(
+                "amqp:link:message-size-exceeded",
+                f"the message is larger than the {self.max_message_size} bytes allowed",
+            )
+        if self.streaming:
+            self._stream(delivery, transfer.more, first, data[at:end])
+            return
+        if transfer.more:
+            self._current = delivery
+            delivery._unread += size
+            session.assemble(size)
+            delivery._chunks.append(data[at:end])
+            return
+        if delivery._chunks:
+            delivery._chunks.append(data[at:end])
+            delivery.payload = b"".join(delivery._chunks)
+            delivery._chunks = []
+            session.assemble(-delivery._unread)
+            delivery._unread = 0
+            self._current = None
+        else:
+            delivery.payload = data[at:end]
+        delivery.complete = True
+        if not self._batch:
+            session.touch(self)
+        self._batch.append(delivery)
+
+    def _stream(self, delivery: Delivery, more: bool, first: bool, data: bytes) -> None:
+        if data:
+            self.session.hold(len(data))
+            delivery._unread += len(data)
+            delivery._chunks.append(data)
+        delivery.complete = not more
+        self._current = delivery if more else None
+        self.session.touch(self)
+        if first:
+            self._batch.append(delivery)
+        elif not self._progress or self._progress[-1] is not delivery:
+            self._progress.append(delivery)
+
+    def _abort(self, delivery: Delivery, first: bool) -> None:
+        """The sender gave it up: nothing to settle (§2.7.5)."""
+        session = self.session
+        delivery.aborted = True
+        delivery.settled = True
+        delivery.local_settled = True
+        session.forget_incoming(delivery.delivery_id)
+        self._drop(delivery)
+        self._current = None
+        if self.streaming and not first:
+            session.touch(self)
+            self._progress.append(delivery)
+        elif self.credit == 0 or not self.streaming:
+            # The credit is used although nothing is delivered; the endpoint may top it up.
+            self._flowed = True
+            session.touch(self)
+
+    def _drop(self, delivery: Delivery) -> None:
+        if self.streaming:
+            self.session.release(delivery._unread)
+        else:
+            self.session.assemble(-delivery._unread)
+        delivery._unread = 0
+        delivery._chunks = []
+
+    def on_flow(self, flow: Flow) -> None:
+        """The sender spoke of its credit."""
+        if flow.available is not None:
+            self.available = flow.available
+        if flow.delivery_count is not None:
+            advanced = serial.difference(flow.delivery_count, self.delivery_count)
+            if 0 < advanced <= self.credit:
+                # A drain gives credit back by moving the count on (§2.6.7).
+                self.delivery_count = flow.delivery_count
+                self.credit -= advanced
+        self._flowed = True
+        super().on_flow(flow)
+
+    def on_settled(self, delivery: Delivery) -> None:
+        """The sender settled, or changed the state."""
+        if not self._settled:
+            self.session.touch(self)
+        self._settled.append(delivery)
+
+    def flush_batch(self) -> None:
+        endpoint = self.endpoint
+        if endpoint is None:
+            return
+        if self._batch:
+            batch = self._batch
+            self._batch = []
+            endpoint.deliver(self, batch)
+        if self._progress:
+            progress = self._progress
+            self._progress = []
+            endpoint.on_data(self, progress)
+        if self._settled:
+            settled = self._settled
+            self._settled = []
+            endpoint.on_settled(self, settled)
+        if self._flowed:
+            self._flowed = False
+            endpoint.on_flow(self)
+
+    def drop_queued(self) -> None:
+        delivery = self._current
+        if delivery is not None:
+            self._current = None
+            self._drop(delivery)
+            delivery.aborted = True
+            delivery.local_settled = True
+            self.session.forget_incoming(delivery.delivery_id)
+            if self.streaming:
+                self._progress.append(delivery)
+                self.session.touch(self)
+
+    def flow(self) -> Flow:
+        """What the next flow says of this link."""
+        self._flow_due = False
+        return self.session.flow(
+            handle=self.handle,
+            delivery_count=self.delivery_count,
+            link_credit=self.credit,
+            drain=self.draining,
+        )
+
+
+class _Queued:
+    """A piece of a delivery that waits for the window or for room."""
+
+    def __init__(self, sending: Sending, data: bytes, more: bool) -> None:
+        self.sending = sending
+        self.data = data
+        self.at: int = 0
+        self.more = more
+
+
+class SenderLink(Link):
+    """A link on which we send to the peer."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        super().__init__(session, name, SENDER)
+        self.draining: bool = False
+        self.flow_properties: Mapping[object, object] | None = None
+        self._tags: int = 0
+        self._current: Sending | None = None
+        self._queue: deque[_Queued] = deque()
+        #: Deliveries counted in delivery_count whose first frame has not left.
+        self._unsent: int = 0
+        self._outcomes: list[Sending] = []
+        self._credited: bool = False
+        self._drain_due: bool = False
+        self._drain_answered: bool = False
+
+    def accept(
+        self,
+        endpoint: Any,
+        *,
+        source: Any = None,
+        target: Any = None,
+        snd_settle_mode: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        offered_capabilities: Sequence[str] = (),
+    ) -> None:
+        """Attach our side of a link that the peer asked for (§2.6.3).
+
+        Omitted termini are answered as the peer asked for them. The endpoint hears
+        ``on_attached`` before this returns, or ``on_detached`` if the peer has gone.
+
+        Raises:
+            LocalProtocolError: The link is attached already.
+        """
+        if snd_settle_mode is not None:
+            self.snd_settle_mode = snd_settle_mode
+        if self._answer(endpoint, source, target, properties, offered_capabilities) and self.credit:
+            self._credited = True
+            self.session.touch(self)
+            self.session.engine.wake()
+
+    @property
+    def writable(self) -> bool:
+        """There is room in the session window and in the output; see ``on_credit``."""
+        if self._queue or not self.session.has_room():
+            self.session.engine.wait_for_room(self)
+            return False
+        return True
+
+    def send(
+        self,
+        payload: bytes | Sequence[bytes],
+        context: Any = None,
+        *,
+        settled: bool | None = None,
+        tag: bytes | None = None,
+        message_format: int = 0,
+        state: Any = None,
+        more: bool = False,
+    ) -> Sending:
+        """Send one message, or with ``more`` its first piece. Uses one credit (§2.6.7).
+
+        What does not fit the session window or the output waits inside, in order.
+
+        Raises:
+            LocalProtocolError: No credit, not attached, another message of this link is
+                unfinished, the message is too large for the peer, or ``settled`` goes against the
+                settle mode. Nothing was sent.
+        """
+        if not self.attached:
+            raise LocalProtocolError(f"link {self.name!r} is not attached")
+        if self.credit <= 0:
+            raise LocalProtocolError(
+                f"link {self.name!r} has no credit", condition="amqp:link:transfer-limit-exceeded"
+            )
+        if self._current is not None:
+            raise LocalProtocolError(f"a message of link {self.name!r} is unfinished")
+        if self.snd_settle_mode == SND_SETTLED:
+            if settled is False:
+                raise LocalProtocolError("the link sends settled deliveries only")
+            settled = True
+        elif settled is None:
+            settled = False
+        elif settled and self.snd_settle_mode == SND_UNSETTLED:
+            raise LocalProtocolError("the link sends unsettled deliveries only")
+        data = payload if isinstance(payload, bytes) else b"".join(payload)
+        if self.max_message_size and len(data) > self.max_message_size:
+            raise LocalProtocolError(
+                f"{len(data)} bytes are more than the {self.max_message_size} that the peer takes",
+                condition="amqp:link:message-size-exceeded",
+            )
+        if tag is None:
+            self._tags = (self._tags + 1) & 0xFFFFFFFF
+            tag = self._tags.to_bytes(4, "big")
+        elif len(tag) > 32:
+            raise LocalProtocolError("a delivery-tag has at most 32 octets")
+        sending = Sending(self, tag, message_format, settled)
+        sending.context = context
+        sending.local_state = state
+        sending.complete = not more
+        self.credit -= 1
+        self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
+        if self.available:
+            self.available -= 1
+        if more:
+            self._current = sending
+        session = self.session
+        if (
+            not self._queue
+            and len(data) <= session.payload_max
+            and session.remote_incoming_window > 0
+            and not more
+            and session.engine.output_size < session.engine.output_max
+        ):
+            self._emit(sending, data, 0, len(data), False)
+        else:
+            self._unsent += 1
+            self._queue.append(_Queued(sending, data, more))
+            session.queue_link(self)
+        return sending
+
+    def go_on(self, sending: Sending, data: bytes, more: bool) -> None:
+        """A further piece of an unfinished message; see ``Sending.write``."""
+        if self._over or not self.attached:
+            raise LocalProtocolError(f"link {self.name!r} is not attached")
+        if not more:
+            sending.complete = True
+            self._current = None
+        self._queue.append(_Queued(sending, data, more))
+        self.session.queue_link(self)
+
+    def give_up(self, sending: Sending) -> None:
+        """Abort an unfinished message; see ``Sending.abort``."""
+        sending.complete = True
+        sending.aborted = True
+        sending.settled = True
+        if self._current is sending:
+            self._current = None
+        if self._over or not self.attached:
+            return
+        while self._queue and self._queue[-1].sending is sending:
+            self._queue.pop()
+        self._queue.append(_Queued(sending, b"", False))
+        self.session.queue_link(self)
+
+    def emit_queued(self) -> bool:
+        """Send one frame of what waits; true if more waits."""
+        queued = self._queue[0]
+        sending = queued.sending
+        if sending.delivery_id < 0:
+            self._unsent -= 1
+        if sending.aborted:
+            self._queue.popleft()
+            self._emit_aborted(sending)
+        else:
+            size = len(queued.data) - queued.at
+            room = self.session.payload_max
+            if size > room:
+                self._emit(sending, queued.data, queued.at, queued.at + room, True)
+                queued.at += room
+            else:
+                self._queue.popleft()
+                self._emit(sending, queued.data, queued.at, len(queued.data), queued.more)
+        if self._drain_due and not self._queue:
+            self.drained()
+        return len(self._queue) > 0
+
+    def _emit(self, sending: Sending, data: bytes, at: int, end: int, more: bool) -> None:
+        session = self.session
+        size = end - at
+        if sending.delivery_id >= 0:
+            header = later_transfer(session.channel, self.handle, more, size)
+        else:
+            sending.delivery_id = session.add_outgoing(sending)
+            if (
+                len(sending.tag) == 4
+                and sending.message_format == 0
+                and sending.local_state is None
+            ):
+                header = first_transfer(
+                    session.channel,
+                    self.handle,
+                    sending.delivery_id,
+                    sending.tag,
+                    sending.settled,
+                    more,
+                    size,
+                )
+            else:
+                header = any_transfer(
+                    session.channel,
+                    Transfer(
+                        self.handle,
+                        sending.delivery_id,
+                        sending.tag,
+                        sending.message_format,
+                        sending.settled,
+                        more,
+                        state=sending.local_state,
+                    ),
+                    size,
+                )
+        if at or end != len(data):
+            data = data[at:end]
+        session.write_transfer(header, data)
+
+    def _emit_aborted(self, sending: Sending) -> None:
+        session = self.session
+        if sending.delivery_id < 0:
+            sending.delivery_id = session.next_delivery_id()
+        transfer = Transfer(
+            self.handle, sending.delivery_id, sending.tag, 0, settled=True, aborted=True
+        )
+        session.forget_outgoing(sending.delivery_id)
+        session.write_transfer(any_transfer(session.channel, transfer, 0), b"")
+
+    def drained(self) -> None:
+        """Nothing more to send: if the peer is draining, give back the credit (§2.6.7)."""
+        if not self.draining or self._over or (self._drain_answered and not self.credit):
+            return
+        if self._queue:
+            self._drain_due = True
+            return
+        self._drain_due = False
+        self._drain_answered = True
+        self.delivery_count = serial.add(self.delivery_count, self.credit)
+        self.credit = 0
+        self.flow_due()
+
+    def offer(self, available: int) -> None:
+        """Tell the peer with the next flow how many deliveries wait (``available``)."""
+        self.available = available
+
+    def on_attach(self, attach: Attach) -> None:
+        super().on_attach(attach)
+        self.max_message_size = attach.max_message_size or 0
+
+    def on_flow(self, flow: Flow) -> None:
+        """The receiver set our credit, drains, or wants to know how we stand (§2.6.7)."""
+        counted = flow.delivery_count
+        if flow.link_credit is not None:
+            # A receiver that has not seen our attach cannot know our delivery-count.
+            behind = (
+                serial.difference(self.delivery_count, counted)
+                if counted is not None
+                else (self.delivery_count)
+            )
+            self.credit = max(0, flow.link_credit - max(behind, 0))
+        self.draining = flow.drain
+        self._drain_answered = False
+        self.flow_properties = flow.properties
+        self._credited = True
+        super().on_flow(flow)
+
+    def on_outcome(self, sending: Sending) -> None:
+        """The receiver changed the state of a delivery, or settled it."""
+        if not self._outcomes:
+            self.session.touch(self)
+        self._outcomes.append(sending)
+
+    def on_room(self) -> None:
+        """The window or the output has room again."""
+        if self.attached and self.endpoint is not None:
+            self.endpoint.on_credit(self)
+
+    def flush_batch(self) -> None:
+        endpoint = self.endpoint
+        if endpoint is None or self.ours.stage is Stage.DETACHED:
+            return
+        if self._outcomes:
+            outcomes = self._outcomes
+            self._outcomes = []
+            endpoint.on_outcomes(self, outcomes)
+        if self._credited:
+            self._credited = False
+            if self.attached:
+                endpoint.on_credit(self)
+
+    def drop_queued(self) -> None:
+        self._queue.clear()
+        self._unsent = 0
+        self._current = None
+
+    def flow(self) -> Flow:
+        """What the next flow says of this link."""
+        self._flow_due = False
+        return self.session.flow(
+            handle=self.handle,
+            delivery_count=serial.add(self.delivery_count, -self._unsent),
+            link_credit=self.credit + self._unsent,
+            available=self.available + self._unsent,
+            drain=self.draining,
+        )

@@ -1,0 +1,702 @@
+"""Sessions: windows, delivery ids, ranged dispositions; handles → links (Part 2 §2.5)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import LocalProtocolError
+from ..events import AttachRequested
+from ..outcomes import Error
+from . import serial
+from .delivery import Delivery, Sending
+from .frames import (
+    Fault,
+    connection_fault,
+    disposition_frame,
+    link_fault,
+    read_transfer,
+    session_fault,
+)
+from .lifecycle import SESSION, Half, Stage, Step, session_state
+from .links import Link, ReceiverLink, SenderLink
+from .performatives import (
+    RECEIVER,
+    SENDER,
+    Attach,
+    Begin,
+    Detach,
+    Disposition,
+    End,
+    Flow,
+)
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+#: What is left of a frame once the longest transfer that we write is in it.
+_TRANSFER_OVERHEAD: Final = 128
+#: We take any number of frames that the peer's window allows.
+_OUTGOING_WINDOW: Final = 0x7FFFFFFF
+#: Frames that even the last of many sessions may send, so that none is starved.
+_WINDOW_MIN: Final = 8
+
+
+def _ignore(error: Error | None) -> None:
+    """Nobody asked to hear of the session's end."""
+
+
+class Session:
+    """A pair of windows and the links that share them."""
+
+    def __init__(self, engine: Engine, channel: int, window: int, window_bytes: int) -> None:
+        self.engine = engine
+        self.limits = engine.limits
+        self.channel = channel
+        self.remote_channel: int = -1
+        self.ours = Half(SESSION, Stage.UNMAPPED, ours=True)
+        self.theirs = Half(SESSION, Stage.UNMAPPED, ours=False)
+        self.on_ended: Callable[[Error | None], None] = _ignore
+        self.properties: Mapping[object, object] = {}
+        self.payload_max: int = 0
+        # Sending (§2.5.6): ids count transfer frames, the window is the peer's.
+        self.next_outgoing_id: int = 0
+        self.remote_incoming_window: int = 0
+        self._delivery_id: int = 0
+        self._outgoing: dict[int, Sending] = {}
+        self._queued_links: deque[SenderLink] = deque()
+        self._queued: dict[SenderLink, None] = {}
+        # Receiving.
+        self.next_incoming_id: int = 0
+        self.incoming_window: int = 0
+        self._window = max(1, min(window, window_bytes // self.limits.frame_size_max))
+        self._window_bytes = window_bytes
+        self._held: int = 0
+        self._incoming: dict[int, Delivery] = {}
+        # Links by our handle, by the peer's, and by (name, our role).
+        self.links: dict[int, Link] = {}
+        self._remote: dict[int, Link] = {}
+        self._names: dict[tuple[str, bool], Link] = {}
+        self._next_handle: int = 0
+        self._free_handles: list[int] = []
+        self.handle_max: int = self.limits.handle_max
+        self.remote_handle_max: int = 0xFFFFFFFF
+        # What the next flush writes.
+        self._dirty: bool = False
+        self._session_flow: bool = False
+        self._link_flows: list[Link] = []
+        self._range_role: bool = RECEIVER
+        self._range_first: int = 0
+        self._range_last: int = 0
+        self._range_settled: bool = False
+        self._range_state: Any = None
+        self._range_open: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Ended by either side, or lost with its connection."""
+        return self.ours.stage is Stage.ENDED
+
+    @property
+    def state(self) -> str:
+        """The session's state by its name in §2.5.5."""
+        return session_state(self.ours, self.theirs)
+
+    # --- what we do ----------------------------------------------------------------------
+
+    def attach_sender(
+        self,
+        name: str,
+        endpoint: Any,
+        *,
+        source: Any = None,
+        target: Any = None,
+        snd_settle_mode: int = 2,
+        rcv_settle_mode: int = 0,
+        max_message_size: int = 0,
+        properties: Mapping[object, object] | None = None,
+        desired_capabilities: tuple[str, ...] = (),
+    ) -> SenderLink:
+        """Attach a link on which we send (§2.6.3). The endpoint hears how it went.
+
+        Raises:
+            LocalProtocolError: The name is taken, the session has ended, or no handle is left.
+        """
+        link = SenderLink(self, name)
+        self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
+        link.desired_capabilities = desired_capabilities
+        self.say_attach(link, properties=properties, own_max_message_size=max_message_size)
+        return link
+
+    def attach_receiver(
+        self,
+        name: str,
+        endpoint: Any,
+        *,
+        source: Any = None,
+        target: Any = None,
+        snd_settle_mode: int = 2,
+        rcv_settle_mode: int = 0,
+        max_message_size: int | None = None,
+        streaming: bool = False,
+        properties: Mapping[object, object] | None = None,
+        desired_capabilities: tuple[str, ...] = (),
+    ) -> ReceiverLink:
+        """Attach a link on which the peer sends (§2.6.3). The endpoint hears how it went.
+
+        Raises:
+            LocalProtocolError: The name is taken, the session has ended, or no handle is left.
+        """
+        link = ReceiverLink(self, name)
+        link.set_streaming(streaming, max_message_size)
+        self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
+        link.desired_capabilities = desired_capabilities
+        self.say_attach(link, properties=properties)
+        return link
+
+    def _begin_attach(
+        self,
+        link: Link,
+        endpoint: Any,
+        source: Any,
+        target: Any,
+        snd_settle_mode: int,
+        rcv_settle_mode: int,
+    ) -> None:
+        if self.ended:
+            raise LocalProtocolError("the session has ended")
+        if (link.name, link.role) in self._names:
+            raise LocalProtocolError(f"the session has a link {link.name!r} of this role already")
+        link.endpoint = endpoint
+        link.source = source
+        link.target = target
+        link.snd_settle_mode = snd_settle_mode
+        link.rcv_settle_mode = rcv_settle_mode
+        self._names[link.name, link.role] = link
+
+    def say_attach(
+        self,
+        link: Link,
+        *,
+        null_termini: bool = False,
+        properties: Mapping[object, object] | None = None,
+        offered: tuple[str, ...] = (),
+        own_max_message_size: int = 0,
+    ) -> None:
+        """Write the attach of our side of *link*, giving it a handle."""
+        handle = self._free_handles.pop() if self._free_handles else self._next_handle
+        if handle > self.remote_handle_max:
+            self._names.pop((link.name, link.role), None)
+            raise LocalProtocolError(
+                f"the peer allows {self.remote_handle_max + 1} links in a session",
+                condition="amqp:resource-limit-exceeded",
+            )
+        if handle == self._next_handle:
+            self._next_handle += 1
+        link.handle = handle
+        self.links[handle] = link
+        link.ours.take(Step.ATTACH)
+        sends = link.role == SENDER
+        self.write(
+            Attach(
+                name=link.name,
+                handle=handle,
+                role=link.role,
+                snd_settle_mode=link.snd_settle_mode,
+                rcv_settle_mode=link.rcv_settle_mode,
+                source=None if null_termini else link.source,
+                target=None if null_termini else link.target,
+                initial_delivery_count=link.delivery_count if sends else None,
+                max_message_size=(own_max_message_size if sends else link.max_message_size) or None,
+                offered_capabilities=offered,
+                desired_capabilities=()
+                if null_termini
+                else link.desired_capabilities
+                if link.theirs.stage is Stage.DETACHED
+                else (),
+                properties=properties or None,
+            )
+        )
+
+    def end(self, error: Error | None = None) -> None:
+        """Say end (§2.5.4). Its links are over at once. Saying it twice is as once."""
+        if self.ours.stage is not Stage.MAPPED:
+            return
+        self._flush()
+        self.ours.take(Step.END)
+        self.engine.write_frame(self.channel, End(error))
+        self._over(error)
+        if self.theirs.stage is Stage.ENDED:
+            self.engine.release_session(self)
+
+    def write(self, performative: Any) -> None:
+        """Write *performative* on this session's channel."""
+        if self.ours.stage is Stage.MAPPED:
+            self.engine.write_frame(self.channel, performative)
+
+    def write_transfer(self, header: bytes, payload: bytes) -> None:
+        """Write a transfer frame and count it in the window."""
+        self.next_outgoing_id = (self.next_outgoing_id + 1) & 0xFFFFFFFF
+        self.remote_incoming_window -= 1
+        self.engine.write_pieces(header, payload)
+
+    def has_room(self) -> bool:
+        """Whether a message sent now would leave at once."""
+        return (
+            self.remote_incoming_window > 0
+            and len(self._outgoing) < self.limits.unsettled_max
+            and self.engine.output_size < self.engine.output_max
+        )
+
+    # --- sending -------------------------------------------------------------------------
+
+    def next_delivery_id(self) -> int:
+        """The id of the next delivery to leave."""
+        delivery_id = self._delivery_id
+        self._delivery_id = (delivery_id + 1) & 0xFFFFFFFF
+        return delivery_id
+
+    def add_outgoing(self, sending: Sending) -> int:
+        """Give *sending* its id, and remember it until it is settled."""
+        delivery_id = self.next_delivery_id()
+        if not sending.settled:
+            self._outgoing[delivery_id] = sending
+        return delivery_id
+
+    def forget_outgoing(self, delivery_id: int) -> bool:
+        """It is settled; false if it was already."""
+        return self._outgoing.pop(delivery_id, None) is not None
+
+    def queue_link(self, link: SenderLink) -> None:
+        """*link* has frames waiting; links take turns, a frame each (fair writing)."""
+        if link not in self._queued:
+            self._queued[link] = None
+            self._queued_links.append(link)
+        self.engine.queue_session(self)
+
+    def emit_queued(self) -> bool:
+        """Send what waits, as far as the window and the output allow; true if more waits."""
+        links = self._queued_links
+        while links:
+            if (
+                self.remote_incoming_window <= 0
+                or self.engine.output_size >= self.engine.output_max
+            ):
+                return True
+            link = links.popleft()
+            if link._queue and link.emit_queued():
+                links.append(link)
+            else:
+                self._queued.pop(link, None)
+        return False
+
+    # --- receiving -----------------------------------------------------------------------
+
+    def add_incoming(self, delivery: Delivery) -> None:
+        """A delivery has begun."""
+        delivery_id = delivery.delivery_id
+        if delivery_id in self._incoming:
+            raise session_fault(
+                "amqp:invalid-field", f"delivery-id {delivery_id} is in use and unsettled"
+            )
+        if not delivery.settled:
+            self._incoming[delivery_id] = delivery
+
+    def forget_incoming(self, delivery_id: int) -> None:
+        """It is settled."""
+        self._incoming.pop(delivery_id, None)
+
+    def assemble(self, size: int) -> None:
+        """Count bytes of a message that is not complete, or with a negative size discount them."""
+        engine = self.engine
+        engine.assembling += size
+        if engine.assembling > self.limits.session_window_bytes:
+            raise link_fault(
+                "amqp:resource-limit-exceeded",
+                "the unfinished messages of this connection are too large together",
+            )
+
+    def hold(self, size: int) -> None:
+        """Count bytes of a streamed message that nobody has read."""
+        self._held += size
+
+    def release(self, size: int) -> None:
+        """Streamed bytes have been read or dropped; the window may open again."""
+        if size:
+            self._held -= size
+            self._mark_dirty()
+            self.engine.wake()
+
+    def touch(self, link: Link) -> None:
+        """*link* has something for its endpoint at the end of this chunk."""
+        self.engine.touch(link)
+
+    def _open_window(self) -> int:
+        """How many frames the peer may send, for the memory that is free (§2.5.6)."""
+        if len(self._incoming) >= self.limits.unsettled_max:
+            return 0
+        free = (self._window_bytes - self._held) // self.limits.frame_size_max
+        free -= self.engine.promised_beside(self)
+        if free < _WINDOW_MIN and self._held == 0:
+            free = _WINDOW_MIN
+        return max(0, min(self._window, free))
+
+    # --- what the peer did ---------------------------------------------------------------
+
+    def on_begin(self, begin: Begin, channel: int) -> None:
+        """The peer mapped its side."""
+        self.theirs.take(Step.BEGIN)
+        self.remote_channel = channel
+        self.next_incoming_id = begin.next_outgoing_id
+        self.remote_incoming_window = begin.incoming_window
+        self.remote_handle_max = begin.handle_max
+        self.properties = begin.properties or {}
+
+    def set_frame_size(self, size: int) -> None:
+        """The largest frame that the peer takes."""
+        self.payload_max = size - _TRANSFER_OVERHEAD
+
+    def say_begin(self, properties: Mapping[object, object] | None = None) -> None:
+        """Map our side (§2.5.1)."""
+        self.ours.take(Step.BEGIN)
+        self.set_frame_size(self.engine.frame_size_out)
+        self.incoming_window = self._open_window()
+        self.engine.write_frame(
+            self.channel,
+            Begin(
+                remote_channel=self.remote_channel if self.remote_channel >= 0 else None,
+                next_outgoing_id=self.next_outgoing_id,
+                incoming_window=self.incoming_window,
+                outgoing_window=_OUTGOING_WINDOW,
+                handle_max=self.handle_max,
+                properties=properties or None,
+            ),
+        )
+
+    def on_attach(self, attach: Attach) -> None:
+        """The peer attached a link: the answer to ours, or a request for a new one."""
+        if attach.handle > self.handle_max:
+            raise connection_fault(
+                "amqp:connection:framing-error",
+                f"handle {attach.handle} is above the handle-max {self.handle_max}",
+            )
+        if attach.handle in self._remote:
+            raise session_fault("amqp:session:handle-in-use", f"handle {attach.handle} is in use")
+        if len(attach.name) > self.limits.name_max:
+            raise session_fault("amqp:invalid-field", "the link name is too long")
+        our_role = not attach.role
+        link = self._names.get((attach.name, our_role))
+        if link is not None and link.theirs.stage is Stage.DETACHED and link.endpoint is not None:
+            self._remote[attach.handle] = link
+            self._answered(link, attach)
+            return
+        if link is not None and link.theirs.stage is Stage.ATTACHED:
+            # A second attach of a live name takes the link over (§2.6.1).
+            link.detach(Error("amqp:link:stolen", "the link was attached again"))
+            self._names.pop((attach.name, our_role), None)
+        link = (
+            SenderLink(self, attach.name) if our_role == SENDER else ReceiverLink(self, attach.name)
+        )
+        self._remote[attach.handle] = link
+        self._names[attach.name, our_role] = link
+        try:
+            link.on_attach(attach)
+        except Fault as fault:
+            link.refuse(Error(fault.condition, fault.description))
+            return
+        self.engine.report(AttachRequested(link))
+
+    def _answered(self, link: Link, attach: Attach) -> None:
+        """The peer's side of a link that we asked for."""
+        wanted = link.max_message_size
+        local = attach.source is None if link.role == RECEIVER else attach.target is None
+        if local:
+            # Refused: its detach with the reason follows (§2.6.3).
+            link.theirs.take(Step.ATTACH)
+            link.remote_handle = attach.handle
+            link.refused = True
+            return
+        asked_properties = link.properties
+        try:
+            link.on_attach(attach)
+        except Fault as fault:
+            link.properties = asked_properties
+            link.detach(Error(fault.condition, fault.description))
+            return
+        if link.role == RECEIVER:
+            link.max_message_size = wanted
+        if link.ours.stage is Stage.ATTACHED:
+            link.attached = True
+            link.endpoint.on_attached(link)
+
+    def on_flow(self, flow: Flow) -> None:
+        """The peer's windows, and with a handle a link's credit (§2.5.6, §2.6.7)."""
+        seen = flow.next_incoming_id
+        before = self.remote_incoming_window
+        if seen is None:
+            # It has not seen our begin: what we have sent since is in flight.
+            self.remote_incoming_window = flow.incoming_window - serial.difference(
+                self.next_outgoing_id, 0
+            )
+        else:
+            self.remote_incoming_window = (
+                serial.difference(seen, self.next_outgoing_id) + flow.incoming_window
+            )
+        if flow.handle is not None:
+            link = self._remote.get(flow.handle)
+            if link is None:
+                raise session_fault(
+                    "amqp:session:unattached-handle", f"flow on unattached handle {flow.handle}"
+                )
+            link.on_flow(flow)
+        elif flow.echo:
+            self._session_flow = True
+            self._mark_dirty()
+        if self.remote_incoming_window > before and before <= 0:
+            if self._queued_links:
+                self.engine.queue_session(self)
+            self.engine.room_again()
+
+    def on_transfer(self, data: bytes, at: int, end: int) -> None:
+        """One transfer frame (§2.7.5)."""
+        transfer, payload = read_transfer(data, at, end, self.limits)
+        if self.incoming_window <= 0:
+            raise session_fault(
+                "amqp:session:window-violation", "a transfer came in spite of a closed window"
+            )
+        self.next_incoming_id = (self.next_incoming_id + 1) & 0xFFFFFFFF
+        self.incoming_window -= 1
+        if not self._dirty and self.incoming_window * 2 <= self._window:
+            self._mark_dirty()
+        link = self._remote.get(transfer.handle)
+        if not isinstance(link, ReceiverLink):
+            if link is None:
+                raise session_fault(
+                    "amqp:session:unattached-handle",
+                    f"transfer on unattached handle {transfer.handle}",
+                )
+            raise session_fault(
+                "amqp:session:errant-link", f"transfer on a link {link.name!r} that we send on"
+            )
+        try:
+            link.on_transfer(transfer, data, payload, end)
+        except Fault as fault:
+            if fault.scope != "link":
+                raise
+            error = Error(fault.condition, fault.description)
+            link.flush_batch()
+            if link.ours.stage is Stage.DETACHED:
+                link.refuse(error)
+            else:
+                link.detach(error)
+
+    def on_disposition(self, disposition: Disposition) -> None:
+        """The peer's word on a range of deliveries (§2.7.6); unknown ids are passed over.
+
+        The work follows what is unsettled, never the width of the range.
+        """
+        first = disposition.first
+        last = first if disposition.last is None else disposition.last
+        span = ((last - first) & 0xFFFFFFFF) + 1
+        if 0x80000000 < span < 0x100000000:
+            # It ends before it begins: empty.
+            return
+        state = disposition.state
+        settled = disposition.settled
+        if disposition.role == RECEIVER:
+            outgoing = self._outgoing
+            for delivery_id in _in_range(outgoing, first, last, span):
+                sending = outgoing.get(delivery_id)
+                if sending is None:
+                    continue
+                if state is not None:
+                    sending.state = state
+                if settled:
+                    sending.remote_settled = True
+                    sending.settled = True
+                    del outgoing[delivery_id]
+                sending.link.on_outcome(sending)
+            if settled:
+                self.engine.room_again()
+        else:
+            incoming = self._incoming
+            for delivery_id in _in_range(incoming, first, last, span):
+                delivery = incoming.get(delivery_id)
+                if delivery is None:
+                    continue
+                if state is not None:
+                    delivery.state = state
+                if settled:
+                    delivery.settled = True
+                    delivery.local_settled = True
+                    del incoming[delivery_id]
+                    self._mark_dirty()
+                delivery.link.on_settled(delivery)
+
+    def on_detach(self, detach: Detach) -> None:
+        """The peer detached a link."""
+        link = self._remote.pop(detach.handle, None)
+        if link is None:
+            raise session_fault(
+                "amqp:session:unattached-handle", f"detach of unattached handle {detach.handle}"
+            )
+        link.on_detach(detach)
+
+    def on_end(self, end: End) -> None:
+        """The peer ended the session: answer, and its links are over."""
+        self.theirs.take(Step.END)
+        if self.ours.stage is Stage.MAPPED:
+            self._flush()
+            self.ours.take(Step.END)
+            self.engine.write_frame(self.channel, End())
+            self._over(end.error)
+        self.engine.release_session(self)
+
+    def lose(self, error: Error | None) -> None:
+        """The connection is gone."""
+        if self.ours.stage is not Stage.ENDED:
+            self.ours.stage = Stage.ENDED
+            self._over(error)
+
+    def _over(self, error: Error | None) -> None:
+        for link in dict.fromkeys([*self.links.values(), *self._remote.values()]):
+            link.end(error, False)
+        self._names.clear()
+        self.links.clear()
+        self._remote.clear()
+        self._outgoing.clear()
+        self._incoming.clear()
+        self._queued.clear()
+        self._queued_links.clear()
+        self._link_flows.clear()
+        self.on_ended(error)
+
+    def release_link(self, link: Link) -> None:
+        """Both sides have detached: handle and name are free again."""
+        if self.links.pop(link.handle, None) is not None:
+            self._free_handles.append(link.handle)
+        if self._remote.get(link.remote_handle) is link:
+            del self._remote[link.remote_handle]
+        if self._names.get((link.name, link.role)) is link:
+            del self._names[link.name, link.role]
+
+    def unsettled_of(self, link: Link) -> list[Any]:
+        """What *link* leaves unsettled; the session forgets it."""
+        found: list[Any] = []
+        if link.role == SENDER:
+            for sending in list(self._outgoing.values()):
+                if sending.link is link:
+                    found.append(sending)
+                    del self._outgoing[sending.delivery_id]
+        else:
+            for delivery in list(self._incoming.values()):
+                if delivery.link is link:
+                    found.append(delivery)
+                    delivery.local_settled = True
+                    del self._incoming[delivery.delivery_id]
+        return found
+
+    # --- output --------------------------------------------------------------------------
+
+    def flow(
+        self,
+        *,
+        handle: int | None = None,
+        delivery_count: int | None = None,
+        link_credit: int | None = None,
+        available: int | None = None,
+        drain: bool = False,
+    ) -> Flow:
+        """A flow with the session's windows as they are now; they open as far as they may."""
+        self.incoming_window = max(self.incoming_window, self._open_window())
+        return Flow(
+            next_incoming_id=self.next_incoming_id if self.remote_channel >= 0 else None,
+            incoming_window=self.incoming_window,
+            next_outgoing_id=self.next_outgoing_id,
+            outgoing_window=_OUTGOING_WINDOW,
+            handle=handle,
+            delivery_count=delivery_count,
+            link_credit=link_credit,
+            available=available,
+            drain=drain,
+        )
+
+    def flow_due(self, link: Link) -> None:
+        """A flow of *link* leaves with the next flush."""
+        self._link_flows.append(link)
+        self._mark_dirty()
+        self.engine.wake()
+
+    def queue_disposition(self, role: bool, delivery_id: int, settled: bool, state: Any) -> None:
+        """Say *state* of one of our deliveries; adjacent ids with equal words make one range."""
+        if self._range_open:
+            if (
+                delivery_id == (self._range_last + 1) & 0xFFFFFFFF
+                and settled == self._range_settled
+                and role == self._range_role
+                and (state is self._range_state or state == self._range_state)
+            ):
+                self._range_last = delivery_id
+                return
+            self.flush_dispositions()
+        self._range_open = True
+        self._range_role = role
+        self._range_first = delivery_id
+        self._range_last = delivery_id
+        self._range_settled = settled
+        self._range_state = state
+        self._mark_dirty()
+        self.engine.wake()
+
+    def flush_dispositions(self) -> None:
+        """Write the range that is being gathered."""
+        if self._range_open:
+            self._range_open = False
+            if self.ours.stage is Stage.MAPPED:
+                self.engine.write_bytes(
+                    disposition_frame(
+                        self.channel,
+                        self._range_role,
+                        self._range_first,
+                        self._range_last,
+                        self._range_settled,
+                        self._range_state,
+                    )
+                )
+            self._range_state = None
+
+    def _mark_dirty(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self.engine.mark_dirty(self)
+
+    def flush(self) -> None:
+        """Write what has been gathered: a disposition, flows of links, the session's flow."""
+        self._dirty = False
+        if self.ours.stage is Stage.MAPPED:
+            self._flush()
+
+    def _flush(self) -> None:
+        self.flush_dispositions()
+        if self._link_flows:
+            links = self._link_flows
+            self._link_flows = []
+            for link in links:
+                if link.ours.stage is Stage.ATTACHED and not link.refused:
+                    self._session_flow = False
+                    self.write(link.flow())
+        if self._session_flow or (
+            self.remote_channel >= 0
+            and self.incoming_window * 2 <= self._window
+            and self._open_window() > self.incoming_window
+        ):
+            self._session_flow = False
+            self.write(self.flow())
+
+
+def _in_range(known: Mapping[int, object], first: int, last: int, span: int) -> list[int]:
+    """The known ids between *first* and *last*, in order; costs the smaller of both sizes."""
+    if span <= len(known):
+        return [(first + offset) & 0xFFFFFFFF for offset in range(span)]
+    return [delivery_id for delivery_id in known if ((delivery_id - first) & 0xFFFFFFFF) < span]

@@ -1,0 +1,83 @@
+"""AMQP 1.0 in the terms of any other front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from ..core.engine import Engine
+from ..core.frames import AMQP_HEADER, SASL_HEADER
+from ..core.options import EngineOptions
+from ..limits import DEFAULT_LIMITS, Limits
+from .base import ServerOptions
+
+
+class ClientMechanism(Protocol):
+    """One side of a SASL mechanism; see :mod:`amqp_rt.security.mechanisms`."""
+
+    name: str
+
+    def initial(self) -> bytes | None:
+        """The initial response; None is none, which differs from an empty one."""
+
+    def respond(self, challenge: bytes) -> bytes:
+        """The answer to a challenge."""
+
+
+class Front:
+    """The native front: listens for AMQP 1.0 with and without SASL."""
+
+    name = "amqp1.0"
+    headers: tuple[bytes, ...] = (AMQP_HEADER, SASL_HEADER)
+    preferred_header = AMQP_HEADER
+
+    def server(self, options: ServerOptions, now: float) -> Engine:
+        """An engine for a connection that a client opened."""
+        return Engine(
+            EngineOptions(
+                container_id=options.container_id,
+                limits=options.limits,
+                offered_capabilities=options.offered_capabilities,
+                properties=options.properties,
+                mechanisms=options.mechanisms,
+                sasl_required=options.sasl_required,
+                address=options.address,
+            ),
+            client=False,
+            now=now,
+        )
+
+
+class ClientOptions(Struct, kw_only=True):
+    """What a client tells the engine of a connection that it opens."""
+
+    container_id: str
+    hostname: str | None = None
+    limits: Limits = DEFAULT_LIMITS
+    #: In order of preference; empty means no SASL layer.
+    mechanisms: tuple[ClientMechanism, ...] = ()
+    offered_capabilities: tuple[str, ...] = ()
+    desired_capabilities: tuple[str, ...] = ()
+    properties: Mapping[object, object] = {}
+    #: Send open together with the protocol header. Some servers (rhea) want it after theirs.
+    pipelined: bool = True
+
+
+def client(options: ClientOptions, now: float) -> Engine:
+    """An engine for a connection that we open; its first bytes are in the output."""
+    return Engine(
+        EngineOptions(
+            container_id=options.container_id,
+            hostname=options.hostname,
+            limits=options.limits,
+            offered_capabilities=options.offered_capabilities,
+            desired_capabilities=options.desired_capabilities,
+            properties=options.properties,
+            client_mechanisms=options.mechanisms,
+            pipelined=options.pipelined,
+        ),
+        client=True,
+        now=now,
+    )

@@ -137,7 +137,7 @@ tests-compiled:
 .PHONY: docs
 docs: .venv/ready
 	$(call heading,Documentation)
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs .build/docs
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --no-color --quiet docs .build/docs
 	@echo 'open .build/docs/index.html'
 
 .PHONY: fragments

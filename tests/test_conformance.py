@@ -1,0 +1,55 @@
+"""The conformance page says what the marks say, and its list of requirements is whole."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOOL = runpy.run_path(str(ROOT / "docs" / "_tools" / "conformance.py"))
+
+REQUIREMENTS = {
+    "Types": {"T1": {"level": "M", "text": "all"}, "T2": {"level": "f", "text": "more"}}
+}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "state"),
+    [
+        ({"t.py::test_a": {"passed": 3}}, "proved"),
+        ({"t.py::test_a": {"passed": 3}, "t.py::test_b": {"skipped": 1}}, "proved"),
+        ({"t.py::test_a": {"passed": 2, "failed": 1}}, "open"),
+        ({"t.py::test_a": {"passed": 3}, "t.py::test_b": {"failed": 1}}, "open"),
+        ({"t.py::test_a": {"skipped": 1}}, "open"),
+        ({}, "open"),
+    ],
+)
+def test_proved_means_that_all_that_ran_passed(
+    outcomes: dict[str, dict[str, int]], state: str
+) -> None:
+    page = TOOL["page"](REQUIREMENTS, {"T1": outcomes})
+
+    assert f"- **T1** · must · *{state}* · all\n" in page
+    assert "- **T2** · feature · *open* · more\n" in page
+
+
+def test_a_page_can_be_read_back() -> None:
+    proofs = {"T1": {"a.py::test_a": {"passed": 1}, "a.py::TestB::test_c": {"passed": 1}}}
+
+    assert TOOL["claims"](TOOL["page"](REQUIREMENTS, proofs)) == {"T1": set(proofs["T1"])}
+
+
+def test_our_copy_of_the_list_is_whole(shared: Path) -> None:
+    text = (shared / "requirements.md").read_text("utf-8")
+    theirs = re.findall(r"^\| ([A-Z]+\d+) \|.*\| ([MSf]) \|$", text, re.MULTILINE)
+    with (ROOT / "tests" / "requirements.toml").open("rb") as file:
+        ours = [
+            (name, row["level"])
+            for rows in tomllib.load(file).values()
+            for name, row in rows.items()
+        ]
+    assert ours == theirs

@@ -70,7 +70,7 @@ test: lint types unit compiled docs fragments smoke
 
 .PHONY: test-long
 test-long:
-	AMQP_RT_LONG=1 $(MAKE) test
+	AMQP_RT_LONG=1 PYTEST_ADDOPTS=--timeout=1800 $(MAKE) test
 
 .PHONY: format
 format: .venv/ready

@@ -104,9 +104,8 @@ conformance: .venv/flights peers
 # file or a requirement that the distribution lacks is noticed here.
 .build/sdist/ready: $(SOURCES) | .venv/ready
 	$(call heading,Source distribution)
-	rm -rf $(@D)
-	$(BIN)/python -m build --sdist --outdir $(@D) >.build.log || { cat .build.log; false; }
-	mv .build.log $(@D)/log
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(BIN)/python -m build --sdist --outdir $(@D) >$(@D)/log || { cat $(@D)/log; false; }
 	touch $@
 
 .build/pure/ready .build/compiled/ready: .build/%/ready: .build/sdist/ready

@@ -499,8 +499,8 @@ class Session:
         first = disposition.first
         last = first if disposition.last is None else disposition.last
         span = ((last - first) & 0xFFFFFFFF) + 1
-        if 0x80000000 < span < 0x100000000:
-            # It ends before it begins: empty.
+        if span > 0x80000000:
+            # It ends before it begins, as serial numbers go: empty.
             return
         state = disposition.state
         settled = disposition.settled

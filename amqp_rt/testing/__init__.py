@@ -1,0 +1,1 @@
+"""Test tools, public as ``trio.testing`` is."""

@@ -70,6 +70,20 @@ class Limits(Struct, frozen=True, gc=False):
     requests_running_max: int = 4_096
     #: Length of an address or link name in characters.
     name_max: int = 1_024
+    #: Bytes of messages that all nodes of a broker hold together.
+    broker_bytes_max: int = 1024 * MIB
+    #: Bytes of messages that one queue holds, unless it is declared otherwise.
+    queue_bytes_max: int = 512 * MIB
+    #: Nodes of a broker: declared ones, and those that links make on first use or dynamically.
+    nodes_max: int = 100_000
+    #: Dynamic nodes that one connection may have.
+    dynamic_nodes_max: int = 1_000
+    #: Messages that wait for one subscriber of a topic before its link is detached.
+    backlog_max: int = 10_000
+    #: Bytes of those messages.
+    backlog_bytes_max: int = 64 * MIB
+    #: Bytes to which modified outcomes may let the annotations of a message grow.
+    annotations_max: int = 64 * KIB
 
 
 DEFAULT_LIMITS = Limits()

@@ -1,0 +1,212 @@
+"""A message as a node holds it, at the door and on its way out (decision 29).
+
+The bare message is never looked into, and the payload goes on as it came unless its header has to
+say something new. Entries are invisible to the garbage collector, which would otherwise walk every
+queued message; they refer to nothing that refers back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from ..errors import AmqpError
+from ..fronts.base import Payload
+from ..limits import DEFAULT_LIMITS, Limits
+from ..message import (
+    JOIN_MAX,
+    MESSAGE_FORMAT,
+    AnnotationPolicy,
+    check_annotations,
+    merge_annotations,
+    walk_head,
+)
+from ..outcomes import Error
+from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
+
+__all__ = ["NEVER", "Door", "Entry", "Unwelcome", "annotate", "dead_letter", "departing"]
+
+#: Headers that are remembered with their meaning. Most senders write the same one all the time.
+_HEADERS_MAX: Final = 256
+
+
+class Entry(Struct, gc=False):
+    """One message at one node."""
+
+    #: As it is to be sent, but for the header.
+    payload: bytes
+    message_format: int = MESSAGE_FORMAT
+    durable: bool = False
+    priority: int = 4
+    first_acquirer: bool = False
+    #: Deliveries that failed, by the rules of Part 3 §3.4.
+    delivery_count: int = 0
+    #: Wall-clock time.
+    expires_at: float = NEVER
+    #: The header in ``payload`` is not the one to send.
+    altered: bool = False
+    #: Acquisitions at this node, however they ended (decision 10).
+    attempts: int = 0
+    #: The place in the queue.
+    sequence: int = -1
+    #: Subscriptions that must not get it (§3.4.5 ``undeliverable-here``).
+    avoid: frozenset[int] | None = None
+
+    def again(self) -> Entry:
+        """The same message for another node."""
+        return Entry(
+            self.payload,
+            self.message_format,
+            self.durable,
+            self.priority,
+            self.first_acquirer,
+            self.delivery_count,
+            self.expires_at,
+            self.altered,
+        )
+
+
+class Unwelcome(AmqpError):
+    """A message breaks a rule for which its link is detached (§3.2.10)."""
+
+    default_condition = "amqp:not-implemented"
+
+
+class Door:
+    """Turns what arrives into entries.
+
+    Args:
+        annotations: What to do about annotation keys that nobody knows (decision 13).
+        limits: Bounds for header and annotations.
+    """
+
+    def __init__(
+        self, annotations: AnnotationPolicy = "default", limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self.annotations = annotations
+        self.limits = limits
+        #: Encoded header without ttl → durable, priority, first-acquirer, delivery-count.
+        self._headers: dict[bytes, tuple[bool, int, bool, int]] = {}
+
+    def admit(
+        self, payload: bytes, message_format: int, now: float, ttl_s: float | None = None
+    ) -> Entry:
+        """The entry for an encoded message that arrived *now* at a node with *ttl_s*.
+
+        A message of a format that we do not know is relayed as it is (§3.2.16).
+
+        Raises:
+            DecodeError: Its header or annotations are malformed.
+            Unwelcome: Its annotations have a key that must be understood and is not.
+        """
+        if message_format != MESSAGE_FORMAT:
+            return Entry(payload, message_format, expires_at=expiry(None, ttl_s, now))
+        code = payload[:3]
+        if code == b"\x00\x53\x70" and payload[3:4] == b"\xc0":
+            # A header of the usual shape. Nothing else that concerns us may follow it.
+            end = 5 + payload[4] if len(payload) > 4 else 0
+            follows = payload[end : end + 3]
+            if follows[:2] == b"\x00\x53" and follows > b"\x00\x53\x72":
+                known = self._headers.get(payload[:end])
+                if known is not None:
+                    durable, priority, first_acquirer, delivery_count = known
+                    return Entry(
+                        payload,
+                        MESSAGE_FORMAT,
+                        durable,
+                        priority,
+                        first_acquirer,
+                        delivery_count,
+                        NEVER if ttl_s is None else now + ttl_s,
+                    )
+        elif code[:2] == b"\x00\x53" and code > b"\x00\x53\x72":
+            if ttl_s is None:
+                return Entry(payload)
+            return Entry(payload, expires_at=now + ttl_s)
+        head = walk_head(payload, self.limits)
+        if head.delivery_annotations or head.message_annotations:
+            error = check_annotations(head, self.annotations, limits=self.limits)
+            if error is not None:
+                raise Unwelcome(error.description or "", condition=error.condition)
+            if head.delivery_annotations:
+                # They were said to us and do not go on (§3.2.2).
+                payload = head.header + head.message_annotations + head.rest
+        elif head.ttl_ms is None and head.header:
+            if len(self._headers) >= _HEADERS_MAX:
+                self._headers.clear()
+            self._headers[head.header] = (
+                head.durable,
+                head.priority,
+                head.first_acquirer,
+                head.delivery_count,
+            )
+        return Entry(
+            payload,
+            MESSAGE_FORMAT,
+            head.durable,
+            head.priority,
+            head.first_acquirer,
+            head.delivery_count,
+            expiry(head.ttl_ms, ttl_s, now),
+            head.ttl_ms is not None,
+        )
+
+
+def departing(entry: Entry, now: float) -> Payload:
+    """What to send of an altered *entry*: its header brought up to date (§3.2.1).
+
+    The ttl is reduced by the time spent here, failed deliveries are counted, and whoever gets it
+    after somebody else is not its first acquirer. Bytes if it is small, pieces if it is large.
+    """
+    if entry.message_format != MESSAGE_FORMAT:
+        return entry.payload
+    head = walk_head(entry.payload)
+    pieces = head.reencode(
+        ttl_ms=None if head.ttl_ms is None else remaining_ms(entry.expires_at, now),
+        first_acquirer=entry.first_acquirer and not entry.attempts,
+        delivery_count=entry.delivery_count,
+    )
+    return b"".join(pieces) if len(entry.payload) < JOIN_MAX else pieces
+
+
+def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAULT_LIMITS) -> None:
+    """Merge *changes* into the message annotations (§3.4.5).
+
+    What would make them larger than ``annotations_max`` is left out altogether, since each
+    delivery could add more.
+    """
+    if entry.message_format != MESSAGE_FORMAT:
+        return
+    head = walk_head(entry.payload, limits)
+    section = merge_annotations(head.message_annotations, changes, limits)
+    if len(section) <= max(limits.annotations_max, len(head.message_annotations)):
+        entry.payload = head.header + section + head.rest
+
+
+def dead_letter(entry: Entry, source: str, reason: str, error: Error | None) -> Entry:
+    """The message for a dead-letter address, with its past in its message annotations.
+
+    It has no time to live any more: otherwise what expired would be lost on the way.
+    """
+    if entry.message_format != MESSAGE_FORMAT:
+        return Entry(entry.payload, entry.message_format)
+    head = walk_head(entry.payload)
+    section = merge_annotations(
+        head.message_annotations, dead_letter_annotations(source, reason, error)
+    )
+    pieces = head.reencode(
+        ttl_ms=None,
+        first_acquirer=False,
+        delivery_count=entry.delivery_count,
+        message_annotations=section,
+    )
+    return Entry(
+        b"".join(pieces),
+        MESSAGE_FORMAT,
+        entry.durable,
+        entry.priority,
+        False,
+        entry.delivery_count,
+    )

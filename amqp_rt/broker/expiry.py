@@ -1,0 +1,53 @@
+"""Times to live, and why a message is given up. Pure; the time is an argument.
+
+``ttl`` counts from a message's arrival (Part 3 §3.2.1, decision 4), on the wall clock, so that a
+store can keep the moment of expiry.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from ..outcomes import Error
+from ..values import Symbol
+
+#: When a message without a time to live expires.
+NEVER: Final = inf
+
+#: Why a message was given up.
+REJECTED: Final = "rejected"
+EXPIRED: Final = "expired"
+MAX_DELIVERIES: Final = "max-deliveries"
+MAX_ATTEMPTS: Final = "max-attempts"
+
+#: Message annotations of a dead-lettered message: the address that gave it up, one of the reasons
+#: above, and what the consumer said when it rejected the message.
+SOURCE: Final = Symbol("x-opt-deadletter-source")
+REASON: Final = Symbol("x-opt-dead-letter-reason")
+CONDITION: Final = Symbol("x-opt-dead-letter-condition")
+DESCRIPTION: Final = Symbol("x-opt-dead-letter-description")
+INFO: Final = Symbol("x-opt-dead-letter-info")
+
+
+def expiry(ttl_ms: int | None, ttl_s: float | None, now: float) -> float:
+    """When a message that arrives *now* expires: by its own *ttl_ms* or its node's *ttl_s*."""
+    own = NEVER if ttl_ms is None else now + ttl_ms / 1000
+    return own if ttl_s is None else min(own, now + ttl_s)
+
+
+def remaining_ms(expires_at: float, now: float) -> int:
+    """The reduced ``ttl`` for the next hop. Never 0 before it has expired (§3.2.1)."""
+    return min(max(1, int((expires_at - now) * 1000)), 0xFFFF_FFFF)
+
+
+def dead_letter_annotations(source: str, reason: str, error: Error | None) -> dict[Symbol, object]:
+    """What a dead-lettered message says about its past."""
+    annotations: dict[Symbol, object] = {SOURCE: source, REASON: reason}
+    if error is not None:
+        annotations[CONDITION] = Symbol(error.condition)
+        if error.description is not None:
+            annotations[DESCRIPTION] = error.description
+        if error.info:
+            annotations[INFO] = error.info
+    return annotations

@@ -1,0 +1,579 @@
+"""A queue: put, offer, settle, requeue (Part 3 §3.3).
+
+Pure: the wall clock is passed in and read only where a message has a time to live. A message is
+AVAILABLE while it lies in a slot, ACQUIRED while a delivery holds it, and ARCHIVED once nobody
+does. It keeps its sequence number all its life, which is its place in the queue: what comes back
+is delivered again before anything that was behind it.
+
+The cost of each operation does not grow with the depth of the queue. Slots lie in segments that
+are found by sequence number; messages never taken are contiguous, so that the next one is known;
+those that came back wait in a heap; consumers without credit are in no list that anybody walks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Final
+
+from ..errors import LocalProtocolError
+from ..outcomes import Accepted, Error, Modified, Rejected
+from .entries import NEVER, Entry, annotate, departing
+from .subscriptions import Browser, DistributionNode, Subscription
+
+#: Slots of a segment.
+_SEGMENT: Final = 128
+_SHIFT: Final = 7
+_MASK: Final = 127
+
+#: Messages that one consumer gets in a row when no other waits.
+_RUN: Final = 64
+
+
+class Memory:
+    """Bytes of messages over all nodes that share this object, and how many there may be."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held: int = 0
+
+
+class Counts:
+    """What has happened at a node since it was made."""
+
+    def __init__(self) -> None:
+        self.enqueued: int = 0
+        self.delivered: int = 0
+        self.accepted: int = 0
+        self.requeued: int = 0
+        self.dead_lettered: int = 0
+        self.expired: int = 0
+        #: Archived without being accepted: rejected or worn out with no dead-letter address,
+        #: purged, or abandoned by a default outcome.
+        self.dropped: int = 0
+
+
+class _Segment:
+    """Neighbouring slots."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.slots: list[Entry | None] = [None] * _SEGMENT
+        self.live: int = 0
+
+
+def _ignore_room() -> None:
+    """Nobody waits for room."""
+
+
+class MessageQueue(DistributionNode):
+    """The messages of one queue, and who takes them.
+
+    Args:
+        memory: Shared account of bytes.
+        wall: The wall clock, for times to live.
+        bury: What becomes of a message that is given up: called with the entry, the reason and
+            the error that the consumer gave. It returns false if there is no place for such
+            messages; they are dropped then.
+        max_deliveries: Failed deliveries (``delivery-count``) after which a message is given up.
+        max_attempts: Acquisitions, however they ended, after which a message that comes back is
+            given up (decision 10).
+        length_max: Messages that the queue holds, acquired ones included; 0 for any number.
+        bytes_max: Bytes that the queue holds.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        wall: Callable[[], float],
+        bury: Callable[[Entry, str, Error | None], bool],
+        *,
+        max_deliveries: int = 0,
+        max_attempts: int = 0,
+        length_max: int = 0,
+        bytes_max: int,
+    ) -> None:
+        self.memory = memory
+        self.wall = wall
+        self.bury = bury
+        self.max_deliveries = max_deliveries
+        self.max_attempts = max_attempts
+        self.length_max = length_max
+        self.bytes_max = bytes_max
+        #: Called when messages have gone and ``awaited`` is set.
+        self.on_room: Callable[[], None] = _ignore_room
+        #: Somebody waits for room.
+        self.awaited: bool = False
+        self.counts = Counts()
+        #: Messages that are AVAILABLE, and that are ACQUIRED.
+        self.available: int = 0
+        self.acquired: int = 0
+        #: Payload bytes of both.
+        self.bytes: int = 0
+        self.consumers: dict[int, Subscription] = {}
+        self.browsers: dict[int, Browser] = {}
+        self.deleted: bool = False
+        self._identities: int = 0
+        self._segments: dict[int, _Segment] = {}
+        self._tail: _Segment = _Segment(0)
+        self._segments[0] = self._tail
+        #: Never taken: the slots from ``_head`` up to ``_next``, without a gap.
+        self._head: int = 0
+        self._next: int = 0
+        #: Sequence numbers of what came back, for everybody, and by the links that must not get it.
+        self._returned: list[int] = []
+        self._apart: dict[frozenset[int], list[int]] = {}
+        #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
+        self._ring: deque[Subscription] = deque()
+        self._pumping: bool = False
+        self._freed: bool = False
+
+    # --- Room ---
+
+    @property
+    def held(self) -> int:
+        """Messages that take up room: available or acquired."""
+        return self.available + self.acquired
+
+    def room(self) -> int:
+        """How many more messages the queue can hold, at the mean size of those it has."""
+        held = self.available + self.acquired
+        free = self.bytes_max - self.bytes
+        memory = self.memory
+        free = min(free, memory.limit - memory.held)
+        mean = self.bytes // held if held else 1024
+        room = free // mean if mean > 64 else free // 64
+        if self.length_max and self.length_max - held < room:
+            room = self.length_max - held
+        return max(0, room)
+
+    def fits(self, size: int) -> bool:
+        """Whether a message of *size* bytes may still come in."""
+        memory = self.memory
+        return self.bytes + size <= self.bytes_max and memory.held + size <= memory.limit
+
+    # --- Putting ---
+
+    def put(self, entry: Entry) -> None:
+        """Take responsibility for *entry* and deliver it if somebody waits."""
+        sequence = self._next
+        entry.sequence = sequence
+        size = len(entry.payload)
+        self.bytes += size
+        self.memory.held += size
+        self.counts.enqueued += 1
+        if self._ring and not self.available and not self._pumping and not self.browsers:
+            # Nobody is before it and somebody waits: it needs no slot.
+            subscription = self._ring[0]
+            if subscription.link.writable and self._hand(subscription, entry):
+                self._head = self._next = sequence + 1
+                if subscription.link.credit <= 0:
+                    self._retire(subscription)
+                elif len(self._ring) > 1:
+                    self._ring.rotate(-1)
+                self._tell_of_room()
+                return
+        self._next = sequence + 1
+        self._place(entry, sequence)
+        for browser in list(self.browsers.values()):
+            self._browse(browser)
+        if self._ring:
+            self.pump()
+
+    def _place(self, entry: Entry, sequence: int) -> None:
+        number = sequence >> _SHIFT
+        segment = self._tail
+        if segment.number != number:
+            found = self._segments.get(number)
+            if found is None:
+                found = _Segment(number)
+                self._segments[number] = found
+            if number > segment.number:
+                if not segment.live:
+                    del self._segments[segment.number]
+                self._tail = found
+            segment = found
+        segment.slots[sequence & _MASK] = entry
+        segment.live += 1
+        self.available += 1
+
+    def _look(self, sequence: int) -> Entry | None:
+        segment = self._segments.get(sequence >> _SHIFT)
+        return None if segment is None else segment.slots[sequence & _MASK]
+
+    def _remove(self, sequence: int) -> Entry:
+        segment = self._segments[sequence >> _SHIFT]
+        entry = segment.slots[sequence & _MASK]
+        assert entry is not None
+        segment.slots[sequence & _MASK] = None
+        segment.live -= 1
+        if not segment.live and segment is not self._tail:
+            del self._segments[segment.number]
+        self.available -= 1
+        return entry
+
+    # --- Delivering ---
+
+    def subscribe(
+        self,
+        *,
+        default_outcome: Any,
+        outcomes: tuple[Any, ...] | None = None,
+        settled: bool = False,
+    ) -> Subscription:
+        """A new consumer; it is to be the endpoint of a sending link."""
+        self._identities += 1
+        subscription = Subscription(
+            self,
+            self._identities,
+            default_outcome=default_outcome,
+            outcomes=outcomes,
+            settled=settled,
+        )
+        self.consumers[subscription.identity] = subscription
+        return subscription
+
+    def browse(self, *, settled: bool = False) -> Browser:
+        """A new browser; it sees what is available now and what arrives later (§3.5.7 *copy*)."""
+        self._identities += 1
+        older = sorted(self._older(), reverse=True)
+        browser = Browser(self, self._identities, backlog=older, cursor=self._head, settled=settled)
+        self.browsers[browser.identity] = browser
+        return browser
+
+    def serve(self, subscription: Subscription) -> None:
+        """Credit or room has come: send what there is, or give the credit back."""
+        link = subscription.link
+        waiting = self.available
+        if isinstance(subscription, Browser):
+            self._browse(subscription)
+            waiting = len(subscription.backlog) + self._next - max(subscription.cursor, self._head)
+        else:
+            if not subscription.ready and link.credit > 0 and not self.deleted:
+                subscription.ready = True
+                self._ring.append(subscription)
+            self.pump()
+            waiting = self.available
+        link.offer(waiting)
+        if link.draining and (link.credit <= 0 or link.writable):
+            link.drained()
+
+    def pump(self) -> None:
+        """Deliver as long as there are messages and consumers that may have them."""
+        if self._pumping or self.deleted:
+            return
+        self._pumping = True
+        try:
+            ring = self._ring
+            passed = 0
+            # Who may have nothing of what there is keeps its place, and is passed over once.
+            while self.available and passed < len(ring):
+                subscription = ring[0]
+                served = self._serve_run(subscription, 1 if len(ring) > 1 else _RUN)
+                if subscription.ready:
+                    passed = 0 if served else passed + 1
+                    if len(ring) > 1:
+                        ring.rotate(-1)
+        finally:
+            self._pumping = False
+        self._tell_of_room()
+
+    def _serve_run(self, subscription: Subscription, run: int) -> bool:
+        """Up to *run* messages for the first in the ring; whether it got any."""
+        served = False
+        link = subscription.link
+        while run > 0 and self.available:
+            if not link.writable:
+                self._retire(subscription)
+                break
+            entry = self._take(subscription)
+            if entry is None:
+                break
+            if self._hand(subscription, entry):
+                served = True
+                run -= 1
+                if link.credit <= 0:
+                    self._retire(subscription)
+                    break
+            else:
+                self._put_back(entry)
+                if not link.attached:
+                    # Its endpoint will hear so.
+                    self._retire(subscription)
+                    break
+        return served
+
+    def _retire(self, subscription: Subscription) -> None:
+        """The first in the ring has no credit or no room; it queues up again when it has."""
+        self._ring.popleft()
+        subscription.ready = False
+
+    def _take(self, subscription: Subscription) -> Entry | None:
+        """The first message that *subscription* may have."""
+        while True:
+            sequence = -1
+            heap: list[int] | None = None
+            key: frozenset[int] | None = None
+            if self._returned:
+                heap = self._returned
+                sequence = heap[0]
+            elif self._head < self._next:
+                sequence = self._head
+            if self._apart:
+                for avoid, others in self._apart.items():
+                    if subscription.identity not in avoid and (
+                        sequence < 0 or others[0] < sequence
+                    ):
+                        heap = others
+                        key = avoid
+                        sequence = others[0]
+            if sequence < 0:
+                return None
+            if heap is None:
+                self._head = sequence + 1
+            else:
+                heapq.heappop(heap)
+                if key is not None and not heap:
+                    del self._apart[key]
+            entry = self._remove(sequence)
+            if entry.expires_at == NEVER or entry.expires_at > self.wall():
+                return entry
+            self._expire(entry)
+
+    def _hand(self, subscription: Subscription, entry: Entry) -> bool:
+        """Send *entry*; false if the link is gone, or cannot take this one."""
+        link = subscription.link
+        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        settled = subscription.settled
+        try:
+            link.send(
+                payload,
+                None if settled else entry,
+                settled=settled,
+                message_format=entry.message_format,
+            )
+        except LocalProtocolError:
+            if link.attached:
+                # Too large for it.
+                entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
+            return False
+        entry.attempts += 1
+        self.counts.delivered += 1
+        if settled:
+            self.counts.accepted += 1
+            self._archive(entry)
+        else:
+            self.acquired += 1
+        return True
+
+    # --- Settling ---
+
+    def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+        """A delivery of *entry* has ended in *outcome* (§3.4); ``concluded`` follows."""
+        if self.deleted:
+            return
+        self.acquired -= 1
+        kind = type(outcome)
+        if kind is Accepted:
+            self.counts.accepted += 1
+            self._archive(entry)
+            return
+        if kind is Rejected:
+            # Counts as a delivery that failed, unlike release (§3.4.3, §3.4.4).
+            entry.delivery_count += 1
+            entry.altered = True
+            self._give_up(entry, "rejected", outcome.error)
+            return
+        if kind is Modified:
+            if outcome.delivery_failed:
+                entry.delivery_count += 1
+                entry.altered = True
+            if outcome.message_annotations:
+                size = len(entry.payload)
+                annotate(entry, outcome.message_annotations)
+                grown = len(entry.payload) - size
+                self.bytes += grown
+                self.memory.held += grown
+            if outcome.undeliverable_here:
+                entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
+        if self.max_deliveries and entry.delivery_count >= self.max_deliveries:
+            self._give_up(entry, "max-deliveries", None)
+        elif self.max_attempts and entry.attempts >= self.max_attempts:
+            self._give_up(entry, "max-attempts", None)
+        else:
+            self.counts.requeued += 1
+            self._put_back(entry)
+
+    def concluded(self) -> None:
+        """The batch of outcomes is complete: what came back may be delivered again."""
+        if self.available and self._ring:
+            self.pump()
+        self._tell_of_room()
+
+    def leave(self, subscription: Subscription) -> None:
+        """The subscription's link is over."""
+        self.browsers.pop(subscription.identity, None)
+        if self.consumers.pop(subscription.identity, None) is None:
+            return
+        if subscription.ready:
+            subscription.ready = False
+            self._ring.remove(subscription)
+        # What only this link must not get is for everybody now.
+        for avoid in [avoid for avoid in self._apart if subscription.identity in avoid]:
+            moved = self._apart.pop(avoid)
+            rest = avoid - {subscription.identity}
+            heap = self._apart.setdefault(rest, []) if rest else self._returned
+            heap += moved
+            heapq.heapify(heap)
+
+    def _put_back(self, entry: Entry) -> None:
+        """*entry* is AVAILABLE again, at its old place."""
+        if entry.first_acquirer:
+            entry.altered = True
+        sequence = entry.sequence
+        heap = self._returned
+        if entry.avoid:
+            entry.avoid = frozenset(link for link in entry.avoid if link in self.consumers)
+            if entry.avoid:
+                heap = self._apart.setdefault(entry.avoid, [])
+        heapq.heappush(heap, sequence)
+        self._place(entry, sequence)
+
+    def _archive(self, entry: Entry) -> None:
+        size = len(entry.payload)
+        self.bytes -= size
+        self.memory.held -= size
+        self._freed = True
+
+    def _expire(self, entry: Entry) -> None:
+        self.counts.expired += 1
+        self._give_up(entry, "expired", None)
+
+    def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
+        self._archive(entry)
+        if self.bury(entry, reason, error):
+            self.counts.dead_lettered += 1
+        else:
+            self.counts.dropped += 1
+
+    def _tell_of_room(self) -> None:
+        if self._freed:
+            self._freed = False
+            if self.awaited:
+                self.on_room()
+
+    # --- Browsing ---
+
+    def _unseen(self, browser: Browser) -> int:
+        """The sequence number that *browser* is to see next, -1 for none."""
+        if browser.backlog:
+            return browser.backlog[-1]
+        browser.cursor = max(browser.cursor, self._head)
+        return browser.cursor if browser.cursor < self._next else -1
+
+    def _browse(self, browser: Browser) -> None:
+        link = browser.link
+        if link is None or self.deleted:
+            return
+        while link.credit > 0 and link.writable:
+            sequence = self._unseen(browser)
+            if sequence < 0:
+                return
+            entry = self._look(sequence)
+            if entry is not None and (entry.expires_at == NEVER or entry.expires_at > self.wall()):
+                payload = departing(entry, self.wall()) if entry.altered else entry.payload
+                try:
+                    link.send(
+                        payload,
+                        None,
+                        settled=browser.settled,
+                        message_format=entry.message_format,
+                    )
+                except LocalProtocolError:
+                    if not link.attached:
+                        return
+            if browser.backlog:
+                browser.backlog.pop()
+            else:
+                browser.cursor = sequence + 1
+
+    # --- What operators do ---
+
+    def _older(self) -> list[int]:
+        """What is available although it was taken before: its sequence numbers, in no order."""
+        return [*self._returned, *chain.from_iterable(self._apart.values())]
+
+    def peek(self, count: int, after: int = -1) -> list[Entry]:
+        """The first *count* available messages with higher sequence numbers than *after*."""
+        found: list[Entry] = []
+        older = sorted(sequence for sequence in self._older() if sequence > after)
+        fresh = range(max(self._head, after + 1), self._next)
+        for sequence in chain(older, fresh):
+            if len(found) >= count:
+                break
+            entry = self._look(sequence)
+            if entry is not None:
+                found.append(entry)
+        return found
+
+    def withdraw(self, count: int) -> list[Entry]:
+        """Take away the first *count* available messages."""
+        found = self.peek(count)
+        self._forget(found)
+        return found
+
+    def purge(self) -> int:
+        """Drop every available message; how many there were."""
+        found = self.peek(self.available)
+        self._forget(found)
+        self.counts.dropped += len(found)
+        return len(found)
+
+    def sweep(self) -> None:
+        """Give up what has expired at the front; messages behind it are not looked at."""
+        for avoid, heap in [(None, self._returned), *self._apart.items()]:
+            while heap and self._expired(heap[0]):
+                self._expire(self._remove(heapq.heappop(heap)))
+            if avoid is not None and not heap:
+                del self._apart[avoid]
+        while self._head < self._next and self._expired(self._head):
+            self._head += 1
+            self._expire(self._remove(self._head - 1))
+        self._tell_of_room()
+
+    def _expired(self, sequence: int) -> bool:
+        entry = self._look(sequence)
+        return entry is not None and entry.expires_at != NEVER and entry.expires_at <= self.wall()
+
+    def _forget(self, entries: list[Entry]) -> None:
+        """Remove *entries*, which are the first ones."""
+        gone = {entry.sequence for entry in entries}
+        for heap in (self._returned, *self._apart.values()):
+            heap[:] = [sequence for sequence in heap if sequence not in gone]
+            heapq.heapify(heap)
+        self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        for sequence in gone:
+            self._remove(sequence)
+        while self._head in gone:
+            self._head += 1
+        for entry in entries:
+            self._archive(entry)
+        self._tell_of_room()
+
+    def delete(self) -> None:
+        """The queue is no more; what it held is dropped, and late outcomes do nothing."""
+        self.deleted = True
+        self.counts.dropped += self.available + self.acquired
+        self.memory.held -= self.bytes
+        self.bytes = self.available = self.acquired = 0
+        self._head = self._next
+        self._returned.clear()
+        self._apart.clear()
+        self._segments.clear()
+        self._tail = _Segment(self._next >> _SHIFT)
+        self._segments[self._tail.number] = self._tail
+        for subscription in self._ring:
+            subscription.ready = False
+        self._ring.clear()

@@ -1,0 +1,161 @@
+"""One consumer's view of a node: its credit, and what it was given (Part 3 §3.3).
+
+Pure: no time, no waiting. A subscription is the endpoint of a sending link, so that what the
+peer says reaches its node in one call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..fronts.base import SendingLink
+from ..outcomes import Accepted, Error, Modified, Received, Rejected, Released
+from .entries import Entry
+
+#: Any of the four standard outcomes.
+_OUTCOMES = (Accepted, Rejected, Released, Modified)
+
+
+class DistributionNode:
+    """What a subscription draws from. Its methods are called by subscriptions only."""
+
+    def serve(self, subscription: Subscription) -> None:
+        """Credit or room has come: send what there is."""
+        raise NotImplementedError
+
+    def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+        """A delivery of *entry* has ended in *outcome*; ``concluded`` follows after the batch."""
+        raise NotImplementedError
+
+    def concluded(self) -> None:
+        """The batch of outcomes is complete."""
+        raise NotImplementedError
+
+    def leave(self, subscription: Subscription) -> None:
+        """The subscription's link is over."""
+        raise NotImplementedError
+
+
+class Subscription:
+    """A consumer: takes messages away from its node (distribution-mode *move*).
+
+    Args:
+        node: Where messages come from.
+        identity: A number that no other subscription of the node ever has.
+        default_outcome: What is done with deliveries that end without an outcome (§3.5.3).
+        outcomes: The only outcome types that the link may use, None for all four.
+        settled: Messages are sent settled and are gone then.
+    """
+
+    def __init__(
+        self,
+        node: DistributionNode,
+        identity: int,
+        *,
+        default_outcome: Any,
+        outcomes: tuple[Any, ...] | None = None,
+        settled: bool = False,
+    ) -> None:
+        self.node = node
+        self.identity = identity
+        self.default_outcome = default_outcome
+        self.outcomes = outcomes
+        self.settled = settled
+        self.link: Any = None
+        #: It has its place among those whose turn will come.
+        self.ready: bool = False
+
+    # --- What the link says (fronts.base.SendingEndpoint) ---
+
+    def on_attached(self, link: SendingLink) -> None:
+        self.link = link
+
+    def on_credit(self, link: SendingLink) -> None:
+        self.node.serve(self)
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+        node = self.node
+        for delivery in deliveries:
+            outcome = delivery.state
+            entry = delivery.context
+            if not isinstance(entry, Entry):
+                if outcome is not None and entry != outcome:
+                    self._contradicted(link)
+                continue
+            if type(outcome) not in _OUTCOMES:
+                if not delivery.remote_settled:
+                    continue
+                if outcome is not None and type(outcome) is not Received:
+                    # Nothing of ours, such as the outcome of a transaction that we do not have.
+                    link.detach(
+                        Error("amqp:not-implemented", f"the state {outcome!r} has no meaning here")
+                    )
+                outcome = self.default_outcome
+            elif self.outcomes is not None and type(outcome) not in self.outcomes:
+                link.detach(
+                    Error(
+                        "amqp:invalid-field",
+                        f"{type(outcome).__name__.lower()} is not among the outcomes of this link",
+                    )
+                )
+                outcome = self.default_outcome
+            delivery.context = outcome
+            node.conclude(self, entry, outcome)
+            if not delivery.settled:
+                delivery.settle(outcome)
+        node.concluded()
+
+    def _contradicted(self, link: SendingLink) -> None:
+        """Two outcomes for one delivery are an error (decision 6)."""
+        link.detach(
+            Error("amqp:illegal-state", "a delivery was given two outcomes that contradict")
+        )
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        node = self.node
+        for delivery in getattr(link, "unsettled", ()):
+            entry = delivery.context
+            if isinstance(entry, Entry):
+                outcome = delivery.state
+                if type(outcome) not in _OUTCOMES or (
+                    self.outcomes is not None and type(outcome) not in self.outcomes
+                ):
+                    outcome = self.default_outcome
+                delivery.context = outcome
+                node.conclude(self, entry, outcome)
+        node.leave(self)
+        node.concluded()
+
+
+class Browser(Subscription):
+    """Sees the messages of a queue and leaves them there (distribution-mode *copy*).
+
+    Args:
+        node: The queue.
+        identity: As for :class:`Subscription`.
+        backlog: Sequence numbers of older messages that are available now, newest first.
+        cursor: The sequence number to go on with after those.
+        settled: Messages are sent settled.
+    """
+
+    def __init__(
+        self,
+        node: DistributionNode,
+        identity: int,
+        *,
+        backlog: list[int],
+        cursor: int,
+        settled: bool = False,
+    ) -> None:
+        super().__init__(node, identity, default_outcome=None, settled=settled)
+        self.backlog = backlog
+        self.cursor = cursor
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+        """Whatever it says, the message is as it was, and does not come twice (§3.5.2)."""
+        for delivery in deliveries:
+            if not delivery.settled and type(delivery.state) in _OUTCOMES:
+                delivery.settle(delivery.state)
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        self.node.leave(self)

@@ -66,12 +66,16 @@ class _Mandatory:
 #: Third item of a field that has no default and must not be null (§1.4.1).
 MANDATORY: Final = _Mandatory()
 
+_NULL: Final = b"\x40"
+
 # What the decoder reads in place, without a call; everything else goes through ``read``.
 _CALL: Final = 0
 _IN_PLACE_BOOLEAN: Final = 1
 _IN_PLACE_UINT: Final = 2
 _IN_PLACE_BINARY: Final = 3
-_IN_PLACE_STRING: Final = 4
+_IN_PLACE_SYMBOL: Final = 4
+_IN_PLACE_STRING: Final = 5
+_IN_PLACE_ANY: Final = 6
 
 
 class FieldType:
@@ -92,7 +96,7 @@ class FieldType:
         self.write: Callable[[bytearray, object], None] | None = write
         self.nested: Callable[[bytearray, object, int], None] | None = nested
         self.in_place: int = in_place
-        #: Whether the field may hold several values; none of them is then null.
+        #: Whether the field may hold several values; null is then none of them.
         self.multiple: bool = multiple
 
 
@@ -133,6 +137,16 @@ class Composite:
         self._reads: list[tuple[int, object, Callable[[Reader], object]]] = [
             (field.type.in_place, field.default, field.type.read) for field in fields
         ]
+        self._writes: list[
+            tuple[
+                object,
+                Callable[[bytearray, object], None] | None,
+                Callable[[bytearray, object, int], None] | None,
+            ]
+        ] = [
+            (None if field.mandatory else field.default, field.type.write, field.type.nested)
+            for field in fields
+        ]
         self._defaults: list[object] = [field.default for field in fields]
         self._attributes: list[str] = [field.attribute for field in fields]
         self._mandatory: list[int] = [i for i, field in enumerate(fields) if field.mandatory]
@@ -140,12 +154,6 @@ class Composite:
         self._get: Callable[[object], Any] | None = None
         if not issubclass(cls, Struct) and fields:
             self._get = operator.attrgetter(*self._attributes)
-
-    def has(self, descriptor: object) -> bool:
-        """Whether *descriptor* is the numeric or the symbolic one of this type."""
-        if type(descriptor) is Symbol:
-            return descriptor == self.symbol
-        return type(descriptor) is ULong and descriptor == self.code
 
     # --- Reading ---
 
@@ -191,10 +199,14 @@ class Composite:
                     begin = at + 2
                     at = begin + data[at + 1]
                     values.append(data[begin:at])
-                elif in_place == _IN_PLACE_STRING and code == 0xA1:
+                elif code == 0xA1 and in_place >= _IN_PLACE_STRING:
                     begin = at + 2
                     at = begin + data[at + 1]
                     values.append(data[begin:at].decode("utf-8"))
+                elif code == 0xA3 and in_place == _IN_PLACE_SYMBOL:
+                    begin = at + 2
+                    at = begin + data[at + 1]
+                    values.append(Symbol(data[begin:at], "ascii"))
                 else:
                     r.at = at
                     values.append(read(r))
@@ -206,7 +218,7 @@ class Composite:
         except IndexError:
             raise self._bad(len(values), "the octets end inside it") from None
         except UnicodeDecodeError as error:
-            raise self._bad(len(values), f"not UTF-8: {error.reason}") from None
+            raise self._bad(len(values), f"not {error.encoding}: {error.reason}") from None
         except DecodeError as error:
             raise self._bad(len(values), error.description) from None
         if len(values) < len(self._defaults):
@@ -251,40 +263,36 @@ class Composite:
     def write(self, out: bytearray, value: object, depth: int = 0) -> None:
         """Append *value* with its descriptor."""
         depth = deeper(depth)
-        out += self.prefix
         items = self._items_of(value)
+        for index in self._mandatory:
+            if items[index] is None:
+                raise EncodeError(f"{self.name}.{self.fields[index].name} is mandatory")
+        out += self.prefix
         at = open_compound(out, 0xC1 if self.as_map else 0xC0)
         count = 0
-        index = -1
-        for item in items:
-            index += 1
-            if index == len(self.fields):
-                break
-            field = self.fields[index]
+        for index in range(len(self._writes)):
+            item = items[index]
             if item is None:
-                if field.mandatory:
-                    raise EncodeError(f"{self.name}.{field.name} is mandatory")
                 continue
-            default = field.default
+            default, write, nested = self._writes[index]
             if default is not None and item == default:
                 continue
-            if field.type.multiple and not item:
-                continue
             if self.as_map:
-                write_symbol(out, field.name)
+                write_symbol(out, self.fields[index].name)
                 count += 2
             else:
                 if count != index:
-                    out += b"\x40" * (index - count)
+                    out += _NULL * (index - count)
                 count = index + 1
             try:
-                kind = field.type
-                if kind.write is not None:
-                    kind.write(out, item)
-                elif kind.nested is not None:
-                    kind.nested(out, item, depth)
+                if write is not None:
+                    write(out, item)
+                elif nested is not None:
+                    nested(out, item, depth)
             except EncodeError as error:
-                raise EncodeError(f"{self.name}.{field.name}: {error.description}") from None
+                raise EncodeError(
+                    f"{self.name}.{self.fields[index].name}: {error.description}"
+                ) from None
         if count == 0 and not self.as_map:
             del out[at:]
             out.append(0x45)
@@ -436,9 +444,10 @@ def encode_composite(value: object) -> bytes:
 def read_composite(r: Reader, *classes: type[T]) -> T:
     """Read a described value that must be of one of *classes*."""
     descriptor = _read_descriptor(r)
+    numeric = isinstance(descriptor, int)
     for cls in classes:
         table = composite_of(cls)
-        if table.has(descriptor):
+        if (table.code if numeric else table.symbol) == descriptor:
             return cast("T", table.read(r))
     raise _unknown(descriptor, [composite_name(cls) for cls in classes])
 
@@ -484,18 +493,24 @@ def read_described_as(r: Reader, registry: Registry) -> object:
 
 
 def _look_up(registry: Registry, descriptor: object) -> Composite | None:
-    # Only these two types are descriptors of ours; an int 36 means nothing.
-    if type(descriptor) is ULong or type(descriptor) is Symbol:
-        return registry.get(descriptor)
-    return None
+    return registry.get(descriptor) if descriptor is not None else None
 
 
-def _read_descriptor(r: Reader) -> object:
+def _read_descriptor(r: Reader) -> int | str | None:
+    """The descriptor of the value that comes next; None if it is neither ulong nor symbol."""
     code = r.peek_code()
     if code != 0x00:
         raise DecodeError(f"a described value expected, not constructor 0x{code:02x}")
-    r.at += 1
-    return r.read_value()
+    at = r.at
+    r.at = at + 1
+    if r.peek_code() == 0x53 and at + 2 < r.end:
+        r.at = at + 3
+        return r.data[at + 2]
+    descriptor = r.read_value()
+    # Only these two types are descriptors of ours; an int 36 means nothing.
+    if isinstance(descriptor, ULong | Symbol):
+        return descriptor
+    return None
 
 
 def _unknown(descriptor: object, names: list[str]) -> DecodeError:
@@ -622,7 +637,9 @@ def _write_symbols(out: bytearray, value: object, depth: int) -> None:
     if not isinstance(value, tuple | list | set | frozenset | Array):
         raise refused("symbols", value)
     items = tuple(value)
-    if len(items) == 1:
+    if not items:
+        out += _NULL
+    elif len(items) == 1:
         write_symbol(out, items[0])
     else:
         write_array(out, Array(items, Symbol), depth)
@@ -655,7 +672,9 @@ BINARY: Final = FieldType(
 STRING: Final = FieldType(
     "string", _reads("string", 0xA1, 0xB1), write_string, in_place=_IN_PLACE_STRING
 )
-SYMBOL: Final = FieldType("symbol", _reads("symbol", 0xA3, 0xB3), write_symbol)
+SYMBOL: Final = FieldType(
+    "symbol", _reads("symbol", 0xA3, 0xB3), write_symbol, in_place=_IN_PLACE_SYMBOL
+)
 LIST: Final = FieldType("list", _reads("list", 0x45, 0xC0, 0xD0), nested=write_list)
 MAP: Final = FieldType("map", _reads("map", 0xC1, 0xD1), nested=_write_map)
 #: A map with symbols for keys (Part 2 §2.8.13). Strings are taken as keys too, since peers confuse them.
@@ -663,7 +682,7 @@ FIELDS: Final = FieldType("fields", _read_fields, nested=_write_fields)
 #: The same with ulong keys besides, which the standard reserves (Part 3 §3.2.10).
 ANNOTATIONS: Final = FieldType("annotations", _read_annotations, nested=_write_annotations)
 #: ``*``: a value of any type.
-ANY: Final = FieldType("*", _read_any, nested=write_value)
+ANY: Final = FieldType("*", _read_any, nested=write_value, in_place=_IN_PLACE_ANY)
 #: ``multiple="true"`` symbols (§1.4.4): null, one, or an array; some peers send a list.
 SYMBOLS: Final = FieldType("symbol", _read_symbols, nested=_write_symbols, multiple=True)
 

@@ -81,7 +81,8 @@ class Reader:
     ) -> None:
         self.data: bytes = data
         self.at: int = at
-        self.end: int = len(data) if end is None else min(end, len(data))
+        size = len(data)
+        self.end: int = size if end is None or end > size else end
         self.depth: int = min(limits.nesting_max, NESTING_CEILING)
         self.elements: int = limits.elements_max
 
@@ -112,7 +113,7 @@ class Reader:
             if width >= 0:
                 self.take(width)
             elif width == _VARIABLE8:
-                self.take(self.data[self.take(1)])
+                self.take_sized()
             elif width == _VARIABLE32:
                 self.take(self.take_u32())
             elif code == 0:
@@ -129,6 +130,17 @@ class Reader:
         after = at + width
         if after > self.end:
             raise DecodeError(f"{width} octets expected, {self.end - at} are left")
+        self.at = after
+        return at
+
+    def take_sized(self) -> int:
+        """Step over a size of one octet and as many octets; say where those began."""
+        at = self.at + 1
+        if at > self.end:
+            raise DecodeError("a size expected, no octet is left")
+        after = at + self.data[at - 1]
+        if after > self.end:
+            raise DecodeError(f"{after - at} octets expected, {self.end - at} are left")
         self.at = after
         return at
 
@@ -154,7 +166,10 @@ class Reader:
     def leave(self, outer: int) -> None:
         """Come out again; everything in it must have been read."""
         if self.at != self.end:
-            raise DecodeError(f"{self.end - self.at} octets are left over after the last element")
+            left = self.end - self.at
+            if left < 0:
+                raise DecodeError(f"the last element is {-left} octets longer than what holds it")
+            raise DecodeError(f"{left} octets are left over after the last element")
         self.depth += 1
         self.end = outer
 
@@ -352,7 +367,7 @@ def _read_uuid(r: Reader) -> object:
 
 
 def _read_binary8(r: Reader) -> object:
-    at = r.take(r.data[r.take(1)])
+    at = r.take_sized()
     return r.data[at : r.at]
 
 
@@ -376,7 +391,7 @@ def _symbol(octets: bytes) -> Symbol:
 
 
 def _read_string8(r: Reader) -> object:
-    at = r.take(r.data[r.take(1)])
+    at = r.take_sized()
     return _text(r.data[at : r.at])
 
 
@@ -386,7 +401,7 @@ def _read_string32(r: Reader) -> object:
 
 
 def _read_symbol8(r: Reader) -> object:
-    at = r.take(r.data[r.take(1)])
+    at = r.take_sized()
     return _symbol(r.data[at : r.at])
 
 

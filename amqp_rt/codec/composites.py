@@ -150,7 +150,7 @@ class Composite:
         self._defaults: list[object] = [field.default for field in fields]
         self._attributes: list[str] = [field.attribute for field in fields]
         self._mandatory: list[int] = [i for i, field in enumerate(fields) if field.mandatory]
-        self._by_position: bool = _takes_positions(cls)
+        self._by_position: bool = _takes_positions(cls, fields)
         self._get: Callable[[object], Any] | None = None
         if not issubclass(cls, Struct) and fields:
             self._get = operator.attrgetter(*self._attributes)
@@ -348,15 +348,16 @@ def _compile(
     attributes = [str(entry[0]) for entry in declared]
     names = [attribute.replace("_", "-") for attribute in attributes]
     if issubclass(cls, Struct):
-        if list(cls.__struct_fields__) != attributes:
-            raise TypeError(
-                f"{cls.__name__} has the attributes {list(cls.__struct_fields__)}, "
-                f"but its composite type has {attributes}"
-            )
-        if as_map:
-            names = list(cls.__struct_encode_fields__)
-    elif as_map:
-        names = attributes
+        has = list(cls.__struct_fields__)
+        keys = list(cls.__struct_encode_fields__)
+    else:
+        has = keys = list(inspect.signature(cls).parameters)
+    if has != attributes:
+        raise TypeError(
+            f"{cls.__name__} has the attributes {has}, but its composite type has {attributes}"
+        )
+    if as_map:
+        names = keys
     fields: list[Field] = []
     for entry, name in zip(declared, names, strict=True):
         kind: FieldType = entry[1]
@@ -369,10 +370,24 @@ def _kebab(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
-def _takes_positions(cls: type) -> bool:
-    """Whether ``cls(*values)`` works, which it does not for keyword-only classes."""
-    parameters = inspect.signature(cls).parameters.values()
-    return all(parameter.kind is not inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
+def _takes_positions(cls: type, fields: list[Field]) -> bool:
+    """Whether ``cls(*values)`` works, which it does not for keyword-only classes.
+
+    Raises:
+        TypeError: The class gives a field another default than the wire does.
+    """
+    parameters = inspect.signature(cls).parameters
+    by_position = True
+    for field in fields:
+        parameter = parameters[field.attribute]
+        by_position = by_position and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+        default = parameter.default
+        if default is not inspect.Parameter.empty and default != field.default:
+            raise TypeError(
+                f"{cls.__name__}.{field.attribute} has the default {default!r}, "
+                f"but its composite type has {field.default!r}"
+            )
+    return by_position
 
 
 # --- Using composite classes ------------------------------------------------------------------

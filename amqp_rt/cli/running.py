@@ -1,0 +1,101 @@
+"""What every command needs: trio under click, errors as sentences, logs on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import click
+import trio
+
+from ..errors import AmqpError
+
+T = TypeVar("T")
+
+URL_OPTION = click.option(
+    "--url",
+    metavar="URL",
+    envvar="AMQP_URL",
+    default="amqp://127.0.0.1:5672",
+    show_default=True,
+    show_envvar=True,
+    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], or amqp+unix:///PATH.",
+)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def set_up_logs(level: str, form: str) -> None:
+    """Send the logs of the package to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+        )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that says most in a group: the first that is ours, else the first of all."""
+    flat: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending = [*error.exceptions, *pending]
+        else:
+            flat.append(error)
+    return next((e for e in flat if isinstance(e, AmqpError | OSError)), flat[0])
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Run *work* under trio.
+
+    Raises:
+        click.ClickException: What went wrong, in one sentence.
+    """
+    try:
+        return trio.run(work)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
+    except BaseExceptionGroup as group:
+        error = first_of(group)
+        if isinstance(error, KeyboardInterrupt):
+            raise click.exceptions.Exit(130) from None
+        if isinstance(error, AmqpError | OSError):
+            raise click.ClickException(str(error)) from None
+        raise
+    except (AmqpError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+async def signalled(stop: Callable[[], None]) -> None:
+    """Call *stop* at the first SIGINT or SIGTERM; the second one ends the process at once."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        seen = 0
+        async for number in signals:
+            seen += 1
+            if seen > 1:
+                sys.stderr.write("stopped without waiting\n")
+                sys.stderr.flush()
+                raise SystemExit(128 + number)
+            stop()

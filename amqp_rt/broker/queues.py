@@ -38,6 +38,27 @@ class Memory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held: int = 0
+        #: Called one by one when there is room again.
+        self.waiting: dict[Any, Callable[[], None]] = {}
+
+    @property
+    def scarce(self) -> bool:
+        """More than seven eighths are in use."""
+        return self.held * 8 > self.limit * 7
+
+    def wait(self, who: Any, on_room: Callable[[], None]) -> None:
+        """Call *on_room* when memory is no longer scarce, if it is now."""
+        if self.scarce:
+            self.waiting[who] = on_room
+
+    def tell(self) -> None:
+        """Wake those who wait, as long as there is room."""
+        for who in list(self.waiting):
+            if self.scarce:
+                break
+            on_room = self.waiting.pop(who, None)
+            if on_room is not None:
+                on_room()
 
 
 class Counts:
@@ -463,6 +484,8 @@ class MessageQueue(DistributionNode):
             self._freed = False
             if self.awaited:
                 self.on_room()
+            if self.memory.waiting:
+                self.memory.tell()
 
     # --- Browsing ---
 

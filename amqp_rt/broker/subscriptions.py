@@ -6,6 +6,7 @@ peer says reaches its node in one call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..fronts.base import SendingLink
@@ -64,6 +65,8 @@ class Subscription:
         self.link: Any = None
         #: It has its place among those whose turn will come.
         self.ready: bool = False
+        #: Called when the link is over, after the node has heard of it.
+        self.on_left: list[Callable[[], None]] = []
 
     # --- What the link says (fronts.base.SendingEndpoint) ---
 
@@ -125,6 +128,8 @@ class Subscription:
                 node.conclude(self, entry, outcome)
         node.leave(self)
         node.concluded()
+        for on_left in self.on_left:
+            on_left()
 
 
 class Browser(Subscription):
@@ -159,3 +164,5 @@ class Browser(Subscription):
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.node.leave(self)
+        for on_left in self.on_left:
+            on_left()

@@ -1,0 +1,295 @@
+"""What a broker can be asked to hold, and what a link that attaches to it gets (Part 3 §3.5).
+
+:func:`answer` is the only place where an attach is judged: what it says is what the node does.
+What was asked for and is not done is left out of the answer or changed in it, so that the peer
+can see it and decide; where the text wants that, the link is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any, Final
+
+from msgspec import Struct
+
+from ..fronts.base import SND_SETTLED, SND_UNSETTLED, Link
+from ..limits import DEFAULT_LIMITS
+from ..outcomes import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Error,
+    Modified,
+    Outcome,
+    Rejected,
+    Released,
+)
+from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
+from ..values import Array, Symbol
+
+QUEUE: Final = "queue"
+TOPIC: Final = "topic"
+
+#: Outcome types by the symbols that a source lists them by.
+_OUTCOMES: Final[dict[str, type]] = dict(
+    zip(STANDARD_OUTCOMES, (Accepted, Rejected, Released, Modified), strict=True)
+)
+
+#: Capabilities by which a client says what kind of node it takes the address for.
+_KINDS: Final = {
+    "queue": QUEUE,
+    "temporary-queue": QUEUE,
+    "topic": TOPIC,
+    "temporary-topic": TOPIC,
+}
+
+
+class Declaration(Struct, frozen=True):
+    """A node as it was declared. Two declarations of one name must be equal."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > DEFAULT_LIMITS.name_max:
+            raise ValueError(
+                f"a node's name has 1 to {DEFAULT_LIMITS.name_max} characters, not {self.name!r}"
+            )
+
+    @property
+    def kind(self) -> str:
+        """One of ``"queue"`` and ``"topic"``."""
+        raise NotImplementedError
+
+
+def _at_least(name: str, value: float | None, least: float) -> None:
+    if value is not None and value < least:
+        raise ValueError(f"{name} is at least {least}, not {value}")
+
+
+class Queue(Declaration, frozen=True, kw_only=True):
+    """A node that gives each message to one consumer (*move*); it can be browsed (*copy*).
+
+    Args:
+        name: Its address.
+        max_deliveries: Failed deliveries after which a message is given up. Counted as
+            ``delivery-count``: rejected and modified(delivery-failed) count, released does not.
+        max_attempts: Deliveries, however they ended, after which a message that comes back is
+            given up.
+        dead_letter: Address for messages that are given up, rejected or expired. A queue of that
+            name is made if there is no such node. Without one such messages are dropped.
+        ttl_s: Time to live of messages that bring none, and upper bound for those that do.
+        length_max: Messages that the queue holds, delivered and unsettled ones included. Senders
+            get no more credit than there is room.
+        bytes_max: Bytes that the queue holds; by default ``Limits.queue_bytes_max``.
+    """
+
+    max_deliveries: int | None = None
+    max_attempts: int | None = None
+    dead_letter: str | None = None
+    ttl_s: float | None = None
+    length_max: int | None = None
+    bytes_max: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("max_deliveries", self.max_deliveries, 1)
+        _at_least("max_attempts", self.max_attempts, 1)
+        _at_least("ttl_s", self.ttl_s, 0)
+        _at_least("length_max", self.length_max, 1)
+        _at_least("bytes_max", self.bytes_max, 1)
+        if self.dead_letter is not None:
+            if not self.dead_letter:
+                raise ValueError("dead_letter is an address, not an empty string")
+            if self.dead_letter == self.name:
+                raise ValueError(f"queue {self.name!r} cannot be its own dead-letter address")
+
+    @property
+    def kind(self) -> str:
+        return QUEUE
+
+
+class Topic(Declaration, frozen=True, kw_only=True):
+    """A node that gives each message to every subscriber of that moment (*copy*).
+
+    Args:
+        name: Its address.
+        backlog_max: Messages that wait for one subscriber before its link is detached; by
+            default ``Limits.backlog_max``.
+        backlog_bytes_max: Bytes of those; by default ``Limits.backlog_bytes_max``.
+        ttl_s: As for a queue.
+    """
+
+    backlog_max: int | None = None
+    backlog_bytes_max: int | None = None
+    ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("backlog_max", self.backlog_max, 1)
+        _at_least("backlog_bytes_max", self.backlog_bytes_max, 1)
+        _at_least("ttl_s", self.ttl_s, 0)
+
+    @property
+    def kind(self) -> str:
+        return TOPIC
+
+
+def declaration(kind: str, name: str) -> Declaration:
+    """A plain node of *kind*, as the command line and auto-create name it.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    if kind == QUEUE:
+        return Queue(name)
+    if kind == TOPIC:
+        return Topic(name)
+    raise ValueError(f"a node is a queue or a topic, not {kind!r}")
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What a link gets: the termini to answer with, and what its endpoint has to do."""
+
+    source: Source | None
+    target: Target | None
+    snd_settle_mode: int
+    #: Of links that receive from the node.
+    copies: bool = False
+    default_outcome: Outcome = RELEASED
+    #: The only outcomes allowed, None for all.
+    outcomes: tuple[type, ...] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Messages are sent settled."""
+        return self.snd_settle_mode == SND_SETTLED
+
+
+def answer(
+    link: Link,
+    declared: Declaration,
+    *,
+    sending: bool,
+    dynamic: bool = False,
+    owner: Any = None,
+) -> Terms | Error:
+    """What *link* gets at the node *declared*, or why it is refused.
+
+    Args:
+        link: The request; *sending* is whether we are to send on it.
+        declared: The node.
+        sending: The peer is a consumer.
+        dynamic: The node was made for this link.
+        owner: The connection that alone may receive from the node, None for any.
+    """
+    terminus: Any = link.source if sending else link.target
+    for capability in terminus.capabilities:
+        wanted = _KINDS.get(capability)
+        if wanted is not None and wanted != declared.kind:
+            return Error(
+                "amqp:precondition-failed",
+                f"{declared.name!r} is a {declared.kind}, not a {wanted}",
+            )
+    if sending:
+        if owner is not None and owner is not link.connection:
+            return Error(
+                "amqp:unauthorized-access",
+                "only the connection that made a dynamic node may receive from it",
+            )
+        return _consumer(link, declared, dynamic)
+    made = _made(declared, dynamic)
+    target = Target(
+        address=declared.name,
+        expiry_policy="link-detach",
+        dynamic=dynamic,
+        dynamic_node_properties=made,
+        capabilities=(declared.kind,),
+    )
+    return Terms(source=link.source, target=target, snd_settle_mode=link.snd_settle_mode)
+
+
+def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error:
+    asked = link.source
+    assert asked is not None
+    # A client that would not get the distribution-mode it counts on is refused (S3 2.3.11).
+    mode = asked.distribution_mode
+    modes = _modes(declared)
+    if mode is None:
+        mode = modes[0]
+    elif mode not in modes:
+        return Error(
+            "amqp:not-implemented",
+            f"the {declared.kind} {declared.name!r} has no distribution-mode {mode!r}",
+        )
+    copies = mode == COPY
+    default = asked.default_outcome
+    if default is None:
+        default = ACCEPTED if copies else RELEASED
+    elif type(default) not in _OUTCOMES.values():
+        return Error("amqp:invalid-field", "the default-outcome is not an outcome")
+    unknown = [outcome for outcome in asked.outcomes if outcome not in _OUTCOMES]
+    if unknown:
+        return Error("amqp:not-implemented", f"there is no outcome {unknown[0]!r}")
+    outcomes = tuple(asked.outcomes)
+    allowed: tuple[type, ...] | None = None
+    if not outcomes:
+        outcomes = STANDARD_OUTCOMES
+    elif len(set(outcomes)) < len(_OUTCOMES):
+        allowed = tuple(_OUTCOMES[outcome] for outcome in outcomes)
+    source = Source(
+        address=declared.name,
+        # No state outlives the link: nothing durable, and expired as soon as it is detached.
+        expiry_policy="link-detach",
+        dynamic=dynamic,
+        dynamic_node_properties=_made(declared, dynamic),
+        distribution_mode=mode,
+        # No filter is in place: absent from the answer, whatever was asked (§3.5.3).
+        filter=None,
+        default_outcome=default,
+        outcomes=outcomes,
+        capabilities=(declared.kind,),
+    )
+    settle_mode = SND_SETTLED if link.snd_settle_mode == SND_SETTLED else SND_UNSETTLED
+    return Terms(
+        source=source,
+        target=link.target if isinstance(link.target, Target) else None,
+        snd_settle_mode=settle_mode,
+        copies=copies,
+        default_outcome=default,
+        outcomes=allowed,
+    )
+
+
+def _modes(declared: Declaration) -> tuple[str, ...]:
+    return (MOVE, COPY) if declared.kind == QUEUE else (COPY,)
+
+
+def _made(declared: Declaration, dynamic: bool) -> dict[object, object] | None:
+    """The properties that a dynamic node really has (§3.5.9)."""
+    if not dynamic:
+        return None
+    modes = Array([Symbol(mode) for mode in _modes(declared)], Symbol)
+    return {
+        Symbol("lifetime-policy"): DeleteOnClose(),
+        Symbol("supported-dist-modes"): modes,
+    }
+
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def dynamic_declaration(link: Link, terminus: Source | Target) -> Declaration | Error:
+    """The node to make for a *terminus* that asks for a dynamic one (§3.5.3, §3.5.4).
+
+    Its address says which link of which container it was made for, and ends in 128 random bits,
+    so that nobody can guess it.
+    """
+    if terminus.address is not None:
+        return Error("amqp:invalid-field", "a dynamic terminus brings no address")
+    parts = (_UNSAFE.sub("-", text)[:64] or "-" for text in (link.peer.container_id, link.name))
+    name = "/".join(("dynamic", *parts, secrets.token_urlsafe(16)))
+    wanted = {_KINDS[capability] for capability in terminus.capabilities if capability in _KINDS}
+    if len(wanted) > 1:
+        return Error("amqp:invalid-field", "a node is a queue or a topic, not both")
+    return declaration(wanted.pop() if wanted else QUEUE, name)

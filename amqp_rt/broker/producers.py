@@ -1,0 +1,273 @@
+"""The way into a node: credit for those who send to it, and the door (Part 2 §2.6.7, S3 2.3.9).
+
+Credit is a promise to hold what comes. An :class:`Intake` shares the room of one node among all
+links that send to it, so that the promises together are never more than the room.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from ..errors import DecodeError, WouldBlock
+from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
+from .entries import NEVER, Door, Entry, Unwelcome
+from .queues import Memory
+
+_log = logging.getLogger("amqp_rt.broker")
+
+#: Credit of a link when there is room for it.
+WINDOW: Final = 1_000
+
+_FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
+_GONE: Final = rejected("amqp:not-found", "the node has been deleted")
+
+
+class Node(Protocol):
+    """What an inlet needs of a queue or a topic."""
+
+    memory: Memory
+    deleted: bool
+    #: Somebody waits for room: call ``on_room`` when there is some.
+    awaited: bool
+    on_room: Callable[[], None]
+
+    def put(self, entry: Entry) -> None: ...
+
+    def room(self) -> int: ...
+
+    def fits(self, size: int) -> bool: ...
+
+
+def settle_accepted(deliveries: list[IncomingDelivery]) -> None:
+    """Their messages are in the hands of their nodes. A store would wait for its commit first."""
+    for delivery in deliveries:
+        delivery.settle(ACCEPTED)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Inlet:
+    """Takes messages into a node. Who granted the credit is somebody else's business.
+
+    Args:
+        intake: The node's room.
+        door: Makes entries of payloads.
+        wall: The wall clock.
+        ttl_s: Time to live at the node.
+        settle: Called with deliveries whose messages were put; answers them.
+        on_expiring: Called when a message with a time to live was put.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        door: Door,
+        wall: Callable[[], float],
+        *,
+        ttl_s: float | None = None,
+        settle: Callable[[list[IncomingDelivery]], None] = settle_accepted,
+        on_expiring: Callable[[], None] = _nothing,
+    ) -> None:
+        self.intake = intake
+        self.node = intake.node
+        self.door = door
+        self.wall = wall
+        self.ttl_s = ttl_s
+        self.settle = settle
+        self.on_expiring = on_expiring
+
+    def admits(self, size: int) -> bool:
+        """Whether a message of *size* bytes may come in although nobody promised it room."""
+        return self.intake.room() > 0 and self.node.fits(size)
+
+    def publish(self, payload: bytes, message_format: int = 0) -> None:
+        """Put one encoded message.
+
+        Raises:
+            DecodeError: Its header or annotations are malformed.
+            Unwelcome: Its annotations break a rule.
+            WouldBlock: There is no room.
+        """
+        entry = self.door.admit(payload, message_format, self.wall(), self.ttl_s)
+        if not self.admits(len(payload)):
+            raise WouldBlock("there is no room for the message")
+        if entry.expires_at != NEVER:
+            self.on_expiring()
+        self.node.put(entry)
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Put what is well-formed, refuse what is not, and answer all of it together."""
+        node = self.node
+        admit = self.door.admit
+        now = self.wall()
+        put: list[IncomingDelivery] = []
+        for delivery in deliveries:
+            payload = delivery.payload
+            if node.deleted:
+                delivery.settle(_GONE)
+                continue
+            if delivery.state is not None and type(delivery.state) is not Received:
+                # Only a transaction has something to say before we do, and there is none here.
+                self.settle(put)
+                link.detach(
+                    Error("amqp:transaction:unknown-id", "the message belongs to no transaction")
+                )
+                return
+            try:
+                entry = admit(payload, delivery.message_format, now, self.ttl_s)
+            except DecodeError as error:
+                delivery.settle(Rejected(Error.of(error)))
+                continue
+            except Unwelcome as error:
+                self.settle(put)
+                link.detach(Error.of(error))
+                return
+            if not self.admits(len(payload)):
+                if delivery.settled:
+                    _log.warning("a settled message was dropped: no room for it")
+                delivery.settle(_FULL)
+                continue
+            if entry.expires_at != NEVER:
+                self.on_expiring()
+            node.put(entry)
+            put.append(delivery)
+        self.settle(put)
+
+    # A relay delivers and nothing else; these are for links of our own.
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        """Nothing to grant."""
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Messages come whole."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Our outcome stands, whatever the sender says (Part 2 §2.6.12)."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Nothing to grant."""
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """Nothing to take back."""
+
+
+class Producer(Inlet):
+    """One link that sends to a node, and the credit that it has."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        door: Door,
+        wall: Callable[[], float],
+        *,
+        ttl_s: float | None = None,
+        settle: Callable[[list[IncomingDelivery]], None] = settle_accepted,
+        on_expiring: Callable[[], None] = _nothing,
+    ) -> None:
+        super().__init__(intake, door, wall, ttl_s=ttl_s, settle=settle, on_expiring=on_expiring)
+        self.link: Any = None
+        #: Credit that the link has, and that it had after the last grant.
+        self.promised = 0
+        self.granted = 0
+        #: Called when the link is over.
+        self.on_left: list[Callable[[], None]] = []
+
+    def admits(self, size: int) -> bool:
+        """Credit was promised; only bytes can still be too many."""
+        return self.node.fits(size)
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        self.link = link
+        self.intake.opened(self)
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        # What was promised is used, before the messages that it was promised for take room.
+        self.intake.used(self)
+        super().deliver(link, deliveries)
+        self.intake.top_up(self)
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Credit was used for an aborted message, or given back."""
+        self.intake.used(self)
+        self.intake.top_up(self)
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        self.intake.closed(self)
+        for on_left in self.on_left:
+            on_left()
+
+
+class Intake:
+    """Shares the room of *node* among the links that send to it."""
+
+    def __init__(self, node: Node, window: int = WINDOW) -> None:
+        self.node = node
+        self.window = window
+        self.producers: set[Producer] = set()
+        #: Credit of all of them together.
+        self.promised = 0
+        #: Those for whom there was no room, in the order in which they came.
+        self._waiting: dict[Producer, None] = {}
+        node.on_room = self.on_room
+
+    def opened(self, producer: Producer) -> None:
+        """A link has attached."""
+        self.producers.add(producer)
+        self._give(producer)
+
+    def closed(self, producer: Producer) -> None:
+        """A link is over; what it was promised is free again."""
+        self.promised -= producer.promised
+        producer.promised = 0
+        self.producers.discard(producer)
+        self._stop_waiting(producer)
+        self.on_room()
+
+    def used(self, producer: Producer) -> None:
+        """The link's credit has changed: messages have come, or it gave some back."""
+        credit = producer.link.credit
+        self.promised += credit - producer.promised
+        producer.promised = credit
+
+    def top_up(self, producer: Producer) -> None:
+        """Give new credit once half of the last is used, so that one flow pays for many."""
+        if producer.promised * 2 <= producer.granted and producer in self.producers:
+            self._give(producer)
+
+    def on_room(self) -> None:
+        """Messages have gone, or promises were given back: serve who waits."""
+        for producer in list(self._waiting):
+            if self.room() <= 0:
+                break
+            self._stop_waiting(producer)
+            self._give(producer)
+
+    def room(self) -> int:
+        """Messages that may still be promised."""
+        return self.node.room() - self.promised
+
+    def _give(self, producer: Producer) -> None:
+        room = self.room()
+        more = self.window - producer.promised
+        sharing = len(self.producers)
+        if room < more * sharing:
+            # Not all could have that much. Something is left for whoever comes next.
+            more = min(more, max(room // (sharing + 1), min(room, 1)))
+        if more <= 0:
+            self._waiting[producer] = None
+            self.node.awaited = True
+            self.node.memory.wait(self, self.on_room)
+            return
+        self.promised += more
+        producer.promised = producer.granted = producer.promised + more
+        producer.link.grant(producer.promised)
+
+    def _stop_waiting(self, producer: Producer) -> None:
+        if self._waiting.pop(producer, self) is None and not self._waiting:
+            self.node.awaited = False
+            self.node.memory.waiting.pop(self, None)

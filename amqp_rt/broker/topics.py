@@ -1,0 +1,150 @@
+"""A topic: each message to every subscriber of that moment (distribution-mode *copy*).
+
+Each subscriber has a queue of its own, so that credit, settlement, release and time to live are
+the same as everywhere. The payload is shared between them. A subscriber that does not keep up is
+detached when its queue is full: neither the others nor the publishers wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..outcomes import Error
+from .entries import Entry
+from .queues import Counts, Memory, MessageQueue
+from .subscriptions import Subscription
+
+
+def _drop(entry: Entry, reason: str, error: Error | None) -> bool:
+    """There is no dead-letter address for copies."""
+    return False
+
+
+class MessageTopic:
+    """The subscribers of one topic.
+
+    Args:
+        memory: Shared account of bytes.
+        wall: The wall clock.
+        backlog_max: Messages that may wait for one subscriber.
+        backlog_bytes_max: Bytes of those.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        wall: Callable[[], float],
+        *,
+        backlog_max: int,
+        backlog_bytes_max: int,
+    ) -> None:
+        self.memory = memory
+        self.wall = wall
+        self.backlog_max = backlog_max
+        self.backlog_bytes_max = backlog_bytes_max
+        self.counts = Counts()
+        self.deleted = False
+        #: A topic always has room: its subscribers' queues are bounded.
+        self.awaited = False
+        self.on_room: Callable[[], None] = _nothing
+        self._queues: dict[int, MessageQueue] = {}
+        self._identities = 0
+
+    @property
+    def consumers(self) -> list[Subscription]:
+        """The subscribers."""
+        return [
+            consumer for queue in self._queues.values() for consumer in queue.consumers.values()
+        ]
+
+    @property
+    def available(self) -> int:
+        """Messages that wait, summed over the subscribers."""
+        return sum(queue.available for queue in self._queues.values())
+
+    @property
+    def acquired(self) -> int:
+        """Messages that are delivered and not settled, summed over the subscribers."""
+        return sum(queue.acquired for queue in self._queues.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of both; a payload counts once for each subscriber."""
+        return sum(queue.bytes for queue in self._queues.values())
+
+    def room(self) -> int:
+        """How many more messages it can take: as many as the memory of all nodes has room for."""
+        return max(0, (self.memory.limit - self.memory.held) // 1024)
+
+    def fits(self, size: int) -> bool:
+        """Whether a message of *size* bytes may still come in."""
+        return self.memory.held + size <= self.memory.limit
+
+    def put(self, entry: Entry) -> None:
+        """Give *entry* to whoever is subscribed now."""
+        counts = self.counts
+        before = counts.enqueued
+        slow: list[int] = []
+        for identity, queue in self._queues.items():
+            queue.put(entry.again())
+            if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
+                slow.append(identity)
+        # The queues have counted a copy each.
+        counts.enqueued = before + 1
+        for identity in slow:
+            self._give_up(identity)
+
+    def subscribe(
+        self,
+        *,
+        default_outcome: Any,
+        outcomes: tuple[Any, ...] | None = None,
+        settled: bool = False,
+    ) -> Subscription:
+        """A new subscriber: it gets what is put from now on."""
+        queue = MessageQueue(
+            self.memory, self.wall, _drop, bytes_max=self.backlog_bytes_max + self.memory.limit
+        )
+        queue.counts = self.counts
+        subscription = queue.subscribe(
+            default_outcome=default_outcome, outcomes=outcomes, settled=settled
+        )
+        self._identities += 1
+        self._queues[self._identities] = queue
+        subscription.on_left.append(partial(self._left, self._identities))
+        return subscription
+
+    def _left(self, identity: int) -> None:
+        queue = self._queues.pop(identity, None)
+        if queue is not None:
+            queue.delete()
+
+    def _give_up(self, identity: int) -> None:
+        queue = self._queues.pop(identity)
+        consumers = list(queue.consumers.values())
+        queue.delete()
+        for consumer in consumers:
+            consumer.link.detach(
+                Error(
+                    "amqp:resource-limit-exceeded",
+                    "the subscriber did not keep up and its backlog is full",
+                )
+            )
+
+    def sweep(self) -> None:
+        """Drop what has expired at the front of each subscriber's queue."""
+        for queue in self._queues.values():
+            queue.sweep()
+
+    def delete(self) -> None:
+        """The topic is no more."""
+        self.deleted = True
+        for queue in self._queues.values():
+            queue.delete()
+        self._queues.clear()
+
+
+def _nothing() -> None:
+    """Nobody waits for room."""

@@ -1,0 +1,195 @@
+"""A broker with clients, each joined to it by two real engines in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.nodes import Declaration
+from amqp_rt.events import AttachRequested
+from amqp_rt.fronts import amqp10
+from amqp_rt.fronts.base import RCV_FIRST, SND_MIXED
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.message import Message
+from amqp_rt.outcomes import Error, Outcome
+from amqp_rt.termini import Source, Target
+from amqp_rt.testing.pairs import Joined, Recorder
+
+
+class Time:
+    """Both clocks, standing still until a test moves them."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class World:
+    """A broker and the connections to it."""
+
+    def __init__(self, *declared: Declaration, limits: Limits = DEFAULT_LIMITS, **options: Any):
+        self.time = Time()
+        self.limits = limits
+        self.host = BrokerHost(limits=limits, clock=self.time, **options)
+        for declaration in declared:
+            self.host.declare(declaration)
+        self.clients: list[Client] = []
+
+    def client(self, name: str = "", *, limits: Limits | None = None) -> Client:
+        client = Client(self, name or f"client-{len(self.clients)}", limits or self.limits)
+        self.clients.append(client)
+        self.pump()
+        return client
+
+    def pump(self) -> None:
+        """Carry bytes until no connection has more to say."""
+        for _ in range(10_000):
+            if not any([client.pump() for client in self.clients]):
+                return
+        raise AssertionError("the engines never stop talking")
+
+
+class Client:
+    """One connection with one session."""
+
+    def __init__(self, world: World, name: str, limits: Limits) -> None:
+        self.world = world
+        self.joined = Joined(
+            client=amqp10.client(amqp10.ClientOptions(container_id=name, limits=limits), 0.0),
+            limits=limits,
+            on_attach=self._attach,
+        )
+        self.joined.pump()
+        self.session = self.joined.client.begin()
+        self.links = 0
+
+    def _attach(self, link: Any) -> None:
+        if not self.world.host.attach(link):
+            link.refuse(Error("amqp:not-found", "no such node"))
+
+    def pump(self) -> bool:
+        """Carry bytes once in each direction; whether there were any."""
+        joined = self.joined
+        to_server = b"".join(joined.client.take())
+        to_client = b"".join(joined.server.take())
+        for event in joined.server.receive(to_server, joined.now) if to_server else ():
+            if isinstance(event, AttachRequested):
+                self._attach(event.link)
+        if to_client:
+            joined.client_events += joined.client.receive(to_client, joined.now)
+        return bool(to_server or to_client)
+
+    def sender(self, address: str | None, **options: Any) -> Sending:
+        """A link to *address*, attached if the broker lets it."""
+        target = options.pop("target", None) or Target(address=address)
+        self.links += 1
+        name = options.pop("name", f"s{self.links}")
+        endpoint = Recorder()
+        link = self.session.attach_sender(name, endpoint, target=target, **options)
+        self.world.pump()
+        return Sending(self.world, link, endpoint)
+
+    def receiver(
+        self,
+        address: str | None,
+        *,
+        credit: int = 0,
+        settle: Outcome | None = None,
+        snd_settle_mode: int = SND_MIXED,
+        rcv_settle_mode: int = RCV_FIRST,
+        source: Source | None = None,
+        name: str = "",
+        **options: Any,
+    ) -> Receiving:
+        """A link from *address*, with *credit* granted once."""
+        self.links += 1
+        endpoint = Recorder(settle=settle)
+        link = self.session.attach_receiver(
+            name or f"r{self.links}",
+            endpoint,
+            source=source or Source(address=address, **options),
+            snd_settle_mode=snd_settle_mode,
+            rcv_settle_mode=rcv_settle_mode,
+        )
+        self.world.pump()
+        receiving = Receiving(self.world, link, endpoint)
+        if credit and link.attached:
+            receiving.grant(credit)
+        return receiving
+
+    def cut(self) -> None:
+        """The connection is lost: no close, no detach."""
+        self.joined.server.receive_eof(0.0)
+        self.world.clients.remove(self)
+        self.world.pump()
+
+
+class _End:
+    def __init__(self, world: World, link: Any, endpoint: Recorder) -> None:
+        self.world = world
+        self.link = link
+        self.endpoint = endpoint
+
+    @property
+    def error(self) -> str | None:
+        """The condition with which the link was refused or detached."""
+        if not self.endpoint.detached:
+            return None
+        error, _ = self.endpoint.detached[0]
+        return None if error is None else str(error.condition)
+
+    def detach(self, **options: Any) -> None:
+        self.link.detach(**options)
+        self.world.pump()
+
+
+class Sending(_End):
+    """The client's end of a link to the broker."""
+
+    def send(self, *bodies: Any, settled: bool | None = None, **fields: Any) -> None:
+        """One message for each body."""
+        for body in bodies:
+            self.link.send(Message(body, **fields).encode(), body, settled=settled)
+        self.world.pump()
+
+    def send_raw(self, payload: bytes, **options: Any) -> None:
+        self.link.send(payload, **options)
+        self.world.pump()
+
+    @property
+    def outcomes(self) -> list[Any]:
+        """What the broker said, in the order in which it did."""
+        return [delivery.state for delivery in self.endpoint.outcomes]
+
+
+class Receiving(_End):
+    """The client's end of a link from the broker."""
+
+    def grant(self, credit: int) -> None:
+        self.link.grant(credit)
+        self.world.pump()
+
+    def drain(self) -> None:
+        self.link.drain()
+        self.world.pump()
+
+    @property
+    def messages(self) -> list[Message]:
+        return [Message.decode(delivery.payload) for delivery in self.endpoint.deliveries]
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message.body for message in self.messages]
+
+    def settle(self, outcome: Outcome | None, *indexes: int) -> None:
+        """Say *outcome* of the deliveries with these indexes, or of all unsettled ones."""
+        deliveries = self.endpoint.deliveries
+        chosen = [deliveries[index] for index in indexes] if indexes else deliveries
+        for delivery in chosen:
+            delivery.settle(outcome)
+        self.world.pump()

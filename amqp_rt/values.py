@@ -175,9 +175,9 @@ class Float32(float):
     __slots__ = ()
 
     def __new__(cls, value: float = 0.0) -> Self:
-        if isnan(value):
-            return float.__new__(cls, value)  # struct would quieten a NaN and lose its payload
         try:
+            if isnan(value):
+                return float.__new__(cls, value)  # struct would quieten it and lose its payload
             return float.__new__(cls, _F32.unpack(_F32.pack(value))[0])
         except OverflowError:
             raise ValueError(f"Float32 cannot hold {value!r}") from None
@@ -305,7 +305,7 @@ class Array:
                 raise ValueError("an empty Array needs its element type: Array([], of=Symbol)")
             of = type(values[0])
         self.items = values
-        self.of: type = _STANDS_FOR.get(of, of)
+        self.of: type = STANDS_FOR.get(of, of)
         self.descriptors = descriptors
 
     def __len__(self) -> int:
@@ -393,8 +393,8 @@ class Map:
 
 _ABSENT = object()
 
-#: Python classes that are sent as the type that another class stands for.
-_STANDS_FOR: dict[type, type] = {
+#: Python classes that are sent as the AMQP type that another class stands for.
+STANDS_FOR: dict[type, type] = {
     tuple: list,
     Map: dict,
     bytearray: bytes,

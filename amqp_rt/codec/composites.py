@@ -265,7 +265,8 @@ class Composite:
         depth = deeper(depth)
         items = self._items_of(value)
         for index in self._mandatory:
-            if items[index] is None:
+            item = items[index]
+            if not item and (item is None or self.fields[index].type.multiple):
                 raise EncodeError(f"{self.name}.{self.fields[index].name} is mandatory")
         out += self.prefix
         at = open_compound(out, 0xC1 if self.as_map else 0xC0)

@@ -18,6 +18,7 @@ from uuid import UUID
 from ..errors import DecodeError, EncodeError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..values import (
+    STANDS_FOR,
     Array,
     Byte,
     Char,
@@ -615,13 +616,16 @@ _SYMBOL8: Final = [bytes((0xA3, n)) for n in range(256)]
 
 def shown(value: object) -> str:
     """*value* for an error message, short however large it is."""
+    kind = type(value).__name__
     if isinstance(value, str | bytes | bytearray):
-        return f"{value[:60]!r} ({type(value).__name__})"
-    if isinstance(value, int) and value.bit_length() > 64:
+        text = repr(value[:60])
+    elif isinstance(value, int) and value.bit_length() > 64:
         return f"an int of {value.bit_length()} bits"
-    if value is None or isinstance(value, int | float | UUID | dt.datetime):
-        return f"{value!r:.60} ({type(value).__name__})"
-    return f"a {type(value).__name__}"
+    elif value is None or isinstance(value, int | float | UUID | dt.datetime):
+        text = repr(value)[:60]
+    else:
+        return f"a {kind}"
+    return text if text.startswith(kind) else f"{text} ({kind})"
 
 
 def refused(kind: str, value: object) -> EncodeError:
@@ -742,7 +746,7 @@ def write_double(out: bytearray, value: object) -> None:
     if not isinstance(value, float | int):
         raise refused("double", value)
     try:
-        octets = _F64.pack(value)
+        octets = _F64.pack(float(value))
     except OverflowError:
         raise refused("double", value) from None
     out.append(0x82)
@@ -1018,7 +1022,7 @@ _COMPOUND: Final[dict[type, int]] = {list: 0xD0, dict: 0xD1, Array: 0xF0}
 
 
 def _write_elements(out: bytearray, array: Array, depth: int) -> None:
-    kind = array.of
+    kind = _element_kind(array.of)
     items = array.items
     for item in items:
         _check_element(kind, item)
@@ -1049,12 +1053,17 @@ def _write_elements(out: bytearray, array: Array, depth: int) -> None:
         raise EncodeError(f"{kind.__name__} cannot be the element type of an array")
 
 
+def _element_kind(kind: type) -> type:
+    base = amqp_kind(kind)
+    return STANDS_FOR.get(base, base)
+
+
 def _check_element(kind: type, item: object) -> None:
     """Refuse an item of another AMQP type; plain numbers and texts adapt to *kind*."""
     found = type(item)
     if found is kind:
         return
-    found = Array([item]).of if found in (tuple, Map) else amqp_kind(found)
+    found = _element_kind(found)
     plain = found is int or found is float or found is str
     if found is not kind and not (plain and kind is not bool and issubclass(kind, found)):
         raise EncodeError(f"{shown(item)} in an array of {kind.__name__}")
@@ -1087,7 +1096,7 @@ def _widened(compound: bytearray) -> bytes:
     code = compound[0]
     if code == 0x45:
         return b"\x00\x00\x00\x04\x00\x00\x00\x00"
-    if code >= 0xD0:
+    if code == 0xD0 or code == 0xD1 or code == 0xF0:
         return bytes(compound[1:])
     return _U32.pack(compound[1] + 3) + _U32.pack(compound[2]) + bytes(compound[3:])
 

@@ -1,0 +1,1 @@
+"""Us beside every installed peer, in one run: ``python -m benchmarks --help``."""

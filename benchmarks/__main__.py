@@ -1,0 +1,177 @@
+"""``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import msgspec
+
+from . import report
+from .contestants import PEERS, ROOT, environment, field_of
+from .measures import Plan, Settings, broker, codec, growth, memory, p2p, rpc, setup
+from .processes import RoleFailed
+from .results import Results, Target, judge
+from .rounds import Progress, run
+
+MEASURES = {
+    "codec": codec.cases,
+    "p2p": p2p.cases,
+    "rpc": rpc.cases,
+    "broker": broker.cases,
+    "setup": setup.cases,
+    "memory": memory.cases,
+    "growth": growth.cases,
+}
+
+EPILOG = """\b
+Examples:
+  python -m benchmarks --quick                      a minute: ourselves only, for CI
+  python -m benchmarks p2p rpc --sizes 100          two measures, one size
+  python -m benchmarks all --check benchmarks/targets.toml
+  python -m benchmarks broker --peers proton,rhea --json now.json --compare then.json
+"""
+
+
+def _list(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("measures", nargs=-1, type=click.Choice([*MEASURES, "all"]))
+@click.option(
+    "--peers",
+    default="auto",
+    callback=_list,
+    help=f"auto: whoever is installed; none; or a list of {', '.join(sorted(PEERS))}.",
+)
+@click.option(
+    "--mode",
+    default="both",
+    type=click.Choice(["compiled", "pure", "both"]),
+    help="Which of our two forms.",
+)
+@click.option("--sizes", default="0,100,1024,65536", callback=_list, help="Bodies in bytes.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 100))
+@click.option(
+    "--seconds",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.05, 60),
+    help="How long one contestant works in one round.",
+)
+@click.option("--quick", is_flag=True, help="About a minute: no peers, one round, small sizes.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Save all samples.")
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Show beside each number what it is of the one saved there.",
+)
+@click.option(
+    "--check",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Judge the ratios by these targets; exit 1 if one that was measured is missed.",
+)
+@click.option(
+    "--markdown",
+    is_flag=False,
+    flag_value=Path("docs/benchmarks.md"),
+    type=click.Path(path_type=Path),
+    help="Write the tables as a page, docs/benchmarks.md if no FILE is given.",
+)
+@click.option(
+    "--compiled-python",
+    default=ROOT / ".venv-compiled" / "bin" / "python",
+    type=click.Path(path_type=Path),
+    help="A Python that has our compiled wheel (make compiled).",
+)
+def main(
+    measures: tuple[str, ...],
+    peers: tuple[str, ...],
+    mode: str,
+    sizes: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    quick: bool,
+    json_path: Path | None,
+    compare: Path | None,
+    check: Path | None,
+    markdown: Path | None,
+    compiled_python: Path,
+) -> None:
+    """Measure amqp_rt beside every installed peer, in one run.
+
+    MEASURES, all of them if none is named:
+
+    \b
+    codec    encode and decode a message and the frequent frames
+    p2p      one link between two processes: messages/s and CPU
+    rpc      requests and replies, 1 and 64 in flight
+    broker   producer, queue, consumer: the broker's CPU, and messages/s
+    setup    connections opened and closed
+    memory   per idle connection and per queued message
+    growth   how costs grow with depth, links, connections and so on
+
+    All contestants take turns within each round, and what is shown is the median over the rounds
+    with the lowest and the highest. A sample is taken again when the machine's speed moved by more
+    than a quarter meanwhile. Read the ratios: "compiled 12x of this" says that our number in
+    compiled form is twelve times the one on that line. Everything stays on 127.0.0.1, nothing is
+    downloaded, and what was started is ended.
+    """  # noqa: D301  # click takes \b for "do not wrap"
+    if quick:
+        measures = measures or ("codec", "p2p", "rpc", "growth")
+        sizes = tuple(size for size in sizes if size == "100") or sizes[:1]
+        rounds, seconds = 1, min(seconds, 0.3)
+        peers = peers if peers != ("auto",) else ()
+    try:
+        settings = Settings(seconds=seconds, sizes=tuple(map(int, sizes)), quick=quick)
+    except ValueError:
+        raise click.BadParameter("numbers with commas between", param_hint="--sizes") from None
+    wanted = list(MEASURES) if not measures or "all" in measures else list(dict.fromkeys(measures))
+    names = list(PEERS) if peers == ("auto",) else [] if peers == ("none",) else list(peers)
+    if unknown := set(names) - set(PEERS):
+        raise click.BadParameter(
+            f"no such peer: {', '.join(sorted(unknown))}", param_hint="--peers"
+        )
+    targets = _targets(check) if check else []
+    old = Results.read(compare) if compare else None
+
+    field = field_of(mode, names, compiled_python)
+    results = Results(environment(), {key: one.identity for key, one in field.present.items()})
+    results.absent = field.absent
+    for name, reason in field.absent.items():
+        click.echo(f"absent: {name}: {reason}", err=True)
+    for name in wanted:
+        with ExitStack() as stack:
+            plan = Plan(settings, field, stack)
+            try:
+                found = MEASURES[name](plan)
+            except RoleFailed as error:
+                results.failures[name] = str(error)
+                continue
+            progress = Progress(sum(len(case.runs) for case in found) * rounds)
+            for case in found:
+                run(case, results, rounds, progress)
+            progress.end()
+
+    verdicts = judge(results, targets)
+    report.show(results, verdicts, old)
+    if json_path:
+        results.write(json_path)
+    if markdown:
+        report.write_markdown(markdown, results, verdicts)
+    missed = [one for one in verdicts if one.value is not None and not one.passed]
+    if missed or (results.failures and check):
+        sys.exit(1)
+
+
+def _targets(path: Path) -> list[Target]:
+    with path.open("rb") as file:
+        return msgspec.convert(tomllib.load(file)["target"], list[Target])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+"""Who is measured: ourselves in two modes, and whichever peers this machine has.
+
+Nothing is downloaded. A peer that is not here is listed as absent, with what would bring it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from .processes import Role, RoleFailed, terminate
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+ROLES = HERE / "roles"
+NODE_MODULES = ROOT / "tests" / "peers" / "node_modules"
+PROTON_C_BROKER = Path("/usr/share/proton/examples/c/broker.c")
+
+#: Seconds before the clock runs, for compilers that learn while they work (node's).
+WARMUP_S = 0.3
+
+#: Credit that every receiver grants: a window of 10, proton's default, would cost it up to half.
+CREDIT = 1000
+
+
+class Running(Struct):
+    """A broker that runs."""
+
+    port: int
+    #: The processes whose CPU and memory are its own.
+    pids: tuple[int, ...]
+    #: Turns the name of a queue into what clients call it.
+    address: Callable[[str], str] = str
+
+
+class Contestant(Struct):
+    """A program that can be measured."""
+
+    key: str
+    #: Version and everything else that each of its lines carries.
+    identity: str
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    #: What its program can do; see ``roles/``.
+    roles: frozenset[str] = frozenset()
+    #: Runs it as a broker.
+    broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
+
+    def role(self, role: str, **options: Any) -> Role:
+        return Role(self.command, role, {"warmup": WARMUP_S, **options}, env=self.env)
+
+
+CLIENT_ROLES = frozenset({"sink", "source", "consume", "echo", "call", "dial", "codec"})
+OWN_ROLES = CLIENT_ROLES | {"hop", "growth", "idle"}
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def environment() -> dict[str, Any]:
+    """What the machine is, as far as it matters."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cores": cores(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+class Field:
+    """The contestants of a run, and who is absent."""
+
+    def __init__(self) -> None:
+        self.present: dict[str, Contestant] = {}
+        self.absent: dict[str, str] = {}
+
+    def add(self, found: Contestant | str, name: str) -> None:
+        """Enter a contestant, or note why *name* is absent."""
+        if isinstance(found, str):
+            self.absent[name] = found
+        else:
+            self.present[found.key] = found
+
+    def with_role(self, role: str) -> list[Contestant]:
+        return [one for one in self.present.values() if role in one.roles]
+
+    def brokers(self) -> list[Contestant]:
+        return [one for one in self.present.values() if one.broker]
+
+
+PEERS: dict[str, Callable[[], Contestant | str]] = {}
+
+
+def peer(name: str) -> Callable[[Callable[[], Contestant | str]], Callable[[], Contestant | str]]:
+    """Enter the decorated function as the one that looks for *name*."""
+
+    def enter(look: Callable[[], Contestant | str]) -> Callable[[], Contestant | str]:
+        PEERS[name] = look
+        return look
+
+    return enter
+
+
+def field_of(mode: str, peers: Sequence[str], compiled_python: Path) -> Field:
+    """Ourselves in *mode* (compiled, pure or both), and those of *peers* that are here."""
+    found = Field()
+    if mode in ("compiled", "both"):
+        found.add(ours("compiled", compiled_python), "compiled")
+    if mode in ("pure", "both"):
+        found.add(ours("pure", Path(sys.executable)), "pure")
+    for name in peers:
+        found.add(PEERS[name](), name)
+    return found
+
+
+def identify(command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] | str:
+    """What a program says of itself, or why it does not run."""
+    try:
+        with Role(command, "version", {}, env=env) as role:
+            return role.ready
+    except (RoleFailed, OSError) as error:
+        return str(error)
+
+
+def ours(mode: str, python: Path) -> Contestant | str:
+    """This package, as *python* has it installed."""
+    if not python.exists():
+        return f"no {python}: `make compiled` makes it, --compiled-python names another"
+    # -P: from the environment's own installation, not from the folder that we run in.
+    command = (str(python), "-P", str(ROLES / "on_amqp_rt.py"))
+    says = identify(command, {})
+    if isinstance(says, str):
+        return says
+    if says["compiled"] != (mode == "compiled"):
+        return f"the installation of {python} is {'' if says['compiled'] else 'not '}compiled"
+    identity = (
+        f"amqp_rt {says['version']} {mode}, Python {says['python']}, {says['driver']} driver, "
+        f"{cores()} cores"
+    )
+    serve = (str(python), "-P", "-c", "from amqp_rt.cli import main; main()", "serve")
+    return Contestant(mode, identity, command, roles=OWN_ROLES, broker=lambda: _own_broker(serve))
+
+
+@contextlib.contextmanager
+def _own_broker(serve: Sequence[str]) -> Iterator[Running]:
+    """``amqp-rt serve``, as a user would run it, with queues that appear when they are used."""
+    command = [*serve, "--listen", "amqp://127.0.0.1:0", "--anonymous"]
+    process = subprocess.Popen(
+        [*command, "--auto-create", "queue:*"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout
+        assert process.stderr
+        line = process.stdout.readline()
+        if not line.startswith("ready "):
+            raise RoleFailed(f"amqp-rt serve: {line or process.stderr.read()[-300:]}")
+        url = json.loads(line.removeprefix("ready "))["listeners"][0]
+        yield Running(int(url.rpartition(":")[2]), (process.pid,))
+    finally:
+        terminate(process)
+
+
+@peer("proton")
+def proton() -> Contestant | str:
+    """The library python-qpid-proton, beside us."""
+    command = (sys.executable, "-P", str(ROLES / "on_proton.py"))
+    says = identify(command, {})
+    if isinstance(says, str):
+        return "python-qpid-proton is not installed (make peers)"
+    identity = f"python-qpid-proton {says['version']}, Python {platform.python_version()}, {cores()} cores"  # fmt: skip
+
+    @contextlib.contextmanager
+    def broker() -> Iterator[Running]:
+        with Role(command, "broker", {"credit": CREDIT, "warmup": 0}) as role:
+            yield Running(role.port, (role.pid,))
+
+    return Contestant("proton", identity, command, roles=CLIENT_ROLES, broker=broker)
+
+
+@peer("rhea")
+def rhea() -> Contestant | str:
+    """The library rhea, which `make peers` installs for the tests."""
+    node = shutil.which("node")
+    if not node:
+        return "node is not installed"
+    if not (NODE_MODULES / "rhea").is_dir():
+        return "rhea is not installed (make peers)"
+    command = (node, str(ROLES / "on_rhea.js"))
+    env = {"NODE_PATH": str(NODE_MODULES)}
+    says = identify(command, env)
+    if isinstance(says, str):
+        return says
+    identity = f"rhea {says['version']}, node {says['node']}, {cores()} cores"
+    return Contestant("rhea", identity, command, env, CLIENT_ROLES)
+
+
+@peer("pyamqp")
+def pyamqp() -> Contestant | str:
+    """The AMQP implementation inside Azure's Python SDK; only its codec can be measured alone."""
+    command = (sys.executable, "-P", str(ROLES / "on_pyamqp.py"))
+    says = identify(command, {})
+    if isinstance(says, str):
+        return "neither azure-servicebus nor azure-eventhub is installed"
+    identity = f"pyamqp of {says['version']}, Python {platform.python_version()}, {cores()} cores"
+    return Contestant("pyamqp", identity, command, roles=frozenset({"codec"}))
+
+
+@peer("proton-c")
+def proton_c() -> Contestant | str:
+    """The example broker of proton, in C, which Debian ships as source."""
+    if not PROTON_C_BROKER.exists():
+        return "no proton C examples (Debian: libqpid-proton11-dev-examples)"
+    if not shutil.which("cc") or not shutil.which("pkg-config"):
+        return "a C compiler and pkg-config are needed to build proton's C broker"
+    version = _output("pkg-config", "--modversion", "libqpid-proton")
+    if not version:
+        return "no libqpid-proton (Debian: libqpid-proton11-dev)"
+    flags = _output("pkg-config", "--cflags", "libqpid-proton").split()
+    # Debian ships no pkg-config file for the proactor, nor a name without the version.
+    flags += ["-l:libqpid-proton-core.so.10", "-l:libqpid-proton-proactor.so.1", "-lpthread"]
+
+    @contextlib.contextmanager
+    def broker() -> Iterator[Running]:
+        with tempfile.TemporaryDirectory() as scratch:
+            binary = Path(scratch) / "broker"
+            built = subprocess.run(
+                ["cc", "-O2", "-o", str(binary), str(PROTON_C_BROKER), *flags],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if built.returncode:
+                raise RoleFailed(f"proton's C broker does not build: {built.stderr[-300:]}")
+            port = free_port()
+            process = subprocess.Popen(
+                [str(binary), "127.0.0.1", str(port)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                wait_for(port, process)
+                yield Running(port, (process.pid,))
+            finally:
+                terminate(process)
+
+    return Contestant("proton-c", f"proton C example broker {version}, {cores()} cores", broker=broker)  # fmt: skip
+
+
+@peer("rabbitmq")
+def rabbitmq() -> Contestant | str:
+    """RabbitMQ with its AMQP 1.0 plug-in, as a node of its own in a scratch folder."""
+    found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
+    if not found:
+        return "rabbitmq-server is not installed"
+    server = found[-1]
+    version = server.parent.parent.name.rpartition("-")[2]
+    if not any((server.parent.parent / "plugins").glob("rabbitmq_amqp1_0-*")):
+        return f"RabbitMQ {version} has no AMQP 1.0 plug-in"
+    identity = f"RabbitMQ {version}, AMQP 1.0 plug-in, {cores()} cores"
+    return Contestant("rabbitmq", identity, broker=lambda: _rabbitmq(server))
+
+
+RABBITMQ_CONF = """\
+listeners.tcp.1 = 127.0.0.1:{port}
+log.console = false
+log.file = false
+amqp1_0.default_user = guest
+tcp_listen_options.nodelay = true
+vm_memory_high_watermark.relative = 0.6
+disk_free_limit.absolute = 50MB
+"""
+
+
+@contextlib.contextmanager
+def _rabbitmq(server: Path) -> Iterator[Running]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        port, distribution, epmd = free_port(), free_port(), free_port()
+        (scratch / "rabbitmq.conf").write_text(RABBITMQ_CONF.format(port=port))
+        (scratch / "enabled_plugins").write_text("[rabbitmq_amqp1_0].\n")
+        env = {
+            **os.environ,
+            "HOME": folder,
+            "RABBITMQ_NODENAME": f"amqp_rt_bench_{os.getpid()}@localhost",
+            "RABBITMQ_BASE": folder,
+            "RABBITMQ_MNESIA_BASE": str(scratch / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(scratch / "log"),
+            "RABBITMQ_CONFIG_FILE": str(scratch / "rabbitmq"),
+            "RABBITMQ_CONF_ENV_FILE": str(scratch / "none"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(scratch / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(scratch / "enabled_plugins"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(scratch / "generated"),
+            "RABBITMQ_PID_FILE": str(scratch / "pid"),
+            "RABBITMQ_DIST_PORT": str(distribution),
+            "ERL_EPMD_PORT": str(epmd),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            # Without busy waiting of its schedulers, which would cost us and it CPU while idle.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none "
+            "-kernel inet_dist_use_interface {127,0,0,1}",
+        }
+        quiet: dict[str, Any] = {
+            "env": env,
+            "cwd": folder,
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            "start_new_session": True,
+        }
+        # Erlang's port mapper would stay behind if the node started it.
+        mapper = subprocess.Popen(["epmd", "-port", str(epmd), "-address", "127.0.0.1"], **quiet)
+        process = subprocess.Popen([str(server)], **quiet)
+        try:
+            wait_for(port, process, patience_s=60)
+            pids = descendants(process.pid)
+            yield Running(port, tuple(pids), lambda name: f"/queue/{name}")
+        finally:
+            gone = descendants(process.pid)
+            terminate(process, 20)
+            for pid in gone:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, 15)
+            terminate(mapper)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def descendants(pid: int) -> list[int]:
+    """*pid* and the processes below it."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(port: int, process: subprocess.Popen[Any], patience_s: float = 10.0) -> None:
+    """Until somebody listens on *port*."""
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RoleFailed(f"{process.args!r} ended with {process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise RoleFailed(f"{process.args!r} does not listen after {patience_s:.0f} s")

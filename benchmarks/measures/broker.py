@@ -1,0 +1,71 @@
+"""Through a broker: one producer, one queue, one consumer, credit 1000, unsettled.
+
+The same clients for all brokers, so that only the broker differs: rhea's, as an ordinary client,
+and our own, which are fast enough to load a broker to its limit. The broker's processor time is
+the system's count for its processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from functools import partial
+
+from ..contestants import CREDIT, Contestant
+from ..processes import RoleFailed, cpu_s
+from ..rounds import Case, Sample
+from . import Plan, size_name
+
+#: Messages a second, for what a broker costs that mostly waits.
+PACES = (500, 3000)
+
+_numbers = itertools.count()
+
+
+def cases(plan: Plan) -> list[Case]:
+    found = []
+    sizes = [size for size in plan.settings.sizes if size]
+    present = plan.field.present
+    clients = {"rhea": present.get("rhea"), "own": present.get("compiled") or present.get("pure")}
+    for name, client in clients.items():
+        if client is None:
+            continue
+        for size in sizes:
+            runs = {
+                one.key: partial(sample, plan, one, client, size) for one in plan.field.brokers()
+            }
+            found.append(Case("broker", f"{size_name(size)}, {name} clients", runs))
+    if rhea := present.get("rhea"):
+        for pace in PACES if not plan.settings.quick else ():
+            runs = {
+                one.key: partial(sample, plan, one, rhea, 100, pace) for one in plan.field.brokers()
+            }
+            found.append(Case("broker", f"100 B at {pace}/s, rhea clients", runs))
+    return found
+
+
+def sample(plan: Plan, one: Contestant, client: Contestant, size: int, pace: int = 0) -> Sample:
+    running = plan.broker(one)
+    seconds = plan.settings.seconds
+    address = running.address(f"bench-{next(_numbers)}")
+    common = {"port": running.port, "address": address, "sasl": True}
+    with client.role("consume", credit=CREDIT, latency=bool(pace), **common) as consumer:
+        time.sleep(0.1)  # the consumer's credit is with the broker
+        before = cpu_s(running.pids)
+        with client.role(
+            "source", size=size, settled=False, seconds=seconds, rate=pace, **common
+        ) as producer:
+            sent = producer.result(60 + 5 * seconds)
+        consumer.expect(sent["n"])
+        heard = consumer.result(60)
+        spent = cpu_s(running.pids) - before
+    count, measured = heard["n"], heard["measured"]
+    if count != sent["n"] or not measured:
+        raise RoleFailed(f"{count} of {sent['n']} messages arrived")
+    taken = {"cpu_100k_s": spent / count * 100_000}
+    if pace:
+        return taken | {"p50_ms": heard["p50_ms"], "p99_ms": heard["p99_ms"]}
+    return taken | {
+        "rate": measured / (heard["last"] - heard["first"]),
+        "core_rate": count / spent,
+    }

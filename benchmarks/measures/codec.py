@@ -1,0 +1,54 @@
+"""The codec alone: nanoseconds to encode and decode what an application or a connection codes.
+
+The message has five properties, three application-properties and 100 bytes of data, the same for
+everybody. Those whose frames are coded in C below their interface have no row for frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..contestants import Contestant
+from ..rounds import Case, Sample
+from . import Plan
+
+CASES = {
+    "message_encode": "message, make and encode",
+    "message_decode": "message, decode all of it",
+    "body_decode": "message, decode the body only",
+    "transfer_encode": "transfer frame, encode",
+    "transfer_decode": "transfer frame, decode",
+    "disposition_encode": "disposition frame, encode",
+    "disposition_decode": "disposition frame, decode",
+}
+
+
+def cases(plan: Plan) -> list[Case]:
+    rows: dict[str, dict[str, Callable[[], Sample]]] = {name: {} for name in CASES.values()}
+    for contestant in plan.field.with_role("codec"):
+        for row, taken in _samples(plan, contestant).items():
+            rows[row][contestant.key] = taken
+    return [Case("codec", name, runs) for name, runs in rows.items() if runs]
+
+
+def _samples(plan: Plan, contestant: Contestant) -> dict[str, Callable[[], Sample]]:
+    """One process measures all rows of a round; the rows then take what it found."""
+    found: dict[str, list[float]] = {}
+
+    def measure() -> None:
+        seconds = plan.settings.seconds / 8
+        with contestant.role("codec", seconds=seconds) as role:
+            for name, value in role.result(patience_s=60 + 20 * seconds).items():
+                if name in CASES:
+                    found.setdefault(name, []).append(value)
+
+    def take(name: str) -> Callable[[], Sample]:
+        def sample() -> Sample:
+            if not found.get(name):
+                measure()
+            return {"ns": found[name].pop(0)}
+
+        return sample
+
+    measure()
+    return {CASES[name]: take(name) for name in found}

@@ -1,0 +1,67 @@
+"""How costs grow: each is measured small and large in one process, and the quotient is judged.
+
+Only ourselves: a slope needs no peer. The hop is a message through a broker without sockets:
+transfer in, queue, transfer out, disposition in, range of dispositions out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..contestants import Contestant
+from ..rounds import Case, Sample
+from . import Plan
+
+#: Name in the role → what it is called here.
+SLOPES = {
+    "depth": "queue depth 10 → 1M, enqueue and dequeue",
+    "links": "links on a connection 1 → 10k, one active",
+    "connections": "connections 1 → 5k idle, 16 active",
+    "consumers": "consumers of a queue 1 → 1k",
+    "unsettled_oldest": "unsettled 1 → 100k, settle the oldest",
+    "unsettled_newest": "unsettled 1 → 100k, settle the newest",
+    "unsettled_random": "unsettled 1 → 100k, settle at random",
+    "addresses": "addresses 10 → 100k, routing",
+    "range": "disposition 0..2^32-1 over the same with exact ends",
+    "properties": "application-properties 1 → 100, pass-through",
+    "frames": "10 MiB message in frames of 512 B → 1 MiB, per byte",
+}
+
+
+def cases(plan: Plan) -> list[Case]:
+    able = plan.field.with_role("growth")
+    if not able:
+        return []
+    found = [
+        Case("hop", name, {one.key: partial(hop, plan, one, acks) for one in able})
+        for name, acks in (("100 B, an outcome each", 1), ("100 B, outcomes of 50", 50))
+    ]
+    found += [
+        Case("growth", title, {one.key: partial(slope, plan, one, name) for one in able})
+        for name, title in SLOPES.items()
+    ]
+    found.append(
+        Case(
+            "growth",
+            "full collection with 1M queued messages",
+            {one.key: partial(pause, plan, one) for one in able},
+        )
+    )
+    return found
+
+
+def hop(plan: Plan, one: Contestant, acks: int) -> Sample:
+    seconds = plan.settings.seconds / 2
+    with one.role("hop", acks=acks, seconds=seconds) as role:
+        found = role.result(60 + 10 * seconds)
+    return {name: found[name] for name in ("ns", "loops", "allocations")}
+
+
+def slope(plan: Plan, one: Contestant, name: str) -> Sample:
+    with one.role("growth", what=name, quick=plan.settings.quick) as role:
+        return {"slope": role.result(120)["slope"]}
+
+
+def pause(plan: Plan, one: Contestant) -> Sample:
+    with one.role("growth", what="pause", quick=plan.settings.quick) as role:
+        return {"pause_ms": role.result(120)["pause_ms"]}

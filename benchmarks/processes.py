@@ -1,0 +1,185 @@
+"""Running the roles: processes that talk in lines of JSON, measured by /proc, ended by their id.
+
+A role is started as ``PROGRAM ROLE '{"option": …}'``. It prints ``{"ready": 1}``, a server with its
+``port``, once it can be used, and its result in the end. Servers and consumers end when the parent
+closes their standard input, consumers after as many messages as the line that the parent wrote
+there says. Times in results are in seconds of the machine's monotonic clock, which all processes
+share; ``cpu`` is the role's own, from its first message to its last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+PROC = Path("/proc")
+TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+
+
+class RoleFailed(Exception):
+    """A role ended without its result, or did not answer in time."""
+
+
+class Role:
+    """A process that plays a role in a measurement."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        role: str,
+        options: Mapping[str, Any],
+        *,
+        env: Mapping[str, str] | None = None,
+        patience_s: float = 30.0,
+    ) -> None:
+        self.name = f"{Path(command[-1]).name} {role}"
+        self.patience_s = patience_s
+        self.process = subprocess.Popen(
+            [*command, role, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+            # Ctrl-C is for the parent, which ends its children itself.
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._errors: list[bytes] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read_errors, daemon=True).start()
+        self.ready = self.line()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            del self._errors[:-50]
+            self._errors.append(line)
+
+    @property
+    def port(self) -> int:
+        return int(self.ready["port"])
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def line(self, patience_s: float | None = None) -> dict[str, Any]:
+        """The next line that the role prints."""
+        try:
+            line = self._lines.get(timeout=patience_s or self.patience_s)
+        except queue.Empty:
+            self.kill()
+            raise RoleFailed(f"{self.name}: no answer in {self.patience_s:.0f} s") from None
+        if line is None:
+            self.process.wait()
+            last = b"".join(self._errors[-8:]).decode(errors="replace").strip()
+            raise RoleFailed(f"{self.name}: ended with {self.process.returncode}: {last}")
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            self.kill()
+            raise RoleFailed(f"{self.name}: printed {line!r}") from None
+        return found
+
+    def result(self, patience_s: float | None = None) -> dict[str, Any]:
+        """What a client prints at its end."""
+        found = self.line(patience_s)
+        self.process.wait(self.patience_s)
+        return found
+
+    def expect(self, count: int) -> None:
+        """Tell a consumer to end after *count* messages altogether."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{count}\n".encode())
+        self.process.stdin.flush()
+
+    def end(self) -> dict[str, Any]:
+        """Close a server's input, and have its result."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        return self.result()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def terminate(process: subprocess.Popen[Any], patience_s: float = 10.0) -> None:
+    """Ask *process* to end, and insist if it does not."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Seconds of processor time that *pids* have used, by the scheduler's own count."""
+    total = 0
+    for pid in pids:
+        for task in _tasks(pid):
+            try:
+                total += int((task / "schedstat").read_text().split()[0])
+            except (OSError, IndexError, ValueError):
+                return _cpu_ticks_s(pids)
+    return total / 1e9
+
+
+def _tasks(pid: int) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from (PROC / str(pid) / "task").iterdir()
+
+
+def _cpu_ticks_s(pids: Sequence[int]) -> float:
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks * TICK_S
+
+
+def memory_bytes(pids: Sequence[int]) -> int:
+    """Bytes that *pids* hold in memory (resident)."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in (PROC / str(pid) / "status").read_text().splitlines():
+                if line.startswith("VmRSS:"):
+                    total += int(line.split()[1]) * 1024
+    return total

@@ -1,0 +1,184 @@
+"""What was measured: samples by case and contestant, their medians, and their ratios."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class Metric(Struct, frozen=True):
+    """What a number means."""
+
+    title: str
+    #: More is better. Else it is a cost, and less is.
+    more: bool
+
+
+METRICS: dict[str, Metric] = {
+    "rate": Metric("messages/s", more=True),
+    "calls": Metric("calls/s", more=True),
+    "connections": Metric("connections/s", more=True),
+    "cpu_us": Metric("CPU µs/message, both ends", more=False),
+    "cpu_100k_s": Metric("broker CPU s/100k messages", more=False),
+    "core_rate": Metric("messages/s and broker core", more=True),
+    "server_cpu_us": Metric("server CPU µs each", more=False),
+    "p50_ms": Metric("p50 ms", more=False),
+    "p99_ms": Metric("p99 ms", more=False),
+    "ns": Metric("ns", more=False),
+    "bytes": Metric("bytes", more=False),
+    "slope": Metric("cost, largest over smallest", more=False),
+    "pause_ms": Metric("longest pause, ms", more=False),
+    "allocations": Metric("bytes kept per message", more=False),
+    "loops": Metric("in calibration loops", more=False),
+}
+
+
+class Series(Struct):
+    """The samples of one metric for one contestant in one case, a sample a round."""
+
+    measure: str
+    case: str
+    contestant: str
+    metric: str
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.measure, self.case, self.contestant, self.metric
+
+
+class Results:
+    """All series of a run, in the order in which they were first seen."""
+
+    def __init__(self, environment: Mapping[str, Any], contestants: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+        #: Key → version and everything else that a line carries.
+        self.contestants = dict(contestants)
+        #: Name → why it was not measured.
+        self.absent: dict[str, str] = {}
+        #: Case and contestant → why a measurement failed.
+        self.failures: dict[str, str] = {}
+        self._series: dict[tuple[str, str, str, str], Series] = {}
+
+    def add(self, measure: str, case: str, contestant: str, sample: Mapping[str, float]) -> None:
+        for metric, value in sample.items():
+            if metric not in METRICS:
+                raise ValueError(f"no such metric: {metric}")
+            series = Series(measure, case, contestant, metric)
+            self._series.setdefault(series.key, series).values.append(value)
+
+    def get(self, measure: str, case: str, contestant: str, metric: str) -> Series | None:
+        return self._series.get((measure, case, contestant, metric))
+
+    def __iter__(self) -> Iterator[Series]:
+        return iter(self._series.values())
+
+    def ratio(self, series: Series, against: str) -> float | None:
+        """*series* over the same of *against*: the median of the ratios round by round.
+
+        Both ran in every round, one after the other, so that a machine that is slower for a
+        minute slows both.
+        """
+        other = self.get(series.measure, series.case, against, series.metric)
+        if other is None or not all(other.values):
+            return None
+        return median(
+            ours / theirs for ours, theirs in zip(series.values, other.values, strict=False)
+        )
+
+    def write(self, path: Path) -> None:
+        """Save everything as JSON, for ``--compare`` and for those who draw curves."""
+        document = {
+            "environment": self.environment,
+            "contestants": self.contestants,
+            "absent": self.absent,
+            "failures": self.failures,
+            "series": [
+                {
+                    "measure": series.measure,
+                    "case": series.case,
+                    "contestant": series.contestant,
+                    "identity": self.contestants.get(series.contestant, ""),
+                    "metric": series.metric,
+                    "unit": METRICS[series.metric].title,
+                    "median": series.median,
+                    "values": series.values,
+                }
+                for series in self
+            ],
+        }
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        document = json.loads(path.read_text())
+        results = cls(document["environment"], document["contestants"])
+        results.absent = document["absent"]
+        results.failures = document["failures"]
+        for entry in document["series"]:
+            for value in entry["values"]:
+                results.add(
+                    entry["measure"], entry["case"], entry["contestant"], {entry["metric"]: value}
+                )
+        return results
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A line of ``targets.toml``."""
+
+    measure: str
+    case: str
+    metric: str
+    #: "compiled" or "pure", or whoever else is judged.
+    of: str
+    #: Whose number divides ours. Without it the number itself is judged, which is a ratio (a
+    #: slope) or a count of bytes, never a time.
+    against: str | None = None
+    #: The release gate.
+    floor: float
+    #: The aim.
+    stretch: float | None = None
+
+
+class Verdict(Struct, frozen=True):
+    """What a run says about a target."""
+
+    target: Target
+    #: None if the run did not measure it.
+    value: float | None
+
+    def reaches(self, bound: float | None) -> bool:
+        if self.value is None or bound is None:
+            return False
+        if METRICS[self.target.metric].more:
+            return self.value >= bound
+        return self.value <= bound
+
+    @property
+    def passed(self) -> bool:
+        return self.reaches(self.target.floor)
+
+    @property
+    def aim(self) -> bool:
+        return self.reaches(self.target.stretch)
+
+
+def judge(results: Results, targets: Iterable[Target]) -> list[Verdict]:
+    """Hold *results* against *targets*."""
+    verdicts = []
+    for target in targets:
+        series = results.get(target.measure, target.case, target.of, target.metric)
+        value: float | None = None
+        if series is not None:
+            value = results.ratio(series, target.against) if target.against else series.median
+        verdicts.append(Verdict(target, value))
+    return verdicts

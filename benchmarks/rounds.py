@@ -1,0 +1,93 @@
+"""Rounds that interleave all contestants, on a machine whose speed drifts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import click
+from msgspec import Struct
+
+from .processes import RoleFailed
+from .results import METRICS, Results
+
+#: A sample is taken again when the machine's speed moved by more than this while it was taken.
+DRIFT_MAX = 0.25
+REDO_MAX = 2
+
+Sample = Mapping[str, float]
+
+
+class Case(Struct):
+    """One thing that is measured, and how each contestant does it."""
+
+    measure: str
+    name: str
+    #: Contestant → one sample.
+    runs: Mapping[str, Callable[[], Sample]]
+
+
+def calibrate() -> float:
+    """Seconds for a fixed piece of interpreted work: how fast the machine is now."""
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        total = 0
+        for number in range(150_000):
+            total += number & 7
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+class Progress:
+    """One line on standard error that says what is being measured."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.started = time.monotonic()
+        self.terminal = sys.stderr.isatty()
+
+    def say(self, text: str) -> None:
+        spent = time.monotonic() - self.started
+        line = f"[{self.done}/{self.total} {spent:4.0f} s] {text}"
+        if self.terminal:
+            click.echo(f"\r\x1b[K{line[:110]}", err=True, nl=False)
+        else:
+            click.echo(line, err=True)
+
+    def end(self) -> None:
+        if self.terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def run(case: Case, results: Results, rounds: int, progress: Progress) -> None:
+    """Measure *case* in *rounds*: A B C, A B C. A contestant that fails is left out of the rest."""
+    runs = dict(case.runs)
+    for number in range(rounds):
+        for contestant in list(runs):
+            progress.say(f"{case.measure}: {case.name}, {contestant}, round {number + 1}")
+            try:
+                sample = _steady(runs[contestant])
+            except (RoleFailed, OSError, TimeoutError) as error:
+                results.failures[f"{case.measure}: {case.name}, {contestant}"] = str(error)
+                progress.say(f"failed: {error}")
+                del runs[contestant]
+            else:
+                results.add(case.measure, case.name, contestant, sample)
+            progress.done += 1
+
+
+def _steady(measure: Callable[[], Sample]) -> Sample:
+    """A sample during which the machine's speed did not move much, if there is such a time."""
+    sample: Sample = {}
+    for _ in range(REDO_MAX + 1):
+        before = calibrate()
+        sample = measure()
+        after = calibrate()
+        if max(before, after) <= (1 + DRIFT_MAX) * min(before, after):
+            break
+    unknown = set(sample) - set(METRICS)
+    assert not unknown, unknown
+    return sample

@@ -1,0 +1,999 @@
+"""Messages of format 0 and their sections (Part 3 §3.2).
+
+A received message stays the bytes that came. Its sections are found by their sizes and decoded on
+first use; whatever nobody touched is sent on octet for octet. :class:`Message` is for applications;
+an intermediary that only passes messages on needs no more than :func:`walk_head`.
+
+Links that carry another ``message-format`` than 0 hand out payloads as bytes, since sections are a
+matter of format 0 only. Bad bytes raise ``DecodeError`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import reprlib
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from .codec.composites import fields_of, from_described
+from .codec.primitives import Reader, shown, write_list, write_value
+from .codec.sections import (
+    AMQP_SEQUENCE,
+    AMQP_VALUE,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    SECTION_BEGIN_MAX,
+    SECTION_NAMES,
+    SECTION_OPENINGS,
+    Head,
+    Header,
+    MessageId,
+    Moment,
+    Properties,
+    Sections,
+    begin_section,
+    is_simple,
+    read_annotation_map,
+    read_annotations,
+    read_application_properties,
+    read_header_fields,
+    read_properties,
+    read_section_code,
+    walk,
+    walk_head,
+    write_annotations,
+    write_body_data,
+    write_data,
+    write_front,
+    write_header,
+)
+from .errors import DecodeError, EncodeError, LocalProtocolError
+from .limits import DEFAULT_LIMITS, Limits
+from .outcomes import Error
+from .values import Symbol
+
+__all__ = [
+    "JOIN_MAX",
+    "MESSAGE_FORMAT",
+    "AnnotationPolicy",
+    "BodyKind",
+    "BodyReader",
+    "Head",
+    "Header",
+    "Message",
+    "MessageId",
+    "Moment",
+    "Properties",
+    "Sections",
+    "Sequence",
+    "check_annotations",
+    "check_application_properties",
+    "encode_delivery_annotations",
+    "merge_annotations",
+    "read_annotations",
+    "sign",
+    "verify",
+    "walk",
+    "walk_head",
+    "write_data",
+    "write_header",
+]
+
+T = TypeVar("T")
+
+#: The ``message-format`` that this module is about (§3.2.16).
+MESSAGE_FORMAT: Final = 0
+
+#: The kinds of body: data sections, amqp-sequence sections, or one amqp-value section.
+BodyKind: TypeAlias = Literal["data", "sequence", "value"]
+
+#: Buffers from this size on are handed over beside the others instead of being joined with them.
+JOIN_MAX: Final = 16 * 1024
+
+_NO_PROPERTIES: Final = Properties()
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
+class Sequence(list[Any]):
+    """A body of amqp-sequence sections: the elements of all of them (§3.2.7).
+
+    ``Message(Sequence([1, 2]))`` is sent with one such section; a plain list would be one
+    amqp-value.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Sequence({list.__repr__(self)})"
+
+
+# --- Message -----------------------------------------------------------------------------------
+
+_OWN_HEADER: Final = 1
+_OWN_DELIVERY_ANNOTATIONS: Final = 2
+_OWN_MESSAGE_ANNOTATIONS: Final = 4
+_OWN_PROPERTIES: Final = 8
+_OWN_APPLICATION_PROPERTIES: Final = 16
+_OWN_BODY: Final = 32
+_OWN_FOOTER: Final = 64
+_OWN_ALL: Final = 127
+
+_BUILT: Final = Sections(0, 0, 0, 0, 0, 0, 0, 0, 0)
+_UNREAD: Final[Any] = object()
+
+
+class _Field(Generic[T]):
+    """A field of the header or of the properties, as an attribute of the message."""
+
+    __slots__ = ("_name", "_section")
+
+    def __init__(self, section: str, name: str) -> None:
+        self._section = section
+        self._name = name
+
+    @overload
+    def __get__(self, message: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, message: Message, owner: type) -> T: ...
+
+    def __get__(self, message: Message | None, owner: type) -> Self | T:
+        if message is None:
+            return self
+        return cast("T", getattr(getattr(message, self._section), self._name))
+
+    def __set__(self, message: Message, value: T) -> None:
+        section = getattr(message, self._section)
+        setattr(message, self._section, replace(section, **{self._name: value}))
+
+
+class Message:
+    """A message of format 0 (§3.2).
+
+    *body* is sent as a data section if it is bytes, as an amqp-sequence section if it is a
+    :class:`Sequence`, and as one amqp-value otherwise; *body_kind* says it explicitly: ``"data"``
+    takes bytes, or a list of them for several data sections, ``"sequence"`` any list, and
+    ``"value"`` anything, bytes too. *ttl_s* is *ttl_ms* in seconds.
+
+    A message that :meth:`decode` made keeps its bytes, and its bare message, which is properties,
+    application-properties and body, is as immutable as the standard says: setting any of it raises
+    ``LocalProtocolError``, the maps are read-only, and :meth:`replace` makes a changed copy. Header,
+    annotations and footer are there to be changed on the way, by assigning to the attributes.
+    Sections nobody assigned to are sent again octet for octet.
+
+    ``header`` and ``properties`` give the sections as objects, with the attributes of the message
+    of the same names; reading several of them is cheaper that way.
+    """
+
+    __slots__ = (
+        "_application_properties",
+        "_body",
+        "_chunks",
+        "_delivery_annotations",
+        "_footer",
+        "_header",
+        "_kind",
+        "_limits",
+        "_message_annotations",
+        "_own",
+        "_payload",
+        "_properties",
+        "_received",
+        "_sections",
+    )
+    _header: Header | None
+    _delivery_annotations: Mapping[Any, Any] | None
+    _message_annotations: Mapping[Any, Any] | None
+    _properties: Properties | None
+    _application_properties: Mapping[str, Any] | None
+    _footer: Mapping[Any, Any] | None
+    #: What was given or read; not yet read is ``_UNREAD``.
+    _body: Any
+    #: The contents of the data sections, once read.
+    _chunks: tuple[bytes, ...] | None
+    _kind: BodyKind | None
+    #: Sections that have to be encoded, a bit for each; the others are in the payload.
+    _own: int
+
+    durable = _Field[bool]("header", "durable")
+    priority = _Field[int]("header", "priority")
+    #: Milliseconds to live, counted from arrival.
+    ttl_ms = _Field["int | None"]("header", "ttl")
+    first_acquirer = _Field[bool]("header", "first_acquirer")
+    delivery_count = _Field[int]("header", "delivery_count")
+
+    message_id = _Field["MessageId | None"]("properties", "message_id")
+    user_id = _Field["bytes | None"]("properties", "user_id")
+    to = _Field["str | None"]("properties", "to")
+    subject = _Field["str | None"]("properties", "subject")
+    reply_to = _Field["str | None"]("properties", "reply_to")
+    correlation_id = _Field["MessageId | None"]("properties", "correlation_id")
+    content_type = _Field["str | None"]("properties", "content_type")
+    content_encoding = _Field["str | None"]("properties", "content_encoding")
+    absolute_expiry_time = _Field["Moment | None"]("properties", "absolute_expiry_time")
+    creation_time = _Field["Moment | None"]("properties", "creation_time")
+    group_id = _Field["str | None"]("properties", "group_id")
+    group_sequence = _Field["int | None"]("properties", "group_sequence")
+    reply_to_group_id = _Field["str | None"]("properties", "reply_to_group_id")
+
+    def __init__(
+        self,
+        body: object = None,
+        *,
+        body_kind: BodyKind | None = None,
+        durable: bool = False,
+        priority: int = 4,
+        ttl_ms: int | None = None,
+        ttl_s: float | None = None,
+        first_acquirer: bool = False,
+        delivery_count: int = 0,
+        delivery_annotations: Mapping[Any, Any] | None = None,
+        message_annotations: Mapping[Any, Any] | None = None,
+        message_id: MessageId | None = None,
+        user_id: bytes | None = None,
+        to: str | None = None,
+        subject: str | None = None,
+        reply_to: str | None = None,
+        correlation_id: MessageId | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        absolute_expiry_time: Moment | None = None,
+        creation_time: Moment | None = None,
+        group_id: str | None = None,
+        group_sequence: int | None = None,
+        reply_to_group_id: str | None = None,
+        application_properties: Mapping[str, Any] | None = None,
+        footer: Mapping[Any, Any] | None = None,
+    ) -> None:
+        if ttl_s is not None:
+            if ttl_ms is not None:
+                raise TypeError("give ttl_ms or ttl_s, not both")
+            ttl_ms = _milliseconds(ttl_s)
+        self._payload = b""
+        self._sections = _BUILT
+        self._limits = DEFAULT_LIMITS
+        self._own = _OWN_ALL
+        self._received = False
+        if durable or priority != 4 or first_acquirer or delivery_count or ttl_ms is not None:
+            self._header = Header(durable, priority, ttl_ms, first_acquirer, delivery_count)
+        else:
+            self._header = None
+        self._properties = Properties(
+            message_id,
+            user_id,
+            to,
+            subject,
+            reply_to,
+            correlation_id,
+            content_type,
+            content_encoding,
+            absolute_expiry_time,
+            creation_time,
+            group_id,
+            group_sequence,
+            reply_to_group_id,
+        )
+        self._delivery_annotations = delivery_annotations
+        self._message_annotations = message_annotations
+        self._application_properties = application_properties
+        self._footer = footer
+        if type(body) is bytes and body_kind is None:
+            self._body = body
+            self._chunks = (body,)
+            self._kind = "data"
+        else:
+            self._set_body(body, body_kind)
+
+    @classmethod
+    def decode(cls, payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
+        """The message that *payload* holds. Its sections are found now and decoded when used.
+
+        Raises:
+            DecodeError: The sections are not those of a message (:func:`walk`). One whose content
+                is malformed raises when it is first used.
+        """
+        self = cls.__new__(cls)
+        if type(payload) is not bytes:
+            payload = bytes(payload)
+        self._payload = payload
+        self._sections = walk(payload, limits)
+        self._limits = limits
+        self._own = 0
+        self._received = True
+        self._header = None
+        self._delivery_annotations = None
+        self._message_annotations = None
+        self._properties = None
+        self._application_properties = None
+        self._body = _UNREAD
+        self._chunks = None
+        self._kind = _KINDS[self._sections.body_code]
+        self._footer = None
+        return self
+
+    # --- Sections ---
+
+    @property
+    def header(self) -> Header:
+        """The header, with its defaults where it is absent (§3.2.1)."""
+        header = self._header
+        if header is None:
+            fields = read_header_fields(
+                self._payload, self._sections.delivery_annotations, self._limits
+            )
+            header = self._header = Header(*fields)
+        return header
+
+    @header.setter
+    def header(self, header: Header) -> None:
+        self._header = header
+        self._own |= _OWN_HEADER
+
+    @property
+    def delivery_annotations(self) -> Mapping[Any, Any]:
+        """What the sending peer tells the receiving one, for one hop (§3.2.2)."""
+        found = self._delivery_annotations
+        if found is None:
+            sections = self._sections
+            found = self._delivery_annotations = self._annotations(
+                _OWN_DELIVERY_ANNOTATIONS,
+                DELIVERY_ANNOTATIONS,
+                sections.delivery_annotations,
+                sections.message_annotations,
+            )
+        return found
+
+    @delivery_annotations.setter
+    def delivery_annotations(self, annotations: Mapping[Any, Any] | None) -> None:
+        self._delivery_annotations = annotations
+        self._own |= _OWN_DELIVERY_ANNOTATIONS
+
+    @property
+    def message_annotations(self) -> Mapping[Any, Any]:
+        """What the infrastructure is told, at every hop (§3.2.3)."""
+        found = self._message_annotations
+        if found is None:
+            sections = self._sections
+            found = self._message_annotations = self._annotations(
+                _OWN_MESSAGE_ANNOTATIONS,
+                MESSAGE_ANNOTATIONS,
+                sections.message_annotations,
+                sections.properties,
+            )
+        return found
+
+    @message_annotations.setter
+    def message_annotations(self, annotations: Mapping[Any, Any] | None) -> None:
+        self._message_annotations = annotations
+        self._own |= _OWN_MESSAGE_ANNOTATIONS
+
+    @property
+    def properties(self) -> Properties:
+        """The standard properties; all None if the section is absent (§3.2.4)."""
+        found = self._properties
+        if found is None:
+            at = self._sections.properties
+            end = self._sections.application_properties
+            found = _NO_PROPERTIES
+            if at < end:
+                found = read_properties(self._payload, at, end, self._limits)
+            self._properties = found
+        return found
+
+    @properties.setter
+    def properties(self, properties: Properties) -> None:
+        self._refuse_if_received("properties")
+        self._properties = properties
+        self._own |= _OWN_PROPERTIES
+
+    @property
+    def application_properties(self) -> Mapping[str, Any]:
+        """What the application says about the message, for filters and routing too (§3.2.5)."""
+        found = self._application_properties
+        if found is None:
+            at = self._sections.application_properties
+            end = self._sections.body
+            if self._own & _OWN_APPLICATION_PROPERTIES:
+                found = {}
+            elif at == end:
+                found = _NOTHING
+            else:
+                found = MappingProxyType(
+                    read_application_properties(self._payload, at, end, self._limits)
+                )
+            self._application_properties = found
+        return found
+
+    @application_properties.setter
+    def application_properties(self, properties: Mapping[str, Any] | None) -> None:
+        self._refuse_if_received("application-properties")
+        self._application_properties = properties
+        self._own |= _OWN_APPLICATION_PROPERTIES
+
+    @property
+    def footer(self) -> Mapping[Any, Any]:
+        """What can be said only once the bare message is known, such as signatures (§3.2.9)."""
+        found = self._footer
+        if found is None:
+            sections = self._sections
+            found = self._footer = self._annotations(
+                _OWN_FOOTER, FOOTER, sections.footer, sections.end
+            )
+        return found
+
+    @footer.setter
+    def footer(self, footer: Mapping[Any, Any] | None) -> None:
+        self._footer = footer
+        self._own |= _OWN_FOOTER
+
+    @property
+    def body_kind(self) -> BodyKind | None:
+        """Which sections the body is made of; None if a peer sent a message without a body."""
+        return self._kind
+
+    @property
+    def body(self) -> Any:
+        """Bytes of the data sections, elements as a :class:`Sequence`, or the one value."""
+        body = self._body
+        if body is _UNREAD:
+            body = self._body = self._read_body()
+        return body
+
+    @body.setter
+    def body(self, body: object) -> None:
+        self._refuse_if_received("body")
+        self._set_body(body, None)
+
+    @property
+    def data(self) -> tuple[bytes, ...]:
+        """The contents of the data sections; none if the body is made of something else."""
+        chunks = self._chunks
+        if chunks is None:
+            chunks = self._chunks = self._read_chunks() if self._kind == "data" else ()
+        return chunks
+
+    @property
+    def ttl_s(self) -> float | None:
+        """``ttl_ms`` in seconds."""
+        ttl = self.header.ttl
+        return None if ttl is None else ttl / 1000
+
+    @ttl_s.setter
+    def ttl_s(self, seconds: float | None) -> None:
+        self.ttl_ms = None if seconds is None else _milliseconds(seconds)
+
+    @property
+    def bare(self) -> bytes:
+        """The encoded bare message, which no intermediary changes (§3.2)."""
+        payload = self.encode()
+        sections = walk(payload, self._limits) if self._own else self._sections
+        return payload[sections.properties : sections.footer]
+
+    # --- Copies ---
+
+    def replace(self, **changes: Any) -> Message:
+        """A copy with *changes*, named as the arguments of the class.
+
+        Sections that are not among them stay as they are, encoded ones octet for octet.
+        """
+        copy = Message.__new__(Message)
+        for name in Message.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy._received = False
+        if "body" in changes or "body_kind" in changes:
+            body = changes.pop("body") if "body" in changes else self.body
+            copy._set_body(body, changes.pop("body_kind", None))
+        for name, value in changes.items():
+            if name not in _SETTABLE:
+                raise TypeError(f"a message has no {name!r} to replace")
+            setattr(copy, name, value)
+        return copy
+
+    def forwarded(self, *, elapsed_ms: int = 0) -> Message:
+        """The message as the next hop gets it, *elapsed_ms* after it arrived here.
+
+        Delivery annotations were for us and do not go on (§3.2.2); the time to live is what is
+        left of it (§3.2.1). The bare message and the message annotations stay as they are.
+        """
+        copy = self.replace()
+        sections = self._sections
+        if self._own & _OWN_DELIVERY_ANNOTATIONS or (
+            sections.delivery_annotations < sections.message_annotations
+        ):
+            copy.delivery_annotations = None
+        if elapsed_ms > 0 and (ttl := self.header.ttl) is not None:
+            copy.ttl_ms = max(0, ttl - elapsed_ms)
+        return copy
+
+    # --- Encoding ---
+
+    def encode(self) -> bytes:
+        """The message in one piece; the bytes it came as if nothing was assigned.
+
+        Raises:
+            LocalProtocolError: The message is one that must not be sent, for example because of an
+                application property that is a list.
+            EncodeError: A value has no encoding.
+        """
+        if not self._own:
+            return self._payload
+        out = bytearray()
+        self._write_front(out)
+        if not self._own & _OWN_BODY:
+            out += self._payload[self._sections.body : self._sections.footer]
+        elif self._chunks is not None:
+            write_body_data(out, self._chunks)
+        else:
+            self._write_body(out)
+        self._write_footer(out)
+        return bytes(out)
+
+    def buffers(self) -> list[bytes]:
+        """The message in as many pieces as avoid copying a large body. Raises what encode does."""
+        if self._chunks is None or not self._own & _OWN_BODY:
+            return [self.encode()]
+        found: list[bytes] = []
+        out = bytearray(self.encode_front())
+        for chunk in self._chunks:
+            write_data(out, len(chunk))
+            if len(chunk) < JOIN_MAX:
+                out += chunk
+            else:
+                found += (bytes(out), chunk)
+                out = bytearray()
+        self._write_footer(out)
+        if out:
+            found.append(bytes(out))
+        return found
+
+    def encode_front(self) -> bytes:
+        """All that comes before the body, for a sender that streams data sections after it."""
+        out = bytearray()
+        self._write_front(out)
+        return bytes(out)
+
+    def _write_front(self, out: bytearray) -> None:
+        own = self._own
+        if own & (_OWN_PROPERTIES | _OWN_BODY):
+            properties = self.properties
+            if properties.content_type is not None or properties.content_encoding is not None:
+                self._check_content(properties)
+        if own & _OWN_DELIVERY_ANNOTATIONS and self._delivery_annotations:
+            _check_rejected(self._delivery_annotations)
+        if own == _OWN_ALL:
+            write_front(
+                out,
+                self._header,
+                self._delivery_annotations,
+                self._message_annotations,
+                self._properties,
+                self._application_properties,
+            )
+            return
+        payload = self._payload
+        sections = self._sections
+        if own & _OWN_HEADER:
+            write_front(out, self._header, None, None, None, None)
+        else:
+            out += payload[: sections.delivery_annotations]
+        if own & _OWN_DELIVERY_ANNOTATIONS:
+            write_front(out, None, self._delivery_annotations, None, None, None)
+        else:
+            out += payload[sections.delivery_annotations : sections.message_annotations]
+        if own & _OWN_MESSAGE_ANNOTATIONS:
+            write_front(out, None, None, self._message_annotations, None, None)
+        else:
+            out += payload[sections.message_annotations : sections.properties]
+        if own & _OWN_PROPERTIES:
+            write_front(out, None, None, None, self._properties, None)
+        else:
+            out += payload[sections.properties : sections.application_properties]
+        if own & _OWN_APPLICATION_PROPERTIES:
+            write_front(out, None, None, None, None, self._application_properties)
+        else:
+            out += payload[sections.application_properties : sections.body]
+
+    def _check_content(self, properties: Properties) -> None:
+        """What the standard says of content-type and content-encoding (§3.2.4)."""
+        if self._kind != "data":
+            name = "content-type" if properties.content_encoding is None else "content-encoding"
+            raise LocalProtocolError(f"{name} is for bodies of data, not of {self._kind}")
+        encoding = properties.content_encoding
+        if encoding is not None and encoding.lower() == "identity":
+            raise LocalProtocolError("content-encoding must not be 'identity': leave it out")
+
+    def _write_body(self, out: bytearray) -> None:
+        try:
+            if self._kind == "sequence":
+                out += SECTION_OPENINGS[AMQP_SEQUENCE]
+                write_list(out, self._body)
+            else:
+                out += SECTION_OPENINGS[AMQP_VALUE]
+                write_value(out, self._body)
+        except EncodeError as error:
+            raise EncodeError(f"the body: {error.description}") from None
+
+    def _write_footer(self, out: bytearray) -> None:
+        if not self._own & _OWN_FOOTER:
+            out += self._payload[self._sections.footer :]
+        elif self._footer:
+            write_annotations(out, FOOTER, self._footer)
+
+    # --- Decoding ---
+
+    def _annotations(self, own: int, code: int, at: int, end: int) -> Mapping[Any, Any]:
+        if self._own & own:
+            return {}
+        if at == end:
+            return _NOTHING
+        content = read_section_code(self._payload, at, self._limits)[1]
+        return MappingProxyType(
+            read_annotation_map(self._payload, code, content, end, self._limits)
+        )
+
+    def _reader(self, at: int, end: int) -> Reader:
+        """A reader of the value of the section that begins at *at*."""
+        content = read_section_code(self._payload, at, self._limits)[1]
+        return Reader(self._payload, content, end, self._limits)
+
+    def _read_body(self) -> object:
+        kind = self._kind
+        if kind == "data":
+            chunks = self.data
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        sections = self._sections
+        try:
+            if kind == "value":
+                r = self._reader(sections.body, sections.footer)
+                value = r.read_value()
+                if r.at != r.end:
+                    raise DecodeError(f"{r.end - r.at} octets are left over")
+                return value
+            elements = Sequence()
+            at = sections.body
+            for _ in range(sections.body_count):
+                r = self._reader(at, sections.footer)
+                count, outer = r.enter_list()
+                elements += r.read_items(count)
+                r.leave(outer)
+                at = r.at
+        except DecodeError as error:
+            raise DecodeError(f"{SECTION_NAMES[sections.body_code]}: {error.description}") from None
+        return elements if kind == "sequence" else None
+
+    def _read_chunks(self) -> tuple[bytes, ...]:
+        payload = self._payload
+        sections = self._sections
+        at = sections.body
+        # The walk has seen that all of this is there.
+        if sections.body_count == 1 and payload[at + 1] == 0x53:
+            begin = at + 5 if payload[at + 3] == 0xA0 else at + 8
+            return (payload[begin : sections.footer],)
+        chunks: list[bytes] = []
+        for _ in range(sections.body_count):
+            r = self._reader(at, sections.footer)
+            chunks.append(cast("bytes", r.read_value()))
+            at = r.at
+        return tuple(chunks)
+
+    # --- Inside ---
+
+    def _refuse_if_received(self, what: str) -> None:
+        if self._received:
+            raise LocalProtocolError(
+                f"the {what} of a received message cannot be set: the bare message is immutable; "
+                "replace() makes a changed copy"
+            )
+
+    def _set_body(self, body: object, kind: BodyKind | None) -> None:
+        self._own |= _OWN_BODY
+        self._body = body
+        self._chunks = None
+        if kind is None:
+            if isinstance(body, bytes | bytearray | memoryview):
+                kind = "data"
+            else:
+                kind = "sequence" if isinstance(body, Sequence) else "value"
+        self._kind = kind
+        if kind == "data":
+            if type(body) is bytes:
+                self._chunks = (body,)
+            else:
+                self._chunks = _chunks_of(body)
+                self._body = _UNREAD
+        elif kind == "sequence":
+            if not isinstance(body, list | tuple):
+                raise TypeError(f"a sequence is made of a list, not of {shown(body)}")
+            if not isinstance(body, Sequence):
+                self._body = Sequence(body)
+        elif kind != "value":
+            raise ValueError(f"a body is 'data', 'sequence' or 'value', not {kind!r}")
+
+    def __repr__(self) -> str:
+        try:
+            properties = self.properties
+            said = [
+                f", {name}={_BRIEF.repr(getattr(properties, name))}"
+                for name in ("message_id", "to", "subject", "correlation_id", "content_type")
+                if getattr(properties, name) is not None
+            ]
+            return f"Message({self._brief_body()}{''.join(said)})"
+        except DecodeError as error:
+            return f"Message({len(self._payload)} bytes, {error.description:.80})"
+
+    def _brief_body(self) -> str:
+        if self._kind == "data":
+            size = sum(map(len, self.data))
+            begin = self.data[0][:40] if self.data else b""
+            return f"{_BRIEF.repr(begin)}{'…' if size > len(begin) else ''}, {size} bytes of data"
+        body = self.body
+        if isinstance(body, list | dict):
+            return f"{type(body).__name__} of {len(body)}"
+        if body is None or isinstance(body, str | bytes | int | float | UUID):
+            return _BRIEF.repr(body)
+        return f"a {type(body).__name__}"
+
+
+_KINDS: Final[dict[int, BodyKind | None]] = {
+    DATA: "data",
+    AMQP_SEQUENCE: "sequence",
+    AMQP_VALUE: "value",
+    0: None,
+}
+_SETTABLE: Final = frozenset(
+    {field.attribute for field in fields_of(Properties)}
+    | {"durable", "priority", "ttl_ms", "ttl_s", "first_acquirer", "delivery_count"}
+    | {"delivery_annotations", "message_annotations", "application_properties", "footer"}
+    | {"header", "properties"}
+)
+
+_BRIEF: Final = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 50
+
+
+def _milliseconds(seconds: float) -> int:
+    milliseconds = round(seconds * 1000)
+    if not 0 <= milliseconds <= 0xFFFF_FFFF:
+        raise ValueError(f"a time to live of {seconds} s is not between 0 and 49 days")
+    return milliseconds
+
+
+def _chunks_of(body: object) -> tuple[bytes, ...]:
+    parts = body if isinstance(body, list | tuple) else (body,)
+    for part in parts:
+        if not isinstance(part, bytes | bytearray | memoryview):
+            raise TypeError(f"data is made of bytes, not of {shown(part)}")
+    return tuple(bytes(part) for part in parts) or (b"",)
+
+
+def encode_delivery_annotations(annotations: Mapping[Any, object]) -> bytes:
+    """An encoded delivery-annotations section, empty if there is nothing to say (§3.2.2).
+
+    Raises:
+        LocalProtocolError: The reserved key ``rejected`` holds anything but an ``Error``.
+    """
+    _check_rejected(annotations)
+    out = bytearray()
+    write_annotations(out, DELIVERY_ANNOTATIONS, annotations)
+    return bytes(out)
+
+
+def merge_annotations(
+    section: bytes, changes: Mapping[Any, object], limits: Limits = DEFAULT_LIMITS
+) -> bytes:
+    """The message-annotations *section* with *changes*, whose entries win (§3.4.5 ``modified``)."""
+    if not changes:
+        return section
+    out = bytearray()
+    write_annotations(
+        out, MESSAGE_ANNOTATIONS, {**read_annotations(section, limits), **dict(changes.items())}
+    )
+    return bytes(out)
+
+
+def _check_rejected(annotations: Mapping[Any, object]) -> None:
+    """Of the reserved keys there is one that we know, and it holds an error (§3.2.2)."""
+    rejected = annotations.get("rejected")
+    if rejected is not None and not isinstance(rejected, Error):
+        raise LocalProtocolError(
+            f"the delivery annotation 'rejected' holds an Error, not {shown(rejected)}"
+        )
+
+
+#: What to do about annotation keys that we do not know (decision 13).
+AnnotationPolicy: TypeAlias = Literal["default", "strict", "lenient"]
+
+
+def check_annotations(
+    subject: Message | Head,
+    policy: AnnotationPolicy = "default",
+    *,
+    understood: Collection[object] = (),
+    limits: Limits = DEFAULT_LIMITS,
+) -> Error | None:
+    """The error to detach with because of an annotation key, or None (§3.2.10, decision 13).
+
+    Reserved keys, which are ulongs and symbols without ``x-``, are refused unless they are
+    *understood*. ``"strict"`` refuses the ``x-`` keys without ``x-opt-`` as well, as the text has
+    it, and ``"lenient"`` relays everything. Whatever the policy, the delivery annotation
+    ``rejected`` holds an error (§3.2.2). Of a :class:`Message` the footer is judged too.
+
+    Raises:
+        DecodeError: An annotation section is malformed.
+    """
+    if isinstance(subject, Head):
+        if not subject.delivery_annotations and not subject.message_annotations:
+            return None
+        delivery: Mapping[Any, object] = read_annotations(subject.delivery_annotations, limits)
+        others = [(MESSAGE_ANNOTATIONS, read_annotations(subject.message_annotations, limits))]
+    else:
+        delivery = subject.delivery_annotations
+        others = [
+            (MESSAGE_ANNOTATIONS, cast("dict[Any, object]", subject.message_annotations)),
+            (FOOTER, cast("dict[Any, object]", subject.footer)),
+        ]
+    rejected = delivery.get("rejected")
+    if rejected is not None and not isinstance(rejected, Error):
+        try:
+            from_described(rejected, Error)
+        except DecodeError as error:
+            return Error(
+                "amqp:invalid-field",
+                f"the delivery annotation 'rejected' holds no error: {error.description}",
+            )
+    if policy == "lenient":
+        return None
+    free = "x-opt" if policy == "strict" else "x-"
+    for code, section in ((DELIVERY_ANNOTATIONS, delivery), *others):
+        for key in section:
+            if isinstance(key, str) and (
+                key.startswith(free) or (key == "rejected" and code == DELIVERY_ANNOTATIONS)
+            ):
+                continue
+            if key not in understood:
+                return Error(
+                    "amqp:not-implemented",
+                    f"the key {shown(key)} in the {SECTION_NAMES[code]} is not understood",
+                )
+    return None
+
+
+def check_application_properties(message: Message) -> Error | None:
+    """The error to answer under the policy ``"strict"`` to values that are not simple (§3.2.5)."""
+    for key, value in message.application_properties.items():
+        if not is_simple(value):
+            return Error(
+                DecodeError.default_condition,
+                f"the application property {shown(key)} is {shown(value)}, no simple value",
+            )
+    return None
+
+
+# --- Signatures --------------------------------------------------------------------------------
+
+#: Hashes that :func:`sign` and :func:`verify` take. The caller names one; the message does not.
+Algorithm: TypeAlias = Literal["sha256", "sha384", "sha512"]
+_ALGORITHMS: Final = ("sha256", "sha384", "sha512")
+
+
+def sign(message: Message, key: bytes, *, algorithm: Algorithm = "sha256") -> None:
+    """Put an HMAC of the bare message into the footer, under ``x-opt-hmac-<algorithm>`` (§3.2.9).
+
+    It holds for the bare message as it is now: sign last.
+    """
+    entry = _hmac_entry(key, algorithm)
+    digest = hmac.digest(key, message.bare, algorithm)
+    message.footer = {**message.footer, entry: digest}
+
+
+def verify(
+    message: Message | bytes,
+    key: bytes,
+    *,
+    algorithm: Algorithm = "sha256",
+    limits: Limits = DEFAULT_LIMITS,
+) -> bool:
+    """Whether the footer holds the HMAC that :func:`sign` makes of this bare message with *key*.
+
+    Raises:
+        DecodeError: *message* is no message.
+    """
+    entry = _hmac_entry(key, algorithm)
+    if not isinstance(message, Message):
+        message = Message.decode(message, limits)
+    digest = message.footer.get(entry)
+    if not isinstance(digest, bytes):
+        return False
+    return hmac.compare_digest(digest, hmac.digest(key, message.bare, algorithm))
+
+
+def _hmac_entry(key: bytes, algorithm: str) -> Symbol:
+    if algorithm not in _ALGORITHMS:
+        raise ValueError(f"sign with one of {', '.join(_ALGORITHMS)}, not {algorithm!r}")
+    if not key:
+        raise ValueError("an empty key signs nothing")
+    return Symbol(f"x-opt-hmac-{algorithm}")
+
+
+# --- Streams -----------------------------------------------------------------------------------
+
+
+class BodyReader:
+    """The data of a message as it arrives, without ever holding all of it (§3.2.6).
+
+    Feed it the pieces of the payload; it gives the contents of the data sections. ``message`` is
+    there, without its body, once the first data section begins.
+    """
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.message: Message | None = None
+        self._limits = limits
+        #: The sections around the body.
+        self._around = bytearray()
+        #: The beginning of a section, too short to tell what it is.
+        self._begun = b""
+        #: The section that we are in, and how many of its octets are still to come.
+        self._code = 0
+        self._left = 0
+
+    def feed(self, octets: bytes) -> list[bytes]:
+        """Take the next octets of the payload; what they bring of the body.
+
+        Raises:
+            DecodeError: This is no message, its body is not data, or what surrounds the body is
+                larger than ``message_size_max``.
+        """
+        found: list[bytes] = []
+        if self._begun:
+            octets = self._begun + octets
+            self._begun = b""
+        at = 0
+        while at < len(octets):
+            if self._left:
+                piece = octets[at : at + self._left]
+                at += len(piece)
+                self._left -= len(piece)
+                if self._code == DATA:
+                    found.append(piece)
+                else:
+                    self._around += piece
+                continue
+            begin = octets[at : at + SECTION_BEGIN_MAX]
+            section = begin_section(begin, self._limits)
+            if section is None:
+                self._begun = begin
+                break
+            code, content, self._left = section
+            self._enter(code)
+            if code != DATA:
+                self._around += begin[:content]
+                if len(self._around) + self._left > self._limits.message_size_max:
+                    raise DecodeError("what surrounds the body is larger than message_size_max")
+            at += content
+        return found
+
+    def _enter(self, code: int) -> None:
+        """Judge the order of the sections, which is that of their numbers."""
+        if code in (AMQP_SEQUENCE, AMQP_VALUE):
+            raise DecodeError(f"a stream is made of data, not of {SECTION_NAMES[code]}")
+        if code <= self._code and not code == self._code == DATA:
+            raise DecodeError(f"{SECTION_NAMES[code]} comes after {SECTION_NAMES[self._code]}")
+        self._code = code
+        if code == DATA and self.message is None:
+            self.message = Message.decode(bytes(self._around), self._limits)
+
+    def finish(self) -> Message:
+        """The payload has ended: the message with its footer, without its body.
+
+        Raises:
+            DecodeError: It ended inside a section.
+        """
+        if self._left or self._begun:
+            raise DecodeError("the payload ends inside a section")
+        return Message.decode(bytes(self._around), self._limits)

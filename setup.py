@@ -27,6 +27,7 @@ COMPILED = [
 
 #: Modules of those folders that stay interpreted, and why. (Class keywords: gc, frozen, kw_only.)
 INTERPRETED = {
+    "amqp_rt/codec/section_types.py": "msgspec Structs: mypyc drops the keywords of their classes",
     "amqp_rt/core/options.py": "msgspec Structs: mypyc drops the keywords of their classes",
     "amqp_rt/core/performatives.py": "msgspec Structs: mypyc drops the keywords of their classes",
     "amqp_rt/core/sasl_frames.py": "msgspec Structs: mypyc drops the keywords of their classes",

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from .codec.composites import fields_of, from_described
 from .codec.primitives import Reader, shown, write_list, write_value
+from .codec.section_types import Head, Header, MessageId, Moment, Properties, Sections
 from .codec.sections import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
@@ -31,12 +32,6 @@ from .codec.sections import (
     SECTION_BEGIN_MAX,
     SECTION_NAMES,
     SECTION_OPENINGS,
-    Head,
-    Header,
-    MessageId,
-    Moment,
-    Properties,
-    Sections,
     begin_section,
     is_simple,
     read_annotation_map,
@@ -45,6 +40,7 @@ from .codec.sections import (
     read_header_fields,
     read_properties,
     read_section_code,
+    reencode,
     walk,
     walk_head,
     write_annotations,
@@ -77,6 +73,7 @@ __all__ = [
     "encode_delivery_annotations",
     "merge_annotations",
     "read_annotations",
+    "reencode",
     "sign",
     "verify",
     "walk",

@@ -13,10 +13,9 @@ from __future__ import annotations
 import datetime as dt
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
-from msgspec import Struct
 from msgspec.structs import astuple
 
 from ..errors import DecodeError, EncodeError, LocalProtocolError
@@ -39,14 +38,6 @@ from ..values import (
 )
 from .composites import (
     ANNOTATIONS,
-    BINARY,
-    BOOLEAN,
-    STRING,
-    TIMESTAMP,
-    UBYTE,
-    UINT,
-    FieldType,
-    composite,
     fields_of,
     read_composite,
 )
@@ -55,7 +46,6 @@ from .primitives import (
     amqp_kind,
     close_compound,
     open_compound,
-    refused,
     shown,
     write_binary,
     write_boolean,
@@ -66,16 +56,10 @@ from .primitives import (
     write_timestamp,
     write_ubyte,
     write_uint,
-    write_ulong,
     write_uuid,
     write_value,
 )
-
-#: A message-id may be any of four types, which are four different key spaces (§3.2.11 to §3.2.14).
-MessageId: TypeAlias = int | UUID | bytes | str
-
-#: A point in time: milliseconds since 1970, or a ``datetime`` that says its time zone.
-Moment: TypeAlias = int | dt.datetime
+from .section_types import MESSAGE_ID, SYMBOLIC, TEXT, Head, Header, Properties, Sections
 
 _U32: Final = struct.Struct(">I")
 
@@ -157,117 +141,7 @@ _PREFIXES: Final = _prefixes()
 SECTION_OPENINGS: Final = {code: bytes((0x00, 0x53, code)) for code in SECTION_NAMES}
 
 
-# --- Header and properties ---------------------------------------------------------------------
-
-
-@composite(
-    0x70,
-    ("durable", BOOLEAN, False),
-    ("priority", UBYTE, 4),
-    ("ttl", UINT),
-    ("first_acquirer", BOOLEAN, False),
-    ("delivery_count", UINT, 0),
-)
-class Header(Struct, frozen=True, gc=False):
-    """How a message is to be delivered (§3.2.1). ``ttl`` counts milliseconds from arrival."""
-
-    durable: bool = False
-    priority: int = 4
-    ttl: int | None = None
-    first_acquirer: bool = False
-    delivery_count: int = 0
-
-
-def _read_any(r: Reader) -> object:
-    return r.read_value()
-
-
-def _write_message_id(out: bytearray, value: object) -> None:
-    if isinstance(value, str):
-        write_string(out, value)
-    elif isinstance(value, UUID):
-        write_uuid(out, value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        write_ulong(out, value)
-    elif isinstance(value, bytes | bytearray | memoryview):
-        write_binary(out, value)
-    else:
-        raise refused("message-id", value)
-
-
-def _read_text(r: Reader) -> object:
-    """A string or a symbol, which peers confuse."""
-    code = r.peek_code()
-    if code not in (0xA1, 0xB1, 0xA3, 0xB3):
-        raise DecodeError(f"a text expected, not constructor 0x{code:02x}")
-    return r.read_value()
-
-
-_MESSAGE_ID: Final = FieldType("message-id", _read_any, _write_message_id)
-_TEXT: Final = FieldType("string", _read_text, write_string, in_place=STRING.in_place)
-_MIME: Final = FieldType("symbol", _read_text, write_symbol)
-
-
-@composite(
-    0x73,
-    ("message_id", _MESSAGE_ID),
-    ("user_id", BINARY),
-    ("to", _TEXT),
-    ("subject", _TEXT),
-    ("reply_to", _TEXT),
-    ("correlation_id", _MESSAGE_ID),
-    ("content_type", _MIME),
-    ("content_encoding", _MIME),
-    ("absolute_expiry_time", TIMESTAMP),
-    ("creation_time", TIMESTAMP),
-    ("group_id", _TEXT),
-    ("group_sequence", UINT),
-    ("reply_to_group_id", _TEXT),
-)
-class Properties(Struct, frozen=True, gc=False):
-    """The standard properties, which nobody changes on the way (§3.2.4).
-
-    ``message_id`` and ``correlation_id`` keep the type they came with: to echo an id is to pass
-    on the object that was read.
-    """
-
-    message_id: MessageId | None = None
-    user_id: bytes | None = None
-    to: str | None = None
-    subject: str | None = None
-    reply_to: str | None = None
-    correlation_id: MessageId | None = None
-    content_type: str | None = None
-    content_encoding: str | None = None
-    absolute_expiry_time: Moment | None = None
-    creation_time: Moment | None = None
-    group_id: str | None = None
-    group_sequence: int | None = None
-    reply_to_group_id: str | None = None
-
-
 # --- Finding sections --------------------------------------------------------------------------
-
-
-class Sections(Struct, frozen=True, gc=False):
-    """Where the sections of a payload lie.
-
-    They follow each other without gaps: each begins where its field says and ends where the next
-    field says. One that is absent is empty. The header begins at 0, the bare message at
-    ``properties``, and it ends at ``footer``.
-    """
-
-    delivery_annotations: int
-    message_annotations: int
-    properties: int
-    application_properties: int
-    body: int
-    footer: int
-    end: int
-    #: Descriptor of the body's sections: 0x75, 0x76, 0x77, or 0 if there is no body.
-    body_code: int
-    #: How many sections the body has.
-    body_count: int
 
 
 def walk(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Sections:
@@ -428,74 +302,6 @@ def _misplaced(code: int, body_code: int, last_place: int) -> DecodeError:
 # --- What intermediaries need ------------------------------------------------------------------
 
 
-class Head(Struct, gc=False):
-    """A message as an intermediary holds it (decision 29): the header's fields, and slices.
-
-    ``rest`` is the bare message with its footer. It is never looked into, and it is the payload
-    itself when nothing comes before it.
-    """
-
-    durable: bool
-    priority: int
-    #: Milliseconds to live, counted from arrival; None if it lives on.
-    ttl_ms: int | None
-    first_acquirer: bool
-    delivery_count: int
-    #: The encoded sections as they came, empty if absent.
-    header: bytes
-    delivery_annotations: bytes
-    message_annotations: bytes
-    rest: bytes
-
-    def reencode(
-        self,
-        *,
-        ttl_ms: int | None,
-        first_acquirer: bool,
-        delivery_count: int,
-        delivery_annotations: bytes = b"",
-        message_annotations: bytes | None = None,
-    ) -> list[bytes]:
-        """The buffers to send to the next hop.
-
-        The header changes only if it has to, and none is inserted unless it says something.
-        Delivery annotations were meant for us and do not go on (§3.2.2); *delivery_annotations*
-        are ours. Message annotations go on as they came (§3.2.3) unless *message_annotations*,
-        an encoded section such as :func:`merge_annotations` makes, takes their place.
-        """
-        if (
-            ttl_ms == self.ttl_ms
-            and first_acquirer == self.first_acquirer
-            and delivery_count == self.delivery_count
-        ):
-            front = self.header
-        else:
-            out = bytearray()
-            write_header(
-                out,
-                durable=self.durable,
-                priority=self.priority,
-                ttl_ms=ttl_ms,
-                first_acquirer=first_acquirer,
-                delivery_count=delivery_count,
-            )
-            front = bytes(out)
-        if delivery_annotations:
-            front += delivery_annotations
-        if message_annotations is None:
-            message_annotations = self.message_annotations
-        if message_annotations:
-            front += message_annotations
-        return [front, self.rest] if front else [self.rest]
-
-    def __repr__(self) -> str:
-        return (
-            f"Head(durable={self.durable}, priority={self.priority}, ttl_ms={self.ttl_ms}, "
-            f"first_acquirer={self.first_acquirer}, delivery_count={self.delivery_count}, "
-            f"rest={len(self.rest)} bytes)"
-        )
-
-
 def walk_head(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Head:
     """Read what an intermediary acts upon, and leave the rest of *payload* in one piece.
 
@@ -559,6 +365,48 @@ def walk_head(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Head:
         payload[annotations_from:at],
         payload[at:],
     )
+
+
+def reencode(
+    head: Head,
+    *,
+    ttl_ms: int | None,
+    first_acquirer: bool,
+    delivery_count: int,
+    delivery_annotations: bytes = b"",
+    message_annotations: bytes | None = None,
+) -> list[bytes]:
+    """The buffers to send to the next hop.
+
+    The header changes only if it has to, and none is inserted unless it says something. Delivery
+    annotations were meant for us and do not go on (§3.2.2); *delivery_annotations* are ours.
+    Message annotations go on as they came (§3.2.3) unless *message_annotations*, an encoded
+    section as :func:`~amqp_rt.message.merge_annotations` makes, takes their place.
+    """
+    if (
+        ttl_ms == head.ttl_ms
+        and first_acquirer == head.first_acquirer
+        and delivery_count == head.delivery_count
+    ):
+        front = head.header
+    else:
+        out = bytearray()
+        write_header(
+            out,
+            durable=head.durable,
+            priority=head.priority,
+            ttl_ms=ttl_ms,
+            first_acquirer=first_acquirer,
+            delivery_count=delivery_count,
+        )
+        front = bytes(out)
+    if delivery_annotations:
+        front += delivery_annotations
+    if message_annotations is None:
+        message_annotations = head.message_annotations
+    if message_annotations:
+        front += message_annotations
+    return [front, head.rest] if front else [head.rest]
 
 
 def read_header_fields(
@@ -731,7 +579,7 @@ _STRING8: Final = [bytes((0xA1, size)) for size in range(256)]
 _SYMBOL8: Final = [bytes((0xA3, size)) for size in range(256)]
 #: What comes before a short text, by its size, for each field that may hold one.
 _SHORT_TEXTS: Final = tuple(
-    _SYMBOL8 if field.type is _MIME else _STRING8 if field.type in (_TEXT, _MESSAGE_ID) else None
+    _SYMBOL8 if field.type is SYMBOLIC else _STRING8 if field.type in (TEXT, MESSAGE_ID) else None
     for field in fields_of(Properties)
 )
 _PROPERTY_WRITERS: Final = tuple(

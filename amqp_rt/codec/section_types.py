@@ -1,0 +1,161 @@
+"""The classes that sections are read into (Part 3 §3.2); :mod:`.sections` reads and writes them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from msgspec import Struct
+
+from ..errors import DecodeError
+from .composites import BINARY, BOOLEAN, STRING, TIMESTAMP, UBYTE, UINT, FieldType, composite
+from .primitives import (
+    Reader,
+    refused,
+    write_binary,
+    write_string,
+    write_symbol,
+    write_ulong,
+    write_uuid,
+)
+
+#: A message-id may be any of four types, which are four different key spaces (§3.2.11 to §3.2.14).
+MessageId: TypeAlias = int | UUID | bytes | str
+
+#: A point in time: milliseconds since 1970, or a ``datetime`` that says its time zone.
+Moment: TypeAlias = int | dt.datetime
+
+
+@composite(
+    0x70,
+    ("durable", BOOLEAN, False),
+    ("priority", UBYTE, 4),
+    ("ttl", UINT),
+    ("first_acquirer", BOOLEAN, False),
+    ("delivery_count", UINT, 0),
+)
+class Header(Struct, frozen=True, gc=False):
+    """How a message is to be delivered (§3.2.1). ``ttl`` counts milliseconds from arrival."""
+
+    durable: bool = False
+    priority: int = 4
+    ttl: int | None = None
+    first_acquirer: bool = False
+    delivery_count: int = 0
+
+
+def _read_any(r: Reader) -> object:
+    return r.read_value()
+
+
+def _write_message_id(out: bytearray, value: object) -> None:
+    if isinstance(value, str):
+        write_string(out, value)
+    elif isinstance(value, UUID):
+        write_uuid(out, value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        write_ulong(out, value)
+    elif isinstance(value, bytes | bytearray | memoryview):
+        write_binary(out, value)
+    else:
+        raise refused("message-id", value)
+
+
+def _read_text(r: Reader) -> object:
+    """A string or a symbol, which peers confuse."""
+    code = r.peek_code()
+    if code not in (0xA1, 0xB1, 0xA3, 0xB3):
+        raise DecodeError(f"a text expected, not constructor 0x{code:02x}")
+    return r.read_value()
+
+
+MESSAGE_ID: Final = FieldType("message-id", _read_any, _write_message_id)
+TEXT: Final = FieldType("string", _read_text, write_string, in_place=STRING.in_place)
+SYMBOLIC: Final = FieldType("symbol", _read_text, write_symbol)
+
+
+@composite(
+    0x73,
+    ("message_id", MESSAGE_ID),
+    ("user_id", BINARY),
+    ("to", TEXT),
+    ("subject", TEXT),
+    ("reply_to", TEXT),
+    ("correlation_id", MESSAGE_ID),
+    ("content_type", SYMBOLIC),
+    ("content_encoding", SYMBOLIC),
+    ("absolute_expiry_time", TIMESTAMP),
+    ("creation_time", TIMESTAMP),
+    ("group_id", TEXT),
+    ("group_sequence", UINT),
+    ("reply_to_group_id", TEXT),
+)
+class Properties(Struct, frozen=True, gc=False):
+    """The standard properties, which nobody changes on the way (§3.2.4).
+
+    ``message_id`` and ``correlation_id`` keep the type they came with: to echo an id is to pass
+    on the object that was read.
+    """
+
+    message_id: MessageId | None = None
+    user_id: bytes | None = None
+    to: str | None = None
+    subject: str | None = None
+    reply_to: str | None = None
+    correlation_id: MessageId | None = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+    absolute_expiry_time: Moment | None = None
+    creation_time: Moment | None = None
+    group_id: str | None = None
+    group_sequence: int | None = None
+    reply_to_group_id: str | None = None
+
+
+class Sections(Struct, frozen=True, gc=False):
+    """Where the sections of a payload lie.
+
+    They follow each other without gaps: each begins where its field says and ends where the next
+    field says. One that is absent is empty. The header begins at 0, the bare message at
+    ``properties``, and it ends at ``footer``.
+    """
+
+    delivery_annotations: int
+    message_annotations: int
+    properties: int
+    application_properties: int
+    body: int
+    footer: int
+    end: int
+    #: Descriptor of the body's sections: 0x75, 0x76, 0x77, or 0 if there is no body.
+    body_code: int
+    #: How many sections the body has.
+    body_count: int
+
+
+class Head(Struct, gc=False):
+    """A message as an intermediary holds it (decision 29): the header's fields, and slices.
+
+    ``rest`` is the bare message with its footer. It is never looked into, and it is the payload
+    itself when nothing comes before it.
+    """
+
+    durable: bool
+    priority: int
+    #: Milliseconds to live, counted from arrival; None if it lives on.
+    ttl_ms: int | None
+    first_acquirer: bool
+    delivery_count: int
+    #: The encoded sections as they came, empty if absent.
+    header: bytes
+    delivery_annotations: bytes
+    message_annotations: bytes
+    rest: bytes
+
+    def __repr__(self) -> str:
+        return (
+            f"Head(durable={self.durable}, priority={self.priority}, ttl_ms={self.ttl_ms}, "
+            f"first_acquirer={self.first_acquirer}, delivery_count={self.delivery_count}, "
+            f"rest={len(self.rest)} bytes)"
+        )

@@ -128,8 +128,10 @@ def test_a_float_of_32_bits_rounds_and_refuses_what_is_too_large() -> None:
 @pytest.mark.req("T1")
 @pytest.mark.parametrize(
     "bits",
-    [0, 0x8000_0000, 1, 0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000]
-    + [0x7FC0_0000, 0x7FC1_2345, 0xFFC0_0001, 0x7F80_0001, 0xFFBF_FFFF],
+    [
+        *(0, 0x8000_0000, 1, 0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000),
+        *(0x7FC0_0000, 0x7FC1_2345, 0xFFC0_0001, 0x7F80_0001, 0xFFBF_FFFF),
+    ],
 )
 def test_a_float_of_32_bits_keeps_its_bits(bits: int) -> None:
     assert Float32.from_bits(bits).bits == bits

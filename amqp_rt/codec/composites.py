@@ -172,6 +172,9 @@ class Composite:
         data = r.data
         try:
             count, outer = r.enter_list()
+        except DecodeError as error:
+            raise DecodeError(f"{self.name}: {error.description}") from None
+        try:
             at = r.at
             # Octets are taken without looking at the end each time: reading past the end of the
             # list, or of the data, is found out below, and how far that goes is bounded by the
@@ -212,8 +215,12 @@ class Composite:
                     values.append(read(r))
                     at = r.at
             r.at = at
-            for _ in range(len(values), count):
+            surplus = count - len(values)
+            if len(values) < len(self._defaults):
+                values += self._defaults[len(values) :]
+            while surplus > 0:
                 r.skip_value()
+                surplus -= 1
             r.leave(outer)
         except IndexError:
             raise self._bad(len(values), "the octets end inside it") from None
@@ -221,8 +228,6 @@ class Composite:
             raise self._bad(len(values), f"not {error.encoding}: {error.reason}") from None
         except DecodeError as error:
             raise self._bad(len(values), error.description) from None
-        if len(values) < len(self._defaults):
-            values += self._defaults[len(values) :]
         return values
 
     def _read_map(self, r: Reader) -> list[object]:

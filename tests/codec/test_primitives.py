@@ -316,7 +316,7 @@ def test_a_key_in_another_width_is_the_same_key(wire: str, key: object) -> None:
 @pytest.mark.req("T5")
 def test_ordinary_maps_are_dicts_in_their_order() -> None:
     for keys in (["b", "a", "c"], [Symbol("x"), "y"], [-1, -2, 3], [U, b"u", Timestamp(3)]):
-        found = decode(encode({key: None for key in keys}))
+        found = decode(encode(dict.fromkeys(keys)))
         assert type(found) is dict
         assert list(found) == keys
 
@@ -330,7 +330,7 @@ def test_keys_chosen_to_collide_do_not_make_a_slow_dict() -> None:
     found = decode(encode(Map((key, None) for key in keys)))
     assert type(found) is Map
     assert found.keys() == keys
-    few = {key: None for key in keys[:10]}
+    few = dict.fromkeys(keys[:10])
     assert same(decode(encode(few)), few)
 
 
@@ -631,9 +631,11 @@ def test_the_invalid_vectors(shared: Path) -> None:
     cases = json.loads((shared / "spec/vectors/amqp10/types-invalid.json").read_text())["cases"]
     assert len(cases) > 25
     for case in cases:
-        with pytest.raises(DecodeError):
-            decode(bytes.fromhex(case["hex"]))
-            pytest.fail(f"accepted: {case}")
+        try:
+            value = decode(bytes.fromhex(case["hex"]))
+        except DecodeError:
+            continue
+        pytest.fail(f"{case} was read as {value!r}")
 
 
 def interop_value(kind: str, value: object) -> object:

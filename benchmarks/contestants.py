@@ -140,8 +140,7 @@ def ours(mode: str, python: Path) -> Contestant | str:
     """This package, as *python* has it installed."""
     if not python.exists():
         return f"no {python}: `make compiled` makes it, --compiled-python names another"
-    # -P: from the environment's own installation, not from the folder that we run in.
-    command = (str(python), "-P", str(ROLES / "on_amqp_rt.py"))
+    command = (str(python), str(ROLES / "on_amqp_rt.py"))
     says = identify(command, {})
     if isinstance(says, str):
         return says
@@ -151,6 +150,7 @@ def ours(mode: str, python: Path) -> Contestant | str:
         f"amqp_rt {says['version']} {mode}, Python {says['python']}, {says['driver']} driver, "
         f"{cores()} cores"
     )
+    # -P: what this Python has installed, not the folder that we run in.
     serve = (str(python), "-P", "-c", "from amqp_rt.cli import main; main()", "serve")
     return Contestant(mode, identity, command, roles=OWN_ROLES, broker=lambda: _own_broker(serve))
 
@@ -181,7 +181,7 @@ def _own_broker(serve: Sequence[str]) -> Iterator[Running]:
 @peer("proton")
 def proton() -> Contestant | str:
     """The library python-qpid-proton, beside us."""
-    command = (sys.executable, "-P", str(ROLES / "on_proton.py"))
+    command = (sys.executable, str(ROLES / "on_proton.py"))
     says = identify(command, {})
     if isinstance(says, str):
         return "python-qpid-proton is not installed (make peers)"
@@ -215,7 +215,7 @@ def rhea() -> Contestant | str:
 @peer("pyamqp")
 def pyamqp() -> Contestant | str:
     """The AMQP implementation inside Azure's Python SDK; only its codec can be measured alone."""
-    command = (sys.executable, "-P", str(ROLES / "on_pyamqp.py"))
+    command = (sys.executable, str(ROLES / "on_pyamqp.py"))
     says = identify(command, {})
     if isinstance(says, str):
         return "neither azure-servicebus nor azure-eventhub is installed"

@@ -6,9 +6,11 @@ transfer in, queue, transfer out, disposition in, range of dispositions out.
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
-from ..contestants import Contestant
+from ..contestants import Contestant, Running
+from ..processes import cpu_s
 from ..rounds import Case, Sample
 from . import Plan
 
@@ -16,16 +18,18 @@ from . import Plan
 SLOPES = {
     "depth": "queue depth 10 → 1M, enqueue and dequeue",
     "links": "links on a connection 1 → 10k, one active",
-    "connections": "connections 1 → 5k idle, 16 active",
     "consumers": "consumers of a queue 1 → 1k",
     "unsettled_oldest": "unsettled 1 → 100k, settle the oldest",
     "unsettled_newest": "unsettled 1 → 100k, settle the newest",
     "unsettled_random": "unsettled 1 → 100k, settle at random",
     "addresses": "addresses 10 → 100k, routing",
-    "range": "disposition 0..2^32-1 over the same with exact ends",
+    "slow": "fast consumer, alone → beside ten that keep their messages",
+    "range": "disposition 0..2^31-1 over the same with exact ends",
     "properties": "application-properties 1 → 100, pass-through",
-    "frames": "10 MiB message in frames of 512 B → 1 MiB, per byte",
+    "frames": "message 1 MiB → 10 MiB in frames of 512 B, per byte",
 }
+
+_numbers = itertools.count()
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -40,6 +44,13 @@ def cases(plan: Plan) -> list[Case]:
         Case("growth", title, {one.key: partial(slope, plan, one, name) for one in able})
         for name, title in SLOPES.items()
     ]
+    found.append(
+        Case(
+            "growth",
+            "connections 0 → 5k idle, 16 active",
+            {one.key: partial(idle, plan, one) for one in able if one.broker},
+        )
+    )
     found.append(
         Case(
             "growth",
@@ -65,3 +76,21 @@ def slope(plan: Plan, one: Contestant, name: str) -> Sample:
 def pause(plan: Plan, one: Contestant) -> Sample:
     with one.role("growth", what="pause", quick=plan.settings.quick) as role:
         return {"pause_ms": role.result(120)["pause_ms"]}
+
+
+def idle(plan: Plan, one: Contestant) -> Sample:
+    """Broker CPU for a message through 16 busy pairs, beside many idle connections and alone."""
+    running = plan.broker(one)
+    seconds = plan.settings.seconds
+    alone, crowded = (
+        _busy(running, one, count, seconds) for count in (0, 500 if plan.settings.quick else 5_000)
+    )
+    return {"slope": crowded / alone}
+
+
+def _busy(running: Running, one: Contestant, count: int, seconds: float) -> float:
+    options = {"address": f"busy-{next(_numbers)}", "active": 16, "seconds": seconds}
+    with one.role("idle", port=running.port, connections=count, **options) as role:
+        before = cpu_s(running.pids)
+        done = role.line(60 + 10 * seconds)
+        return (cpu_s(running.pids) - before) / done["n"]

@@ -1,0 +1,456 @@
+"""The measured roles on amqp_rt, written as its users would write them (see processes.py).
+
+Only ``idle``, which holds more connections than one would, stands on the engine and plain sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import trio
+
+import amqp_rt
+from amqp_rt import Anonymous, Container, node, rpc
+from amqp_rt.container.sending import Sender
+from amqp_rt.core.frames import (
+    FrameBuffer,
+    disposition_frame,
+    first_transfer,
+    read_disposition,
+    read_transfer,
+)
+from amqp_rt.fronts import amqp10
+from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.termini import Source, Target
+
+Options = dict[str, Any]
+
+
+def say(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def filler(size: int) -> bytes:
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
+class Tally:
+    """Counts messages, and times those that come after the warm-up."""
+
+    def __init__(self, options: Options) -> None:
+        self.warmup = options["warmup"]
+        self.result: dict[str, float] = {"n": 0, "measured": 0}
+        self.came: float | None = None
+        self.warm = False
+        self.cpu = time.process_time()
+
+    def count(self) -> None:
+        result = self.result
+        result["n"] += 1
+        if self.warm:
+            result["measured"] += 1
+        else:
+            now = time.monotonic()
+            self.came = self.came or now
+            if now - self.came >= self.warmup:
+                self.warm = True
+                result["first"] = now
+                self.cpu = time.process_time()
+
+    def last(self) -> None:
+        self.result["last"] = time.monotonic()
+        self.result["cpu"] = time.process_time() - self.cpu
+
+
+def login(options: Options) -> Any:
+    return Anonymous() if options.get("sasl") else None
+
+
+def url(options: Options) -> str:
+    return f"amqp://127.0.0.1:{options['port']}"
+
+
+async def served(container: Container) -> None:
+    """Serve until standard input ends."""
+    listening = await container.listen("amqp://127.0.0.1:0")
+    say(ready=1, port=int(str(listening).rpartition(":")[2]))
+    await trio.to_thread.run_sync(sys.stdin.read)
+
+
+async def sink(options: Options) -> None:
+    """A server that accepts what comes."""
+    tally = Tally(options)
+
+    @node("bench", prefetch=options["credit"])
+    async def take(body: bytes) -> None:
+        tally.count()
+        tally.last()
+
+    async with Container("sink", nodes=[take]) as container:
+        await served(container)
+    say(**tally.result)
+
+
+async def source(options: Options) -> None:
+    """A client that sends for a while, or a number of messages, as fast as credit allows."""
+    body = filler(options["size"])
+    seconds, warmup, wanted = options["seconds"], options["warmup"], options.get("count", 0)
+    warm, cpu = 0, time.process_time()
+
+    def messages() -> Iterator[Message]:
+        nonlocal warm, cpu
+        started = time.monotonic()
+        number = 0
+        while wanted == 0 or number < wanted:
+            yield Message(body, message_id=number)
+            number += 1
+            if number % 32 == 0:
+                spent = time.monotonic() - started
+                if not warm and spent >= warmup:
+                    warm, cpu = number, time.process_time()
+                if spent >= warmup + seconds:
+                    return
+
+    address = options.get("address", "bench")
+    settled = True if options["settled"] else None
+    async with (
+        Container("source") as container,
+        container.connect(url(options), auth=login(options)) as peer,
+        peer.sender(address, settled=settled, max_pending=2_000) as out,
+    ):
+        say(ready=1)
+        sent = await send_all(out, messages(), options.get("rate", 0))
+        used = time.process_time() - cpu
+    say(n=sent, measured=sent - warm, cpu=used)
+
+
+async def send_all(out: Sender, messages: Iterator[Message], rate: float) -> int:
+    if not rate:
+        return await out.send_many(messages)
+    started, sent = trio.current_time(), 0
+    async with trio.open_nursery() as nursery:
+        for message in messages:
+            await trio.sleep_until(started + sent / rate)
+            nursery.start_soon(out.send, message)
+            sent += 1
+    return sent
+
+
+async def consume(options: Options) -> None:
+    """A client that receives from a broker as many messages as a line of its input says."""
+    tally = Tally(options)
+    expected: list[int] = []
+    async with (
+        Container("consume") as container,
+        container.connect(url(options), auth=login(options)) as peer,
+        peer.receiver(options["address"], credit=options["credit"]) as messages,
+        trio.open_nursery() as nursery,
+    ):
+        say(ready=1)
+
+        async def read() -> None:
+            expected.append(int(await trio.to_thread.run_sync(sys.stdin.readline) or 0))
+            if tally.result["n"] >= expected[0]:
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(read)
+        async for delivery in messages:
+            delivery.body  # noqa: B018  # decoded, as an application would
+            delivery.accept()
+            tally.count()
+            tally.last()
+            if expected and tally.result["n"] >= expected[0]:
+                break
+        nursery.cancel_scope.cancel()
+    say(**tally.result)
+
+
+async def echo(options: Options) -> None:
+    """A server that sends requests back."""
+    tally = Tally(options)
+
+    @rpc("echo", prefetch=options["credit"])
+    async def reply(body: bytes) -> bytes:
+        tally.count()
+        tally.last()
+        return body
+
+    async with Container("echo", nodes=[reply]) as container:
+        await served(container)
+    say(**tally.result)
+
+
+async def call(options: Options) -> None:
+    """A client with a number of requests in flight."""
+    body = filler(options["size"])
+    latencies: list[float] = []
+    started = warm = cpu = 0.0
+
+    async def caller() -> None:
+        nonlocal warm, cpu
+        while True:
+            before = time.monotonic()
+            if before >= started + options["warmup"] + options["seconds"]:
+                return
+            await peer.call("echo", body, reply=bytes)
+            now = time.monotonic()
+            if warm:
+                latencies.append(now - before)
+            elif now - started >= options["warmup"]:
+                warm, cpu = now, time.process_time()
+
+    async with Container("call") as container, container.connect(url(options)) as peer:
+        await peer.call("echo", body, reply=bytes)  # the links are there
+        say(ready=1)
+        started = time.monotonic()
+        async with trio.open_nursery() as nursery:
+            for _ in range(options["in_flight"]):
+                nursery.start_soon(caller)
+        elapsed, used = time.monotonic() - warm, time.process_time() - cpu
+    latencies.sort()
+    say(
+        n=len(latencies),
+        elapsed=elapsed,
+        cpu=used,
+        p50_ms=latencies[len(latencies) // 2] * 1000,
+        p99_ms=latencies[len(latencies) * 99 // 100] * 1000,
+    )
+
+
+async def dial(options: Options) -> None:
+    """A client that connects, attaches a sender and closes, again and again."""
+    count = 0
+    async with Container("dial") as container:
+        say(ready=1)
+        started, cpu = time.monotonic(), time.process_time()
+        while (elapsed := time.monotonic() - started) < options["seconds"]:
+            async with (
+                container.connect(url(options), auth=login(options)) as peer,
+                peer.sender(options.get("address", "bench")),
+            ):
+                count += 1
+        say(n=count, elapsed=elapsed, cpu=time.process_time() - cpu)
+
+
+# ---- without the API ---------------------------------------------------------------------------
+
+
+class Wire:
+    """A client's engine on a blocking socket, with one session and one receiving link."""
+
+    def __init__(self, options: Options, *, sending: bool = False) -> None:
+        self.engine = amqp10.client(
+            amqp10.ClientOptions(container_id=f"idle-{id(self)}", mechanisms=(Anonymous(),)), 0.0
+        )
+        self.credit = 0
+        self.deliveries: list[Any] = []
+        self.attached = False
+        self.socket = socket.create_connection(("127.0.0.1", options["port"]))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while not self.engine.open_received:
+            self.turn()
+        session = self.engine.begin()
+        address = options["address"]
+        self.link: Any
+        if sending:
+            self.link = session.attach_sender(
+                "s", self, source=Source(), target=Target(address=address)
+            )
+        else:
+            self.link = session.attach_receiver(
+                "r", self, source=Source(address=address), target=Target()
+            )
+        while not self.attached:
+            self.turn()
+
+    def turn(self) -> None:
+        """Send what there is, and hear what comes."""
+        self.flush()
+        data = self.socket.recv(65_536)
+        if not data:
+            raise SystemExit("the broker hung up")
+        self.engine.receive(data, 0.0)
+
+    def flush(self) -> None:
+        self.socket.sendall(b"".join(self.engine.take()))
+
+    def on_attached(self, link: Any) -> None:
+        self.attached = True
+        if hasattr(link, "grant"):
+            link.grant(100)
+
+    def deliver(self, link: Any, deliveries: list[Any]) -> None:
+        self.deliveries += deliveries
+
+    def on_data(self, link: Any, deliveries: list[Any]) -> None: ...
+    def on_settled(self, link: Any, deliveries: list[Any]) -> None: ...
+    def on_flow(self, link: Any) -> None: ...
+    def on_outcomes(self, link: Any, deliveries: list[Any]) -> None: ...
+
+    def on_credit(self, link: Any) -> None:
+        self.credit = link.credit
+
+    def on_detached(self, link: Any, error: Any, closed: bool) -> None:
+        raise SystemExit(f"detached: {error}")
+
+
+def idle(options: Options) -> None:
+    """Holds connections that do nothing, beside some that send and receive if asked to."""
+    held = [Wire(options) for _ in range(options["connections"])]
+    for wire in held:
+        wire.flush()
+    active = options.get("active", 0)
+    pairs = []
+    for number in range(active):
+        own = options | {"address": f"{options['address']}-{number}"}
+        receiver = Wire(own)
+        receiver.flush()
+        pairs.append((Wire(own, sending=True), receiver))
+    say(ready=1)
+    if pairs:
+        say(n=mill(pairs, options["seconds"]))
+    sys.stdin.read()
+    if not pairs:
+        say(n=len(held))
+
+
+def mill(pairs: list[tuple[Wire, Wire]], seconds: float) -> int:
+    """One message at a time through each pair, in turn."""
+    payload = Message(bytes(100)).encode()
+    count = 0
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for sender, _ in pairs:
+            while not sender.link.credit:
+                sender.turn()
+            sender.link.send(payload)
+            sender.flush()
+        for _, receiver in pairs:
+            while not receiver.deliveries:
+                receiver.turn()
+            for delivery in receiver.deliveries:
+                delivery.settle(ACCEPTED)
+            receiver.deliveries.clear()
+            receiver.link.grant(100)
+            receiver.flush()
+            count += 1
+    return count
+
+
+def codec(options: Options) -> None:
+    """Nanoseconds for the message and the frames that everybody codes."""
+    body = filler(100)
+    named = {"region": "eu", "attempt": 3, "urgent": True}
+
+    def encode() -> bytes:
+        return Message(
+            body,
+            message_id=17,
+            user_id=b"guest",
+            to="orders",
+            subject="new",
+            content_type="application/octet-stream",
+            application_properties=named,
+        ).encode()
+
+    encoded = encode()
+    frame = first_transfer(0, 1, 1_000, b"0001", False, False, len(encoded)) + encoded
+    outcome = disposition_frame(0, True, 1_000, 1_049, True, ACCEPTED)
+    limits = DEFAULT_LIMITS
+    buffer = FrameBuffer(65_536)
+
+    def decode() -> object:
+        message = Message.decode(encoded)
+        properties = message.properties
+        return properties.message_id, properties.to, message.application_properties, message.body
+
+    def decode_body() -> object:
+        return Message.decode(encoded).body
+
+    def encode_transfer() -> bytes:
+        return first_transfer(0, 1, 1_000, b"0001", False, False, len(encoded)) + encoded
+
+    def decode_transfer() -> object:
+        buffer.feed(frame)
+        buffer.next_frame()
+        return read_transfer(buffer.data, buffer.body, buffer.end, limits)
+
+    def encode_disposition() -> bytes:
+        return disposition_frame(0, True, 1_000, 1_049, True, ACCEPTED)
+
+    def decode_disposition() -> object:
+        buffer.feed(outcome)
+        buffer.next_frame()
+        return read_disposition(buffer.data, buffer.body, buffer.end, limits)
+
+    say(ready=1)
+    seconds = options["seconds"]
+    say(
+        message_encode=nanoseconds(encode, seconds),
+        message_decode=nanoseconds(decode, seconds),
+        body_decode=nanoseconds(decode_body, seconds),
+        transfer_encode=nanoseconds(encode_transfer, seconds),
+        transfer_decode=nanoseconds(decode_transfer, seconds),
+        disposition_encode=nanoseconds(encode_disposition, seconds),
+        disposition_decode=nanoseconds(decode_disposition, seconds),
+    )
+
+
+def nanoseconds(operation: Any, seconds: float) -> float:
+    """What one call costs, over about *seconds*."""
+    for _ in range(1_000):
+        operation()
+    done, started = 0, time.process_time()
+    while (elapsed := time.process_time() - started) < seconds:
+        for _ in range(500):
+            operation()
+        done += 500
+    return elapsed / done * 1e9
+
+
+def hop(options: Options) -> None:
+    import engines
+
+    say(ready=1)
+    say(**engines.hop(options["acks"], options["seconds"]))
+
+
+def growth(options: Options) -> None:
+    import engines
+
+    say(ready=1)
+    say(**engines.growth(options["what"], options["quick"]))
+
+
+def version(options: Options) -> None:
+    say(
+        version=amqp_rt.__version__,
+        compiled=amqp_rt.COMPILED,
+        python=platform.python_version(),
+        driver="socket",
+    )
+
+
+def main() -> None:
+    role, options = sys.argv[1], json.loads(sys.argv[2])
+    found = {
+        each.__name__: each
+        for each in (
+            sink, source, consume, echo, call, dial, idle, codec, hop, growth, version,
+        )
+    }[role]  # fmt: skip
+    if role in ("idle", "codec", "hop", "growth", "version"):
+        found(options)
+    else:
+        trio.run(found, options)
+
+
+main()

@@ -82,6 +82,8 @@ class Engine:
         self.client = client
         self.on_output: Callable[[], None] = _no_output
         self.finished: bool = False
+        #: The connection is going or gone. Set before its links hear that they are over.
+        self.over: bool = False
         self.peer = Peer(address=options.address)
         self.ours = Half(CONNECTION, Stage.START, ours=True)
         self.theirs = Half(CONNECTION, Stage.START, ours=False)
@@ -712,6 +714,7 @@ class Engine:
             self._finish()
 
     def _lose_sessions(self, error: Error | None) -> None:
+        self.over = True
         for session in list(self.sessions.values()):
             session.lose(error)
         self.sessions.clear()

@@ -1,0 +1,1 @@
+"""Operations on a running broker, over AMQP."""

@@ -1,0 +1,204 @@
+"""``$management``: a request names an operation, a type and an entity; the reply says how it went.
+
+The request/response form of the AMQP Management drafts that deployed brokers speak:
+application-properties ``operation``, ``type`` and ``name`` in, ``statusCode`` and
+``statusDescription`` out, maps as amqp-value bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from ..errors import AmqpError
+from ..message import Message
+from ..values import Int
+
+ADDRESS: Final = "$management"
+
+#: Type of the entities that hold messages, and of the node itself.
+NODE_TYPE: Final = "amqp_rt.node"
+SELF_TYPE: Final = "org.amqp.management"
+
+#: Messages that one PEEK returns at most, and bytes of their bodies together.
+PEEK_MAX: Final = 100
+PEEK_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_STATUS: Final = {
+    "amqp:not-found": 404,
+    "amqp:not-allowed": 409,
+    "amqp:precondition-failed": 409,
+    "amqp:resource-locked": 409,
+    "amqp:resource-limit-exceeded": 409,
+    "amqp:unauthorized-access": 403,
+    "amqp:not-implemented": 501,
+}
+
+
+class Managed(Protocol):
+    """What of a broker is managed here: the nodes of one virtual host."""
+
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """Every node in numbers."""
+
+    def node(self, name: str) -> Mapping[str, Any]:
+        """One node in numbers; an error if there is none."""
+
+    def create(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Declare a node."""
+
+    def delete(self, name: str) -> int:
+        """Delete a node; returns the messages that went with it."""
+
+    def peek(self, name: str, count: int) -> list[bytes]:
+        """The first messages, encoded, without taking them."""
+
+    def purge(self, name: str) -> int:
+        """Drop what waits; returns how many."""
+
+    def move(self, name: str, to: str, count: int) -> int:
+        """Move what waits to another node; returns how many."""
+
+
+class _Failed(Exception):
+    """An operation that ends with a status of its own."""
+
+    def __init__(self, status: int, description: str) -> None:
+        super().__init__(description)
+        self.status = status
+        self.description = description
+
+
+def _request(message: Message, name: str) -> Any:
+    value = message.application_properties.get(name)
+    return str(value) if isinstance(value, str) else value
+
+
+def _whole(message: Message, name: str, default: int, most: int) -> int:
+    value = _request(message, name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _Failed(400, f"{name} must be a whole number, not {value!r:.50}")
+    return min(int(value), most)
+
+
+class Management:
+    """Answers management requests about the nodes of a broker."""
+
+    def __init__(self, managed: Callable[[str], Managed]) -> None:
+        """*managed* gives the nodes of a virtual host."""
+        self._managed = managed
+        self._operations: dict[str, Callable[[Managed, Message], tuple[int, Any]]] = {
+            "CREATE": self._create,
+            "READ": self._read,
+            "DELETE": self._delete,
+            "QUERY": self._query,
+            "GET-TYPES": self._get_types,
+            "GET-OPERATIONS": self._get_operations,
+            "PEEK": self._peek,
+            "PURGE": self._purge,
+            "MOVE": self._move,
+        }
+
+    def answer(self, message: Message, virtual_host: str = "") -> Message:
+        """The reply to *message*; what cannot be done is said in it."""
+        operation = _request(message, "operation")
+        perform = self._operations.get(operation) if isinstance(operation, str) else None
+        try:
+            if perform is None:
+                known = ", ".join(self._operations)
+                raise _Failed(501, f"no operation {operation!r:.50}; there are {known}")
+            status, body = perform(self._managed(virtual_host), message)
+            description = "OK"
+        except _Failed as failed:
+            status, body, description = failed.status, {}, failed.description
+        except AmqpError as error:
+            status, body, description = _STATUS.get(error.condition, 400), {}, str(error)
+        return Message(
+            body,
+            application_properties={
+                "statusCode": Int(status),
+                "statusDescription": description[:500],
+            },
+        )
+
+    @staticmethod
+    def _name(message: Message) -> str:
+        name = _request(message, "name")
+        if name is None:
+            name = _request(message, "identity")
+        if not isinstance(name, str) or not name:
+            raise _Failed(400, "the request names no entity: set the property name")
+        return name
+
+    def _create(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        attributes = message.body if message.body is not None else {}
+        if not isinstance(attributes, Mapping):
+            raise _Failed(400, "the body must be a map of attributes")
+        return 201, managed.create(self._name(message), {str(k): v for k, v in attributes.items()})
+
+    def _read(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        return 200, managed.node(self._name(message))
+
+    def _delete(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        managed.delete(self._name(message))
+        return 204, {}
+
+    def _query(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        rows = managed.nodes()
+        offset = _whole(message, "offset", 0, len(rows))
+        count = _whole(message, "count", len(rows), len(rows))
+        wanted: list[str] = []
+        if isinstance(message.body, Mapping):
+            names = message.body.get("attributeNames") or []
+            if isinstance(names, list):
+                wanted = [str(name) for name in names[:200]]
+        if not wanted:
+            wanted = sorted({name for row in rows for name in row})
+        results = [[row.get(name) for name in wanted] for row in rows[offset : offset + count]]
+        return 200, {"attributeNames": wanted, "results": results}
+
+    def _get_types(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        return 200, {NODE_TYPE: [], SELF_TYPE: []}
+
+    def _get_operations(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        return 200, {
+            NODE_TYPE: {
+                "CREATE": [],
+                "READ": [],
+                "DELETE": [],
+                "PEEK": ["count"],
+                "PURGE": [],
+                "MOVE": ["to", "count"],
+            },
+            SELF_TYPE: {"QUERY": ["offset", "count"], "GET-TYPES": [], "GET-OPERATIONS": []},
+        }
+
+    def _peek(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        found: list[bytes] = []
+        size = 0
+        for payload in managed.peek(self._name(message), _whole(message, "count", 1, PEEK_MAX)):
+            size += len(payload)
+            if size > PEEK_BYTES_MAX and found:
+                break
+            found.append(payload)
+        return 200, found
+
+    def _purge(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        return 200, {"messages": managed.purge(self._name(message))}
+
+    def _move(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        to = _request(message, "to")
+        if not isinstance(to, str) or not to:
+            raise _Failed(400, "where to? set the property to")
+        count = _whole(message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
+        return 200, {"messages": managed.move(self._name(message), to, count)}
+
+
+def attributes(struct: msgspec.Struct) -> dict[str, Any]:
+    """A struct's fields as a map that any AMQP peer can read; absent values are left out."""
+    built = msgspec.to_builtins(struct)
+    return {name: value for name, value in built.items() if value is not None}

@@ -49,7 +49,7 @@ class World:
     def pump(self) -> None:
         """Carry bytes until no connection has more to say."""
         for _ in range(10_000):
-            if not any([client.pump() for client in self.clients]):
+            if not any(client.pump() for client in self.clients):
                 return
         raise AssertionError("the engines never stop talking")
 

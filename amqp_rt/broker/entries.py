@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from ..codec.sections import reencode, walk_head
 from ..errors import AmqpError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
@@ -21,7 +22,6 @@ from ..message import (
     AnnotationPolicy,
     check_annotations,
     merge_annotations,
-    walk_head,
 )
 from ..outcomes import Error
 from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
@@ -163,7 +163,8 @@ def departing(entry: Entry, now: float) -> Payload:
     if entry.message_format != MESSAGE_FORMAT:
         return entry.payload
     head = walk_head(entry.payload)
-    pieces = head.reencode(
+    pieces = reencode(
+        head,
         ttl_ms=None if head.ttl_ms is None else remaining_ms(entry.expires_at, now),
         first_acquirer=entry.first_acquirer and not entry.attempts,
         delivery_count=entry.delivery_count,
@@ -196,7 +197,8 @@ def dead_letter(entry: Entry, source: str, reason: str, error: Error | None) -> 
     section = merge_annotations(
         head.message_annotations, dead_letter_annotations(source, reason, error)
     )
-    pieces = head.reencode(
+    pieces = reencode(
+        head,
         ttl_ms=None,
         first_acquirer=False,
         delivery_count=entry.delivery_count,

@@ -188,9 +188,10 @@ class MessageQueue(DistributionNode):
         if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
             subscription = self._ring[0]
-            if subscription.link.writable and self._hand(subscription, entry):
+            link = subscription.link
+            if link.credit > 0 and link.writable and self._hand(subscription, entry):
                 self._head = self._next = sequence + 1
-                if subscription.link.credit <= 0:
+                if link.credit <= 0:
                     self._retire(subscription)
                 elif len(self._ring) > 1:
                     self._ring.rotate(-1)
@@ -280,6 +281,10 @@ class MessageQueue(DistributionNode):
         link.offer(waiting)
         if link.draining and (link.credit <= 0 or link.writable):
             link.drained()
+        if subscription.ready and link.credit <= 0:
+            # Credit that comes later has its place behind that of others.
+            self._ring.remove(subscription)
+            subscription.ready = False
 
     def pump(self) -> None:
         """Deliver as long as there are messages and consumers that may have them."""
@@ -306,7 +311,7 @@ class MessageQueue(DistributionNode):
         served = False
         link = subscription.link
         while run > 0 and self.available:
-            if not link.writable:
+            if link.credit <= 0 or not link.writable:
                 self._retire(subscription)
                 break
             entry = self._take(subscription)

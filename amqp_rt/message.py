@@ -450,9 +450,11 @@ class Message:
     @property
     def data(self) -> tuple[bytes, ...]:
         """The contents of the data sections; none if the body is made of something else."""
+        if self._kind != "data":
+            return ()
         chunks = self._chunks
         if chunks is None:
-            chunks = self._chunks = self._read_chunks() if self._kind == "data" else ()
+            chunks = self._chunks = self._read_chunks()
         return chunks
 
     @property
@@ -755,10 +757,9 @@ _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 50
 
 
 def _milliseconds(seconds: float) -> int:
-    milliseconds = round(seconds * 1000)
-    if not 0 <= milliseconds <= 0xFFFF_FFFF:
+    if not 0 <= seconds <= 0xFFFF_FFFF / 1000:
         raise ValueError(f"a time to live of {seconds} s is not between 0 and 49 days")
-    return milliseconds
+    return round(seconds * 1000)
 
 
 def _chunks_of(body: object) -> tuple[bytes, ...]:

@@ -238,6 +238,10 @@ def read_section_code(payload: bytes, at: int, limits: Limits) -> tuple[int, int
         descriptor = reader.read_value()
     except DecodeError as error:
         raise DecodeError(f"a section's descriptor: {error.description}") from None
+    return _section_of(descriptor), reader.at
+
+
+def _section_of(descriptor: object) -> int:
     code = 0
     if type(descriptor) is ULong:
         code = int(descriptor)
@@ -245,7 +249,7 @@ def read_section_code(payload: bytes, at: int, limits: Limits) -> tuple[int, int
         code = _SYMBOLS.get(descriptor, 0)
     if code not in SECTION_NAMES:
         raise DecodeError(f"no section of a message is described by {shown(descriptor)}")
-    return code, reader.at
+    return code
 
 
 #: Descriptor, constructor and size of a section take at most this many octets.
@@ -261,12 +265,12 @@ def begin_section(octets: bytes, limits: Limits) -> tuple[int, int, int] | None:
     Raises:
         DecodeError: No section of a message begins like this.
     """
-    try:
-        code, at = read_section_code(octets, 0, limits)
-    except DecodeError:
-        if octets[0] == 0x00 and len(octets) < SECTION_BEGIN_MAX:
+    if len(octets) < SECTION_BEGIN_MAX and octets[0] == 0x00:
+        try:
+            Reader(octets, 1, None, limits).read_value()
+        except DecodeError:
             return None
-        raise
+    code, at = read_section_code(octets, 0, limits)
     if code == AMQP_VALUE:
         return code, at, 0
     if at >= len(octets):

@@ -161,7 +161,7 @@ class Link:
         self._over = True
         self.attached = False
         self.credit = 0
-        self.unsettled = self.session.unsettled_of(self)
+        self.unsettled = self.session.unsettled_of(self) + self.unsettled
         if self.endpoint is not None:
             self.endpoint.on_detached(self, error, closed)
 
@@ -773,6 +773,13 @@ class SenderLink(Link):
                 endpoint.on_credit(self)
 
     def drop_queued(self) -> None:
+        # Nothing of these has left, so that the session does not know them.
+        last: Sending | None = None
+        for queued in self._queue:
+            sending = queued.sending
+            if sending is not last and sending.delivery_id < 0 and not sending.settled:
+                self.unsettled.append(sending)
+            last = sending
         self._queue.clear()
         self._unsent = 0
         self._current = None

@@ -274,6 +274,7 @@ class Receiver:
         self._held: set[IncomingDelivery] = set()
         self._waiting: trio.lowlevel.Task | None = None
         self._attached = trio.Event()
+        self._was_attached = False
         self._settling: trio.Event | None = None
         self._flowed: trio.Event | None = None
         self._error: AmqpError | None = None
@@ -546,6 +547,7 @@ class Receiver:
             return
         self._held.clear()
         self._open_window(link)
+        self._was_attached = True
         self._attached.set()
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
@@ -598,8 +600,9 @@ class Receiver:
             # Attached again with the next connection; what was unsettled is the peer's to repeat.
             self._inbox = deque(raw for raw in self._inbox if raw.settled)
             self._held.clear()
+            self._attached = trio.Event()
             return
-        kind = LinkDetached if self._attached.is_set() else LinkRefused
+        kind = LinkDetached if self._was_attached else LinkRefused
         self._fail(gone(kind, error, self.address))
 
     def _fail(self, error: AmqpError) -> None:

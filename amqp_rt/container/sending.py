@@ -211,6 +211,7 @@ class Sender:
         #: Messages that have left and have no outcome.
         self._unsettled: dict[Receipt, None] = {}
         self._attached = trio.Event()
+        self._was_attached = False
         self._room: trio.Event | None = None
         self._change: trio.Event | None = None
         self._streaming = False
@@ -528,6 +529,7 @@ class Sender:
         if self._closed:
             link.detach()
             return
+        self._was_attached = True
         self._attached.set()
 
     def on_credit(self, link: SendingLink) -> None:
@@ -558,6 +560,7 @@ class Sender:
             self._fail_pending(LinkDetached("the sender was closed"))
             return
         if self._session.may_come_back and not closed:
+            self._attached = trio.Event()
             doubtful = list(self._unsettled)
             if self._in_doubt == "resend":
                 for receipt in doubtful:
@@ -574,7 +577,7 @@ class Sender:
                 for receipt in waiting:
                     receipt.fail(ConnectionLost("the connection was lost before it was sent"))
             return
-        kind = LinkDetached if self._attached.is_set() else LinkRefused
+        kind = LinkDetached if self._was_attached else LinkRefused
         self._fail(gone(kind, error, self.address))
 
     def _fail(self, error: AmqpError) -> None:

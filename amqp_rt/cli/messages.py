@@ -1,0 +1,210 @@
+"""``amqp-rt send``, ``receive`` and ``request``: messages in and out of a terminal."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from typing import Any
+
+import click
+import msgspec
+import trio
+
+from ..container.container import Container
+from ..message import Message
+from .running import URL_OPTION, run
+
+
+def body_of(text: str | None, content_type: str | None) -> tuple[Any, str | None]:
+    """The payload for what the user typed, or for standard input.
+
+    JSON is sent as JSON; other text as a text value, unless a content-type says what it is.
+    """
+    if text is None or text == "-":
+        octets = sys.stdin.buffer.read()
+    else:
+        octets = text.encode()
+    if content_type is not None:
+        return octets, content_type
+    try:
+        json.loads(octets)
+    except ValueError:
+        try:
+            return octets.decode(), None
+        except UnicodeDecodeError:
+            return octets, "application/octet-stream"
+    return octets, "application/json"
+
+
+def shown(message: Message, *, whole: bool) -> str:
+    """A message as one line: its body as text, or with *whole* everything as JSON."""
+    body = message.body
+    if not whole:
+        if isinstance(body, bytes):
+            return body.decode("utf-8", "backslashreplace")
+        return body if isinstance(body, str) else json.dumps(_plain(body))
+    properties = msgspec.structs.asdict(message.properties)
+    parts: dict[str, Any] = {
+        "header": {
+            "durable": message.durable,
+            "priority": message.priority,
+            "ttl_ms": message.ttl_ms,
+            "delivery_count": message.delivery_count,
+        },
+        "message_annotations": message.message_annotations,
+        "properties": {name: value for name, value in properties.items() if value is not None},
+        "application_properties": message.application_properties,
+        "body": body,
+    }
+    return json.dumps(_plain({name: value for name, value in parts.items() if value}))
+
+
+def _plain(value: Any) -> Any:
+    """*value* in terms of JSON."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if hasattr(value, "items"):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value)
+
+
+def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in properties:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--property")
+        found[name] = value
+    return found
+
+
+@click.command()
+@click.argument("address")
+@click.argument("body", required=False)
+@URL_OPTION
+@click.option("--count", type=click.IntRange(1), default=1, help="Send it so often.")
+@click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
+@click.option("--subject", metavar="TEXT")
+@click.option("--message-id", metavar="TEXT")
+@click.option("--correlation-id", metavar="TEXT")
+@click.option("--reply-to", metavar="ADDRESS")
+@click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Time to live.")
+@click.option("--priority", type=click.IntRange(0, 255), default=4, show_default=True)
+@click.option("--durable", is_flag=True)
+@click.option(
+    "--property", "properties", metavar="NAME=VALUE", multiple=True,
+    help="An application-property. Repeatable.",
+)  # fmt: skip
+def send(
+    address: str,
+    body: str | None,
+    url: str,
+    count: int,
+    content_type: str | None,
+    properties: tuple[str, ...],
+    **fields: Any,
+) -> None:
+    """Send BODY, or standard input, to ADDRESS, and wait until it is accepted."""
+    payload, kind = body_of(body, content_type)
+    given = {name: value for name, value in fields.items() if value is not None}
+    message = Message(
+        payload, content_type=kind, application_properties=_pairs(properties) or None, **given
+    )
+
+    async def main() -> None:
+        async with (
+            Container("amqp-rt send") as container,
+            container.connect(url, reconnect=None) as peer,
+            peer.sender(address) as sender,
+        ):
+            await sender.send_many(message for _ in range(count))
+
+    run(main)
+
+
+@click.command()
+@click.argument("address")
+@URL_OPTION
+@click.option("--count", type=click.IntRange(1), help="Stop after so many; by default go on.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Stop after so long without one.")
+@click.option("--browse", is_flag=True, help="Look without taking (distribution-mode copy).")
+@click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
+def receive(
+    address: str,
+    url: str,
+    count: int | None,
+    timeout: float | None,
+    browse: bool,
+    whole: bool,
+) -> None:
+    """Receive messages from ADDRESS, one a line on standard output, and accept them.
+
+    Exits 1 if --timeout passes before --count messages have come.
+    """
+    seen = 0
+
+    async def main() -> None:
+        nonlocal seen
+        async with (
+            Container("amqp-rt receive") as container,
+            container.connect(url, reconnect=None) as peer,
+            peer.receiver(
+                address, credit=min(count or 100, 100), mode="copy" if browse else None
+            ) as receiver,
+        ):
+            while count is None or seen < count:
+                with trio.move_on_after(timeout if timeout is not None else float("inf")) as scope:
+                    delivery = await receiver.receive()
+                if scope.cancelled_caught:
+                    return
+                with delivery:
+                    print(shown(delivery.message, whole=whole), flush=True)
+                seen += 1
+
+    run(main)
+    if count is not None and seen < count:
+        raise click.ClickException(f"{seen} of {count} messages came within {timeout:g} s each")
+
+
+@click.command()
+@click.argument("address")
+@click.argument("body", required=False)
+@URL_OPTION
+@click.option("--timeout", type=float, default=10.0, show_default=True, metavar="SECONDS")
+@click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
+@click.option("--json", "whole", is_flag=True, help="Show the whole reply as a JSON object.")
+def request(
+    address: str,
+    body: str | None,
+    url: str,
+    timeout: float,
+    content_type: str | None,
+    whole: bool,
+) -> None:
+    """Send a request with BODY to ADDRESS and print the reply.
+
+    BODY is left out for a request without one; - reads standard input.
+    """
+    arguments: tuple[Message, ...] = ()
+    if body is not None:
+        payload, kind = body_of(body, content_type)
+        arguments = (Message(payload, content_type=kind),)
+
+    async def main() -> Message:
+        async with (
+            Container("amqp-rt request") as container,
+            container.connect(url, reconnect=None) as peer,
+        ):
+            return await peer.call(address, *arguments, reply=Message, within=timeout)
+
+    print(shown(run(main), whole=whole))

@@ -1,0 +1,115 @@
+"""``amqp-rt node``: the nodes of a running broker, through its ``$management``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..container.container import Container
+from ..errors import AmqpError
+from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE
+from ..message import Message
+from .messages import shown
+from .running import URL_OPTION, run
+
+#: The columns of the list.
+_COLUMNS = ("name", "kind", "available", "acquired", "consumers", "producers", "enqueued")
+
+
+def _manage(url: str, operation: str, **arguments: Any) -> Any:
+    """One management operation; its body."""
+    kind = SELF_TYPE if operation == "QUERY" else NODE_TYPE
+    asked = {"operation": operation, "type": kind, **arguments}
+
+    async def main() -> Any:
+        async with (
+            Container("amqp-rt node") as container,
+            container.connect(url, reconnect=None) as peer,
+        ):
+            message = Message({}, application_properties=asked)
+            reply = await peer.call(ADDRESS, message, reply=Message, within=10)
+            return reply.body
+
+    return run(main)
+
+
+def _table(rows: list[list[Any]], heads: tuple[str, ...]) -> str:
+    cells = [[str(head) for head in heads], *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    lines = []
+    for row in cells:
+        padded = [
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+@click.group()
+def node() -> None:
+    """Look at the nodes of a running broker, and tidy them up."""
+
+
+@node.command("list")
+@URL_OPTION
+def list_(url: str) -> None:
+    """List queues and topics with their messages and links."""
+    found = _manage(url, "QUERY")
+    names = [str(name) for name in found["attributeNames"]]
+    rows = [
+        ["" if row[names.index(head)] is None else row[names.index(head)] for head in _COLUMNS]
+        for row in found["results"]
+    ]
+    click.echo(_table(sorted(rows), _COLUMNS))
+
+
+@node.command()
+@click.argument("name")
+@URL_OPTION
+def show(name: str, url: str) -> None:
+    """Show one node in numbers."""
+    found: Mapping[str, Any] = _manage(url, "READ", name=name)
+    width = max((len(str(key)) for key in found), default=0)
+    for key, value in found.items():
+        click.echo(f"{str(key).ljust(width)}  {value}")
+
+
+@node.command()
+@click.argument("name")
+@URL_OPTION
+@click.option("--count", type=click.IntRange(1, 100), default=10, show_default=True)
+@click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
+def peek(name: str, url: str, count: int, whole: bool) -> None:
+    """Show the first messages of a queue without taking them."""
+    for payload in _manage(url, "PEEK", name=name, count=count):
+        try:
+            click.echo(shown(Message.decode(payload), whole=whole))
+        except AmqpError as error:
+            click.echo(f"({len(payload)} bytes that are no message: {error})", err=True)
+
+
+@node.command()
+@click.argument("name")
+@URL_OPTION
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def purge(name: str, url: str, yes: bool) -> None:
+    """Drop every message that waits in a queue. They are gone."""
+    if not yes:
+        click.confirm(f"Drop every message that waits in {name}?", abort=True)
+    click.echo(f"{_manage(url, 'PURGE', name=name)['messages']} messages dropped")
+
+
+@node.command()
+@click.argument("name")
+@click.argument("to")
+@URL_OPTION
+@click.option("--count", type=click.IntRange(1), help="So many; by default all that wait.")
+def move(name: str, to: str, url: str, count: int | None) -> None:
+    """Move waiting messages of queue NAME to node TO, in order."""
+    arguments: dict[str, Any] = {"name": name, "to": to}
+    if count is not None:
+        arguments["count"] = count
+    click.echo(f"{_manage(url, 'MOVE', **arguments)['messages']} messages moved")

@@ -1,0 +1,187 @@
+"""``amqp-rt serve``: a broker, with an application's nodes if it is given one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+import trio
+
+from ..broker.nodes import declaration
+from ..container.container import Container
+from ..runtime import Broker, split_kind
+from ..security.identities import Users, parse_user
+from .running import run, set_up_logs, signalled
+
+
+@click.command()
+@click.argument("application", metavar="[FILE.py:container]", required=False)
+@click.option(
+    "--listen",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    default=("amqp://127.0.0.1:5672",),
+    show_default=True,
+    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqp+unix:///PATH. Repeatable.",
+)
+@click.option(
+    "--user",
+    "users",
+    metavar="NAME:PASSWORD",
+    multiple=True,
+    help="Who may log in. NAME:@FILE reads the password from a file, NAME:- from standard input, "
+    "NAME from $AMQP_RT_PASSWORD_NAME; a password on the command line is seen by others. "
+    "Repeatable.",
+)
+@click.option(
+    "--anonymous",
+    is_flag=True,
+    help="Let everybody in. The default when there is no --user and all listeners are local.",
+)
+@click.option(
+    "--node",
+    "nodes",
+    metavar="KIND:NAME",
+    multiple=True,
+    help="A node to make, such as queue:orders or topic:prices. Repeatable.",
+)
+@click.option(
+    "--auto-create",
+    metavar="KIND:PATTERN",
+    multiple=True,
+    help="Nodes to make when they are first used, such as 'queue:orders-*'; the most specific "
+    "pattern wins. Repeatable.",
+)
+@click.option(
+    "--store",
+    metavar="STORE",
+    default="memory:",
+    show_default=True,
+    help="Where messages are kept.",
+)
+@click.option("--name", metavar="NAME", default="broker", show_default=True, help="Container-id.")
+@click.option(
+    "--plain-in-clear", is_flag=True, help="Let passwords cross networks without encryption."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+def serve(
+    application: str | None,
+    urls: tuple[str, ...],
+    users: tuple[str, ...],
+    anonymous: bool,
+    nodes: tuple[str, ...],
+    auto_create: tuple[str, ...],
+    store: str,
+    name: str,
+    plain_in_clear: bool,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Run a broker until SIGINT or SIGTERM, which let running work finish.
+
+    FILE.py:container adds the nodes of a container that a Python file defines. Once listening, one
+    line on standard output says where: ready {"listeners": [...], "pid": ...}.
+    """
+    set_up_logs(log_level, log_format)
+    if store != "memory:":
+        raise click.BadParameter(
+            f"{store!r} is not known: this version keeps messages in memory: only",
+            param_hint="--store",
+        )
+    declared = [declaration(*split_kind_of("--node", text)) for text in nodes]
+    for text in auto_create:
+        split_kind_of("--auto-create", text)
+    known = Users()
+    for text in users:
+        try:
+            known.add(*parse_user(text))
+        except Exception as error:
+            raise click.BadParameter(str(error), param_hint="--user") from None
+    if not users and not anonymous and not all(_is_local(url) for url in urls):
+        raise click.UsageError("who may connect? Give --user NAME:PASSWORD, or --anonymous.")
+    sasl = (["PLAIN"] if users else []) + (["ANONYMOUS"] if anonymous or not users else [])
+    if application is None:
+        broker = Broker(
+            name,
+            auto_create=auto_create,
+            users=known if users else None,
+            sasl=sasl,
+            plain_in_clear=plain_in_clear,
+        )
+    else:
+        if users or anonymous:
+            raise click.UsageError("who may connect is up to the container of FILE.py")
+        broker = Broker(container=load(application), auto_create=auto_create)
+
+    async def main() -> None:
+        async with broker:
+            await broker.declare(*declared)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(signalled, broker.stop)
+                bound = await broker.listen(*urls)
+                ready = json.dumps({"listeners": bound, "pid": os.getpid()})
+                print(f"ready {ready}", flush=True)
+                await broker.serve()
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def split_kind_of(option: str, text: str) -> tuple[str, str]:
+    """KIND and NAME of an option's value, or the user's mistake."""
+    try:
+        return split_kind(text)
+    except Exception as error:
+        raise click.BadParameter(
+            str(getattr(error, "description", error)), param_hint=option
+        ) from None
+
+
+def _is_local(url: str) -> bool:
+    host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    return url.startswith("amqp+unix:") or host.rpartition(":")[0].strip("[]") in (
+        "127.0.0.1",
+        "::1",
+        "localhost",
+    )
+
+
+def load(application: str) -> Container:
+    """The container that ``FILE.py:name`` names."""
+    path, colon, name = application.rpartition(":")
+    if not colon or not path:
+        raise click.BadParameter(
+            f"{application!r} is not FILE.py:container", param_hint="FILE.py:container"
+        )
+    file = Path(path)
+    if not file.is_file():
+        raise click.BadParameter(f"there is no file {path}", param_hint="FILE.py:container")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise click.BadParameter(f"{path} is no Python file", param_hint="FILE.py:container")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        where = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"{path} could not be loaded: {where}") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, Container):
+        what = "nothing" if found is None else f"a {type(found).__name__}"
+        raise click.BadParameter(
+            f"{path} has {what} called {name!r}, not a Container", param_hint="FILE.py:container"
+        )
+    return found

@@ -1,0 +1,238 @@
+"""Where the parts meet: a container, a broker and management in one object."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import trio
+
+from .addresses import Wildcards
+from .broker.broker import BrokerHost
+from .broker.nodes import Declaration, Queue, Topic, declaration
+from .clock import Clock
+from .container.connections import Connection
+from .container.container import Authorize, Container
+from .errors import AmqpError
+from .events import Peer
+from .limits import DEFAULT_LIMITS, Limits
+from .management.node import ADDRESS, Management, attributes
+from .message import Message
+from .net.memory import MemoryNetwork
+from .security.mechanisms import ServerMechanism, Verifier
+
+
+class Broker:
+    """An embedded broker: queues and topics, and the nodes of an application beside them.
+
+    ::
+
+        async with Broker() as broker:
+            await broker.declare(Queue("work", max_deliveries=5, dead_letter="work/dead"))
+            (url,) = await broker.listen("amqp://127.0.0.1:0")
+
+    Args:
+        name: The container-id that peers see.
+        nodes: Nodes of an application, reached at the same listeners; where an address is both a
+            node's and a queue's, the node gets the link.
+        auto_create: Patterns for nodes that are made when they are first used, such as
+            ``["queue:orders-*", "topic:news-*"]``; the most specific pattern wins.
+        container: A container to build on, instead of *name*, *nodes* and the options below.
+        limits: Bounds of connections, queues and memory.
+        clock: Where times to live take the time from.
+        users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
+        sasl: Mechanisms to offer.
+        authorize: May this peer attach there?
+        plain_in_clear: Let passwords cross networks unencrypted.
+        network: Where ``memory://`` addresses live.
+        management: Answer at ``$management``.
+    """
+
+    def __init__(
+        self,
+        name: str = "broker",
+        *,
+        nodes: Iterable[Any] = (),
+        auto_create: Collection[str] = (),
+        container: Container | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        clock: Clock | None = None,
+        users: Mapping[str, str] | Verifier | None = None,
+        sasl: Collection[str | ServerMechanism] | None = None,
+        authorize: Authorize | None = None,
+        plain_in_clear: bool = False,
+        network: MemoryNetwork | None = None,
+        management: bool = True,
+    ) -> None:
+        self.container = container or Container(
+            name,
+            nodes=nodes,
+            limits=limits,
+            users=users,
+            sasl=sasl,
+            authorize=authorize,
+            plain_in_clear=plain_in_clear,
+            network=network,
+        )
+        self.host = BrokerHost(
+            limits=self.container.limits, clock=clock, auto_create=_creator(auto_create)
+        )
+        self.container.add_host(self.host)
+        if management:
+            answering = Management(lambda virtual_host: _Managed(self.host, virtual_host))
+
+            async def answer(message: Message, peer: Peer) -> Message:
+                return answering.answer(message, peer.virtual_host)
+
+            self.container.rpc(ADDRESS)(answer)
+        self._running: AbstractAsyncContextManager[Self] | None = None
+
+    # --- nodes ---------------------------------------------------------------------------
+
+    async def declare(self, *declared: Declaration) -> None:
+        """Make nodes. Declaring the same again changes nothing.
+
+        Raises:
+            AmqpError: A name is taken by another node, or there are too many.
+        """
+        for each in declared:
+            self.host.declare(each)
+        await trio.lowlevel.checkpoint()
+
+    async def delete(self, name: str) -> int:
+        """Delete a node: its links are detached, its messages are gone; returns how many.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        gone = self.host.delete(name)
+        await trio.lowlevel.checkpoint()
+        return gone
+
+    # --- lifetime ------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._running = self._run()
+        return await self._running.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        assert self._running is not None
+        return await self._running.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[Self]:
+        async with self.container:
+            self.container.start_handler(self.host.run)
+            yield self
+
+    async def listen(self, *urls: str) -> list[str]:
+        """Take connections at each of *urls*; see :meth:`Container.listen`."""
+        return await self.container.listen(*urls)
+
+    async def serve(self) -> None:
+        """Wait until :meth:`stop`, or for ever."""
+        await self.container.serve()
+
+    def stop(self) -> None:
+        """Let :meth:`serve` return."""
+        self.container.stop()
+
+    def local(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection to this broker without a socket."""
+        return self.container.local()
+
+    def connect(
+        self, urls: str | Sequence[str] | None = None, **options: Any
+    ) -> AbstractAsyncContextManager[Connection]:
+        """A connection to somebody else; see :meth:`Container.connect`."""
+        return self.container.connect(urls, **options)
+
+    def __repr__(self) -> str:
+        return f"<Broker {self.container.name!r}: {len(self.host.nodes())} nodes>"
+
+
+def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] | None:
+    """What makes nodes on first use.
+
+    Raises:
+        AmqpError: A pattern is not KIND:PATTERN with a known kind.
+    """
+    if not patterns:
+        return None
+    table: Wildcards[str] = Wildcards()
+    for text in patterns:
+        kind, pattern = split_kind(text)
+        table.add(pattern, kind)
+
+    def create(address: str) -> Declaration | None:
+        kind = table.find(address)
+        return None if kind is None else declaration(kind, address)
+
+    return create
+
+
+def split_kind(text: str) -> tuple[str, str]:
+    """``KIND:NAME`` as its two parts.
+
+    Raises:
+        AmqpError: It has no kind, or one that is not known.
+    """
+    kind, colon, name = text.partition(":")
+    if not colon or not name or kind not in ("queue", "topic"):
+        raise AmqpError(
+            f"{text!r} is not KIND:NAME with queue or topic as its kind, such as queue:orders",
+            condition="amqp:invalid-field",
+        )
+    return kind, name
+
+
+class _Managed:
+    """The nodes of a virtual host, for management."""
+
+    def __init__(self, host: BrokerHost, virtual_host: str) -> None:
+        self._host = host
+        self._in = virtual_host
+
+    def nodes(self) -> list[Mapping[str, Any]]:
+        return [self.node(each.name) for each in self._host.nodes(virtual_host=self._in)]
+
+    def node(self, name: str) -> Mapping[str, Any]:
+        return attributes(self._host.stats(name, virtual_host=self._in))
+
+    def create(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        wanted = dict(given)
+        kind = str(wanted.pop("kind", "queue"))
+        types: dict[str, type[Declaration]] = {"queue": Queue, "topic": Topic}
+        if kind not in types:
+            raise AmqpError(
+                f"a node is a queue or a topic, not {kind!r:.50}", condition="amqp:invalid-field"
+            )
+        try:
+            declared = msgspec.convert(wanted | {"name": name}, types[kind], strict=False)
+            known = set(types[kind].__struct_fields__)
+            if unknown := sorted(set(wanted) - known):
+                raise ValueError(f"{kind} has no attribute {unknown[0]!r}")
+        except (msgspec.ValidationError, ValueError) as error:
+            raise AmqpError(str(error), condition="amqp:invalid-field") from error
+        self._host.declare(declared, virtual_host=self._in)
+        return self.node(name)
+
+    def delete(self, name: str) -> int:
+        return self._host.delete(name, virtual_host=self._in)
+
+    def peek(self, name: str, count: int) -> list[bytes]:
+        return self._host.peek(name, count, virtual_host=self._in)
+
+    def purge(self, name: str) -> int:
+        return self._host.purge(name, virtual_host=self._in)
+
+    def move(self, name: str, to: str, count: int) -> int:
+        return self._host.move(name, to, count, virtual_host=self._in)

@@ -232,8 +232,19 @@ class Reader:
             at = self.at
             if at >= end:
                 raise DecodeError(f"{count} elements expected, {len(items)} are there")
+            code = data[at]
+            if code == 0xA1 and at + 1 < end:
+                # What most maps are made of, without a call.
+                after = at + 2 + data[at + 1]
+                if after <= end:
+                    self.at = after
+                    try:
+                        items.append(data[at + 2 : after].decode("utf-8"))
+                    except UnicodeDecodeError as error:
+                        raise _not_utf8(error) from None
+                    continue
             self.at = at + 1
-            items.append(_READERS[data[at]](self))
+            items.append(_READERS[code](self))
         return items
 
 
@@ -377,38 +388,44 @@ def _read_binary32(r: Reader) -> object:
     return r.data[at : r.at]
 
 
-def _text(octets: bytes) -> str:
-    try:
-        return octets.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"a string is not UTF-8: {error.reason}") from None
+def _not_utf8(error: UnicodeDecodeError) -> DecodeError:
+    return DecodeError(f"a string is not UTF-8: {error.reason}")
 
 
-def _symbol(octets: bytes) -> Symbol:
-    try:
-        return Symbol(octets, "ascii")
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"a symbol is not ASCII: {error.reason}") from None
+def _not_ascii(error: UnicodeDecodeError) -> DecodeError:
+    return DecodeError(f"a symbol is not ASCII: {error.reason}")
 
 
 def _read_string8(r: Reader) -> object:
     at = r.take_sized()
-    return _text(r.data[at : r.at])
+    try:
+        return r.data[at : r.at].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error) from None
 
 
 def _read_string32(r: Reader) -> object:
     at = r.take(r.take_u32())
-    return _text(r.data[at : r.at])
+    try:
+        return r.data[at : r.at].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error) from None
 
 
 def _read_symbol8(r: Reader) -> object:
     at = r.take_sized()
-    return _symbol(r.data[at : r.at])
+    try:
+        return Symbol(r.data[at : r.at], "ascii")
+    except UnicodeDecodeError as error:
+        raise _not_ascii(error) from None
 
 
 def _read_symbol32(r: Reader) -> object:
     at = r.take(r.take_u32())
-    return _symbol(r.data[at : r.at])
+    try:
+        return Symbol(r.data[at : r.at], "ascii")
+    except UnicodeDecodeError as error:
+        raise _not_ascii(error) from None
 
 
 def _read_list0(r: Reader) -> object:
@@ -447,8 +464,19 @@ def _read_pairs(r: Reader, count: int) -> object:
     if count & 1:
         raise DecodeError(f"a map of {count} elements has a key without a value")
     items = r.read_items(count)
-    keys = items[::2]
-    values = items[1::2]
+    mapping: dict[object, object] = {}
+    for index in range(0, count, 2):
+        key = items[index]
+        kind = type(key)
+        if kind is not str and kind is not Symbol and kind is not bytes:
+            return _pairs_of_any_keys(items[::2], items[1::2])
+        mapping[key] = items[index + 1]
+    if 2 * len(mapping) == count:
+        return mapping
+    return _pairs_of_any_keys(items[::2], items[1::2])
+
+
+def _pairs_of_any_keys(keys: list[object], values: list[object]) -> object:
     if _tell_apart(keys):
         mapping = dict(zip(keys, values, strict=True))
         if len(mapping) == len(keys):
@@ -463,14 +491,10 @@ def _tell_apart(keys: list[object]) -> bool:
     Texts and binaries have hashes that a peer cannot foresee. For the others, as many keys of
     one hash as a peer likes would cost a quadratic number of comparisons.
     """
-    for key in keys:
-        kind = type(key)
-        if kind is not Symbol and kind is not str and kind is not bytes:
-            try:
-                return len(keys) - len({hash(key) for key in keys}) <= _COLLISIONS_MAX
-            except TypeError:
-                return False
-    return True
+    try:
+        return len(keys) - len({hash(key) for key in keys}) <= _COLLISIONS_MAX
+    except TypeError:
+        return False
 
 
 def _refuse_duplicates(keys: list[object]) -> None:

@@ -10,7 +10,7 @@ from ..errors import LocalProtocolError
 from ..events import AttachRequested
 from ..outcomes import Error
 from . import serial
-from .delivery import Delivery, Sending
+from .delivery import Delivery, Sending, is_outcome
 from .frames import (
     Fault,
     connection_fault,
@@ -31,6 +31,7 @@ from .performatives import (
     End,
     Flow,
 )
+from .transactions import TransactionalState
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -510,8 +511,20 @@ class Session:
                 sending = outgoing.get(delivery_id)
                 if sending is None:
                     continue
-                if state is not None:
+                known = sending.state
+                if known is None:
                     sending.state = state
+                elif state is not None and state != known:
+                    if type(known) is not TransactionalState and is_outcome(known):
+                        # An outcome is the last word; only a provisional one may change (§3.4).
+                        sending.link.detach(
+                            Error(
+                                "amqp:illegal-state",
+                                f"delivery {delivery_id} was given two outcomes that contradict",
+                            )
+                        )
+                    else:
+                        sending.state = state
                 if settled:
                     sending.remote_settled = True
                     sending.settled = True

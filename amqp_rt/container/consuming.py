@@ -1,0 +1,163 @@
+"""Our nodes as consumers of the addresses of a peer, such as the queues of a broker.
+
+A ``node`` or ``rpc`` receives from the address, a ``source`` sends to it, and replies go through
+the peer's anonymous terminus. Each is a member of the connection's session, so that it attaches
+again when a lost connection has been replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..errors import AmqpError, LinkRefused
+from ..fronts.base import ReceivingLink, SendingLink
+from ..outcomes import Error
+from ..termini import Source, Target
+from .receiving import gone
+from .replies import ReplyLink
+from .routes import Binding, Route
+from .serving import Inbox, SourceFeed, Workers
+
+if TYPE_CHECKING:
+    from .connections import Connection, Session
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class _Consumer:
+    """One node at one address of a peer, over however many connections in a row."""
+
+    def __init__(self, session: Session, workers: Workers, relay: _ReplyRelay | None) -> None:
+        self.session = session
+        self.workers = workers
+        self.route: Route = workers.route
+        self.name = session.connection.new_name(self.route.address)
+        self._relay = relay
+        self._answered = trio.Event()
+        self._error: AmqpError | None = None
+
+    def attach(self, core: Any) -> None:
+        """Attach on *core*, the engine's session."""
+        relay = None if self._relay is None else self._relay.reply_link
+        binding = Binding(
+            self.route, self.workers.container, None, self.route.address, _NOTHING, relay
+        )
+        if self.route.kind == "source":
+            feed = _ConsumerFeed(binding, self)
+            core.attach_sender(
+                self.name, feed, source=Source(), target=Target(address=self.route.address)
+            )
+        else:
+            core.attach_receiver(
+                self.name,
+                _ConsumerInbox(binding, self.workers, self),
+                source=Source(address=self.route.address),
+                target=Target(),
+                streaming=self.route.streaming,
+            )
+
+    def lost(self, error: AmqpError) -> None:
+        """The session is gone for good."""
+        self.over(error)
+
+    def attached(self) -> None:
+        self._answered.set()
+
+    def over(self, error: AmqpError) -> None:
+        """It will not attach again."""
+        self.session.remove(self)
+        if not self._answered.is_set():
+            self._error = error
+            self._answered.set()
+
+    def detached(self, error: Error | None, closed: bool) -> None:
+        """The peer ended the link, or the connection went."""
+        if closed or not self.session.may_come_back:
+            self.over(gone(LinkRefused, error, self.route.address))
+
+    async def wait_attached(self) -> None:
+        """Wait for the peer's answer.
+
+        Raises:
+            LinkRefused: It would not have us.
+        """
+        await self._answered.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class _ConsumerInbox(Inbox):
+    def __init__(self, binding: Binding, workers: Workers, consumer: _Consumer) -> None:
+        super().__init__(binding, workers)
+        self._consumer = consumer
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        super().on_attached(link)
+        self._consumer.attached()
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        super().on_detached(link, error, closed)
+        self._consumer.detached(error, closed)
+
+
+class _ConsumerFeed(SourceFeed):
+    def __init__(self, binding: Binding, consumer: _Consumer) -> None:
+        super().__init__(binding)
+        self._consumer = consumer
+
+    def on_attached(self, link: SendingLink) -> None:
+        super().on_attached(link)
+        self._consumer.attached()
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        super().on_detached(link, error, closed)
+        self._consumer.detached(error, closed)
+
+
+class _ReplyRelay:
+    """The way for replies through the peer's anonymous terminus."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.name = session.connection.new_name("replies")
+        self.reply_link = ReplyLink(session.connection.container, "")
+
+    def attach(self, core: Any) -> None:
+        self.reply_link = ReplyLink(self.session.connection.container, "")
+        core.attach_sender(self.name, self.reply_link, source=Source(), target=Target())
+
+    def lost(self, error: AmqpError) -> None:
+        """Calls notice when they reply."""
+
+
+async def consume(connection: Connection, workers: Iterable[Workers]) -> None:
+    """Attach a link for each of *workers* to the peer of *connection*.
+
+    Cancelled, or after one was refused, those that are attached go on.
+
+    Raises:
+        TypeError: A node is none that can be served at a peer.
+        LinkRefused: The peer has no such address.
+        ConnectionLost: The connection went.
+    """
+    session = connection.default_session
+    found = list(workers)
+    for each in found:
+        route = each.route
+        if route.pattern.captures or route.kind == "link":
+            raise TypeError(
+                f"{route.name}: {route.address!r} cannot be served at a peer: only nodes with a "
+                "whole address can, and no @node.link"
+            )
+    relay: _ReplyRelay | None = None
+    if any(each.route.kind == "rpc" for each in found):
+        relay = _ReplyRelay(session)
+        session.add(relay)
+    consumers = [_Consumer(session, each, relay) for each in found]
+    for consumer in consumers:
+        session.add(consumer)
+    for consumer in consumers:
+        await consumer.wait_attached()

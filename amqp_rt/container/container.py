@@ -1,0 +1,941 @@
+"""What applications hold: a container of nodes, with everything that runs for them inside it.
+
+Nothing runs unless the ``async with`` block of a container owns it. Leaving the block in peace
+stops credit, finishes or cancels what runs, settles, detaches and closes, in this order;
+leaving it with an exception does the same without waiting for handlers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import ipaddress
+import logging
+import os
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from ..errors import ConnectFailed
+from ..events import Event, LoginRequested, Opened, Peer
+from ..fronts.amqp10 import Front as Amqp10
+from ..fronts.base import Front, Host, ReceivingLink, SendingLink, ServerOptions
+from ..limits import DEFAULT_LIMITS, Limits
+from ..net.driver import run_connection
+from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
+from ..net.memory import MemoryNetwork
+from ..net.preamble import recognise
+from ..outcomes import MODIFIED_FAILED, Error
+from ..security.identities import Users
+from ..security.mechanisms import (
+    AnonymousServer,
+    Challenge,
+    Failure,
+    PlainServer,
+    ServerMechanism,
+    Success,
+    Verifier,
+    offered,
+)
+from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
+from ..values import Symbol
+from .connections import Connection
+from .consuming import consume
+from .recovery import connect, local
+from .replies import Forward, Relay, Replies, answer
+from .routes import (
+    Binding,
+    Declaration,
+    Middleware,
+    NodeDecorator,
+    OnError,
+    Resources,
+    Route,
+    RpcDecorator,
+    SourceDecorator,
+    declared,
+)
+from .schema import asyncapi
+from .serving import Inbox, LinkHandler, SourceFeed, Workers, run_message, run_streamed
+
+log = logging.getLogger("amqp_rt.container")
+
+#: ``await authorize(peer, address, role)``: whether *peer* may be the ``"sender"`` or the
+#: ``"receiver"`` of a link to *address*.
+Authorize: TypeAlias = Callable[[Peer, str, str], Awaitable[bool]]
+#: Called when a container starts or has stopped.
+Hook: TypeAlias = Callable[[], Any]
+
+#: Seconds that peers have to answer our close before their connections are dropped.
+CLOSE_GRACE_S: Final = 5.0
+#: Links remembered for one connection before those that are gone are looked for.
+_LINKS_KEPT: Final = 512
+
+#: (virtual host, user, container-id, does the peer receive?, link name) (decision 28).
+_Identity: TypeAlias = tuple[str, str | None, str, bool, str]
+
+
+class Container:
+    """Nodes at addresses, and everything that runs for them.
+
+    ::
+
+        async with Container("shop", nodes=[Orders(db)]) as shop:
+            await shop.listen("amqp://127.0.0.1:0")
+            await shop.serve()
+
+    Args:
+        name: The container-id that peers see.
+        nodes: Decorated functions, objects with decorated methods, routers.
+        resources: Objects, or ``@asynccontextmanager`` functions that make them, which handlers
+            ask for by type.
+        middleware: Wrapped around every handler of this container.
+        sasl: Mechanisms to offer, by name or as objects. By default PLAIN if there are *users*,
+            else ANONYMOUS.
+        users: Who may log in with PLAIN: names and passwords, or a verifier
+            ``await users(user, password, peer)`` that returns an identity or None.
+        authorize: ``await authorize(peer, address, role)`` for each attach, and for each address
+            that an anonymous terminus sends to. *role* is what the peer wants to be: ``"sender"``
+            or ``"receiver"``.
+        plain_in_clear: Let passwords cross networks unencrypted.
+        limits: Bounds of its connections.
+        on_error: The outcome for a message whose handler raised, or a function of the exception.
+        drain_s: How long handlers may take to finish when the block is left.
+        network: Where ``memory://`` addresses live; share one between containers that talk.
+        fronts: Protocols that listeners speak.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        nodes: Iterable[Any] = (),
+        resources: Iterable[Any] = (),
+        middleware: Sequence[Middleware] = (),
+        sasl: Collection[str | ServerMechanism] | None = None,
+        users: Mapping[str, str] | Verifier | None = None,
+        authorize: Authorize | None = None,
+        plain_in_clear: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
+        on_error: OnError = MODIFIED_FAILED,
+        drain_s: float = 10.0,
+        network: MemoryNetwork | None = None,
+        fronts: Sequence[Front] = (),
+    ) -> None:
+        self.name = name
+        self.limits = limits
+        self.on_error = on_error
+        self.drain_s = drain_s
+        self.authorize = authorize
+        self.network = network or MemoryNetwork()
+        self.hosts: list[Host] = []
+        self.replies = Replies(self)
+        #: Anonymous termini and sources that are attached.
+        self.relays: set[Relay] = set()
+        self.feeds: set[SourceFeed | LinkHandler] = set()
+        self.node = NodeDecorator(self._add)
+        self.rpc = RpcDecorator(self._add)
+        self.source = SourceDecorator(self._add)
+        self._middleware = tuple(middleware)
+        self._resources = Resources(resources)
+        self._fronts: tuple[Front, ...] = tuple(fronts) or (Amqp10(),)
+        self._mechanisms = _mechanisms(sasl, users)
+        self._plain_in_clear = plain_in_clear
+        self._routes = RouteTable()
+        #: The workers of every node, also of those that are served at peers only.
+        self.workers: list[Workers] = []
+        self._asking: set[ReceivingLink | SendingLink] = set()
+        self._links: dict[_Identity, ReceivingLink | SendingLink] = {}
+        self._links_of: dict[Any, set[_Identity]] = {}
+        self._requests: dict[Any, int] = {}
+        self._accepted: dict[Any, Connection] = {}
+        self._strangers: dict[Any, Callable[[], None]] = {}
+        self._logins: dict[Any, ServerMechanism] = {}
+        self._on_startup: list[Hook] = []
+        self._on_shutdown: list[Hook] = []
+        self._nurseries: _Nurseries | None = None
+        self._ready = trio.Event()
+        self._stopped = trio.Event()
+        self._stopping = False
+        self._running: AbstractAsyncContextManager[Self] | None = None
+        self.add(*nodes)
+
+    # --- nodes ---------------------------------------------------------------------------
+
+    def add(self, *nodes: Any) -> None:
+        """Add nodes, before the container starts or while it runs.
+
+        Raises:
+            TypeError: A handler asks for something that nobody gives, or declares no node.
+            ValueError: Its address is taken.
+        """
+        for each in nodes:
+            for function, declaration in declared(each):
+                self._add(function, declaration)
+
+    def _add(self, function: Callable[..., Any], declaration: Declaration) -> None:
+        workers = self._workers_for(function, declaration)
+        self._routes.add(workers)
+        self.workers.append(workers)
+
+    def _workers_for(self, function: Callable[..., Any], declaration: Declaration) -> Workers:
+        if self._middleware:
+            declaration = msgspec.structs.replace(
+                declaration, middleware=(*self._middleware, *declaration.middleware)
+            )
+        route = Route(function, declaration, self._resources)
+        if route.kind == "rpc":
+            return Workers(route, self, answer)
+        return Workers(route, self, run_streamed if route.streaming else run_message)
+
+    def remove(self, *nodes: Any) -> None:
+        """Take nodes away: functions, objects, routers or addresses as they were declared.
+
+        New links are refused from now on. Links that are attached get no more credit, and are
+        detached (``amqp:resource-deleted``) once their running handlers have ended.
+
+        Raises:
+            ValueError: There is no such node.
+        """
+        for each in nodes:
+            functions = [] if isinstance(each, str) else [named for named, _ in declared(each)]
+            gone = [
+                workers
+                for workers in self._routes
+                if workers.route.address == each or workers.route.function in functions
+            ]
+            if not gone:
+                raise ValueError(f"{each!r} is no node of {self.name!r}")
+            for workers in gone:
+                self._routes.remove(workers)
+                workers.stop()
+                if self._nurseries is not None:
+                    self.start_handler(self._retire, workers)
+                else:
+                    self.workers.remove(workers)
+
+    async def _retire(self, workers: Workers) -> None:
+        with trio.move_on_after(self.drain_s):
+            await workers.wait_idle()
+        error = Error("amqp:resource-deleted", f"{workers.route.address!r} is gone")
+        for link in workers.links():
+            link.detach(error)
+        self.workers.remove(workers)
+
+    def add_host(self, host: Host) -> None:
+        """Look for addresses that are not ours in *host*, such as a broker."""
+        self.hosts.append(host)
+
+    def provide(self, thing: Any, *, as_type: type | None = None) -> None:
+        """Give handlers that ask for its type *thing*, before they are added.
+
+        An ``@asynccontextmanager`` function is entered when the container starts.
+
+        Raises:
+            RuntimeError: The container runs, and *thing* would have to be entered.
+        """
+        self._resources.provide(thing, as_type=as_type)
+        if self._running is not None and self._resources.unmade:
+            raise RuntimeError("a resource with a lifetime is provided before the container starts")
+
+    def on_startup(self, hook: Hook) -> Hook:
+        """Call *hook* when the container starts, before it takes links. Usable as a decorator."""
+        self._on_startup.append(hook)
+        return hook
+
+    def on_shutdown(self, hook: Hook) -> Hook:
+        """Call *hook* when handlers have ended, before connections close; the last one first."""
+        self._on_shutdown.append(hook)
+        return hook
+
+    def find(
+        self, address: str, *, sends: bool = False
+    ) -> tuple[Workers, Mapping[str, Any]] | None:
+        """The node at *address* and what its pattern captured; *sends* for one to receive from.
+
+        Raises:
+            ValueError: The address fits, but a capture is not what the handler takes.
+        """
+        return self._routes.find(address, sends=sends)
+
+    @property
+    def routes(self) -> list[Route]:
+        """The nodes, in the order in which they were added."""
+        return [workers.route for workers in self._routes]
+
+    def asyncapi(self, *, version: str = "1.0.0") -> dict[str, Any]:
+        """The nodes as an AsyncAPI 3.0 document (A3)."""
+        return asyncapi(self.name, self.routes, version=version)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """What became of the messages of each node so far, by address (A19)."""
+        return {
+            workers.route.address: {
+                **msgspec.structs.asdict(workers.route.stats),
+                "running": workers.running,
+            }
+            for workers in self._routes
+        }
+
+    # --- lifetime ------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """It has started, and is not stopping."""
+        return self._ready.is_set() and not self._stopping
+
+    async def wait_ready(self) -> None:
+        """Wait until it has started."""
+        await self._ready.wait()
+
+    def stop(self) -> None:
+        """Let :meth:`serve` return. Leaving the block does the rest."""
+        self._stopped.set()
+
+    async def serve(self) -> None:
+        """Wait until :meth:`stop`, or for ever."""
+        self._started()
+        await self._stopped.wait()
+
+    async def __aenter__(self) -> Self:
+        if self._running is not None:
+            raise RuntimeError(f"{self!r} has been entered before: make another")
+        self._running = self._run()
+        return await self._running.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        assert self._running is not None
+        return await self._running.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[Self]:
+        failure: BaseException | None = None
+        try:
+            async with AsyncExitStack() as resources:
+                for kind, make in self._resources.unmade.items():
+                    self._resources.made(kind, await resources.enter_async_context(make()))
+                async with trio.open_nursery() as connections:
+                    try:
+                        async with (
+                            trio.open_nursery() as listeners,
+                            trio.open_nursery() as handlers,
+                        ):
+                            self._nurseries = _Nurseries(connections, listeners, handlers)
+                            try:
+                                await _call(self._on_startup)
+                                self._ready.set()
+                                yield self
+                            except BaseException as error:
+                                # Raised again below: nurseries would make a group of it.
+                                failure = error
+                            try:
+                                await self._drain(self.drain_s if failure is None else 0.0)
+                            finally:
+                                handlers.cancel_scope.cancel()
+                    finally:
+                        with trio.move_on_after(
+                            max(self.drain_s, CLOSE_GRACE_S), shield=failure is not None
+                        ):
+                            await _call(reversed(self._on_shutdown))
+                        self._say_goodbye()
+                        connections.cancel_scope.deadline = trio.current_time() + CLOSE_GRACE_S
+        except BaseException as error:
+            unexpected = _without_cancelled(error)
+            if unexpected is not None:
+                raise unexpected from None
+            if failure is None:
+                raise
+        finally:
+            self._nurseries = None
+        if failure is not None:
+            raise failure
+
+    async def _drain(self, seconds: float) -> None:
+        """Take no more, and let what runs finish within *seconds* (A10)."""
+        self._stopping = True
+        self._started().listeners.cancel_scope.cancel()
+        for workers in self.workers:
+            workers.stop()
+        for relay in self.relays:
+            relay.stop()
+        feeds = list(self.feeds)
+        for feed in feeds:
+            feed.stop()
+        if seconds <= 0:
+            return
+        with trio.move_on_after(seconds):
+            for workers in list(self.workers):
+                await workers.wait_idle()
+            for feed in feeds:
+                await feed.finished.wait()
+            await self.replies.flush()
+
+    def _say_goodbye(self) -> None:
+        """Detach and close, in a way that does not wait."""
+        for link in list(self._links.values()):
+            link.detach()
+        for connection in list(self._accepted.values()):
+            connection.close()
+
+    def _started(self) -> _Nurseries:
+        if self._nurseries is None:
+            raise RuntimeError(f"{self!r} does not run: use it in `async with`")
+        return self._nurseries
+
+    def start_handler(self, task: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        """Run *task* until it ends or the container stops."""
+        self._started().handlers.start_soon(task, *args)
+
+    # --- listening -----------------------------------------------------------------------
+
+    async def listen(self, *urls: str) -> list[str]:
+        """Take connections at each of *urls*; returns them as they were bound.
+
+        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free),
+        ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
+
+        Raises:
+            ConnectFailed: One cannot be listened on; the sentence says which and why.
+        """
+        return [await self._listen(url) for url in urls]
+
+    async def _listen(self, url: str) -> str:
+        nurseries = self._started()
+        parts = urlsplit(url)
+        door = Door(self.limits)
+        if parts.scheme == "memory":
+            name = parts.netloc + parts.path
+            await nurseries.listeners.start(
+                partial(serve_memory, nursery=nurseries.connections),
+                self.network,
+                name,
+                door,
+                self._serve,
+            )
+            return url
+        if parts.scheme == "amqp+unix":
+            listener = await open_unix(parts.path)
+            nurseries.listeners.start_soon(self._serve_unix, listener, door, parts.path)
+            return url
+        if parts.scheme != "amqp":
+            later = " in this version" if parts.scheme in ("amqps", "ws", "wss") else ""
+            raise ConnectFailed(
+                f"cannot listen on {url}: use amqp://HOST:PORT, amqp+unix:///PATH or "
+                f"memory://NAME; {parts.scheme or 'no scheme'} is not known{later}"
+            )
+        try:
+            port = 5672 if parts.port is None else parts.port
+        except ValueError:
+            raise ConnectFailed(f"cannot listen on {url}: its port is no number to 65535") from None
+        listeners = await open_tcp(parts.hostname or "", port)
+        for each in listeners:
+            nurseries.listeners.start_soon(
+                partial(serve_socket, each, door, self._serve, nursery=nurseries.connections)
+            )
+        host, port = bound_address(listeners[0])
+        host = parts.hostname or host
+        return f"amqp://[{host}]:{port}" if ":" in host else f"amqp://{host}:{port}"
+
+    async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
+        try:
+            await serve_socket(listener, door, self._serve, nursery=self._started().connections)
+        finally:
+            with suppress(OSError):
+                os.unlink(path)
+
+    async def _serve(
+        self, stream: trio.abc.Stream, address: str, logged_in: Callable[[], None]
+    ) -> None:
+        await self.accept(stream, address=address, logged_in=logged_in)
+
+    async def accept(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        address: str = "",
+        trusted: bool = False,
+        logged_in: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run one connection that a peer opened, until it ends; *stream* is closed then.
+
+        Never raises for what the peer or the network does.
+
+        Args:
+            stream: Any trio stream.
+            address: The peer's, in words.
+            trusted: The peer is known, and needs not log in.
+            logged_in: Called once the peer is known, or needs not be.
+        """
+        self._started()
+        now = trio.current_time()
+        found = None
+        with trio.move_on_after(self.limits.handshake_s):
+            found = await recognise(stream, self._fronts)
+        if found is None:
+            await trio.aclose_forcefully(stream)
+            return
+        front, data = found
+        engine = front.server(
+            ServerOptions(
+                container_id=self.name,
+                limits=self.limits,
+                mechanisms=offered(
+                    self._mechanisms.values(),
+                    secure=False,
+                    local=_is_local(address),
+                    plain_in_clear=self._plain_in_clear,
+                ),
+                # Whoever may come as nobody need not say so.
+                sasl_required=not trusted and "ANONYMOUS" not in self._mechanisms,
+                address=address,
+                offered_capabilities=(Symbol(ANONYMOUS_RELAY),),
+            ),
+            now,
+        )
+        connection = Connection(self, engine, dialled=False)
+        self._accepted[engine] = connection
+        self._strangers[engine] = logged_in
+
+        def handle(events: list[Event]) -> None:
+            for event in events:
+                if isinstance(event, Opened):
+                    self._known(engine)
+            connection.handle(events)
+
+        try:
+            await run_connection(stream, engine, handle, limits=self.limits, initial=data)
+        except Exception:
+            # Nobody is to blame but us, and nobody else is to suffer for it.
+            log.exception("the connection from %s broke", address or "a peer")
+        finally:
+            self._accepted.pop(engine, None)
+            self._strangers.pop(engine, None)
+            self._logins.pop(engine, None)
+            self._requests.pop(engine, None)
+            for identity in self._links_of.pop(engine, ()):
+                if self._links[identity].connection is engine:
+                    del self._links[identity]
+
+    def _known(self, engine: Any) -> None:
+        logged_in = self._strangers.pop(engine, None)
+        if logged_in is not None:
+            logged_in()
+
+    def start_login(self, connection: Connection, event: LoginRequested) -> None:
+        """Judge a client's login (:meth:`login`) beside everything else."""
+        self.start_connection(partial(self.login, connection, event))
+
+    async def login(self, connection: Connection, event: LoginRequested) -> None:
+        """Judge one step of a client's login (Part 5 §5.3).
+
+        A failure is answered the same way and after the same time whatever its cause.
+        """
+        engine = connection.engine
+        mechanism = self._mechanisms.get(event.mechanism)
+        step: Challenge | Success | Failure
+        if mechanism is None:
+            step = Failure(f"{event.mechanism} is not offered")
+        else:
+            try:
+                step = await mechanism.respond(event.response, engine.peer)
+            except Exception:
+                log.exception("%s failed on a login", event.mechanism)
+                step = Failure("the mechanism failed")
+        if isinstance(step, Challenge):
+            event.exchange.challenge(step.data)
+        elif isinstance(step, Success):
+            self._known(engine)
+            connection.handle(event.exchange.succeed(step.user, step.identity))
+        else:
+            log.warning("login from %s failed: %s", engine.peer.address, step.why)
+            await trio.sleep(self.limits.failed_login_delay_s)
+            event.exchange.fail()
+
+    # --- links ---------------------------------------------------------------------------
+
+    def attach(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
+        """Accept or refuse a link that the peer asked for, now or when its right is known.
+
+        Looked for, in this order: our nodes, the hosts, addresses that we made. A second attach
+        of the same link takes it over (§2.6.1, decision 28).
+        """
+        identity = _identity(link)
+        old = self._links.get(identity)
+        if old is not None and old is not link:
+            old.detach(Error("amqp:link:stolen", "the link was attached again elsewhere"))
+        self._links[identity] = link
+        known = self._links_of.setdefault(link.connection, set())
+        known.add(identity)
+        if len(known) >= _LINKS_KEPT and len(known) & (len(known) - 1) == 0:
+            # Hosts do not tell us of links that have gone: look when they have doubled.
+            self._forget_gone(link.connection)
+        if self._stopping:
+            link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
+            return
+        terminus = _our_terminus(link)
+        if isinstance(terminus, Error):
+            link.refuse(terminus)
+        elif self.authorize is None or not terminus.address:
+            self._place(link, terminus)
+        else:
+            self._asking.add(link)
+            self.start_handler(self._place_if_allowed, identity, link, terminus)
+
+    async def _place_if_allowed(
+        self, identity: _Identity, link: ReceivingLink | SendingLink, terminus: Source | Target
+    ) -> None:
+        role = "receiver" if _sends(link) else "sender"
+        try:
+            allowed = await self.is_allowed(link.peer, terminus.address, role)
+        finally:
+            self._asking.discard(link)
+        if self._links.get(identity) is not link:
+            link.refuse(Error("amqp:link:stolen", "the link was attached again elsewhere"))
+        elif not allowed:
+            link.refuse(Error("amqp:unauthorized-access", f"{terminus.address!r} is not for you"))
+        else:
+            self._place(link, terminus)
+
+    async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
+        """Whether *peer* may be the sender or the receiver of a link to *address*."""
+        if self.authorize is None:
+            return True
+        try:
+            return bool(await self.authorize(peer, address, role))
+        except Exception:
+            log.exception("authorize failed for %r", address)
+            return False
+
+    def _place(self, link: ReceivingLink | SendingLink, terminus: Source | Target) -> None:
+        address = terminus.address
+        if address:
+            try:
+                found = self.find(address, sends=_sends(link))
+            except ValueError as error:
+                link.refuse(Error("amqp:not-found", str(error)))
+                return
+            if found is not None:
+                self._serve_link(link, terminus, *found)
+                return
+        if any(host.attach(link) for host in self.hosts):
+            return
+        if isinstance(terminus, Target):
+            self._place_sender(cast("ReceivingLink", link), terminus)
+        elif terminus.dynamic:
+            self.replies.attach_dynamic(cast("SendingLink", link))
+        else:
+            link.refuse(self._no_such(address))
+
+    def _serve_link(
+        self,
+        link: ReceivingLink | SendingLink,
+        terminus: Source | Target,
+        workers: Workers,
+        captures: Mapping[str, Any],
+    ) -> None:
+        """Attach *link* to one of our nodes."""
+        route = workers.route
+        binding = Binding(route, self, link, terminus.address, captures)
+        if isinstance(terminus, Target):
+            cast("ReceivingLink", link).accept(
+                LinkHandler(binding).receive() if route.kind == "link" else Inbox(binding, workers),
+                target=Target(address=terminus.address),
+                streaming=route.streaming,
+            )
+            return
+        sending = cast("SendingLink", link)
+        answered = Source(
+            address=terminus.address,
+            distribution_mode=Symbol(route.mode),
+            filter=_applied(terminus.filter, route.filters),
+            outcomes=terminus.outcomes,
+        )
+        if route.kind == "source":
+            sending.accept(SourceFeed(binding), source=answered)
+        elif route.kind == "link":
+            sending.accept(LinkHandler(binding).send(), source=answered)
+        else:
+            self.replies.attach(sending, terminus.address, answered)
+
+    def _place_sender(self, link: ReceivingLink, target: Target) -> None:
+        """A peer that wants to send to what is neither a node nor a host's."""
+        made = self.replies.dynamic.get(target.address) if target.address else None
+        if made is not None:
+            link.accept(Forward(self, made, link), target=Target(address=target.address))
+        elif target.dynamic:
+            link.refuse(
+                Error("amqp:not-implemented", "nobody could receive from a dynamic target here")
+            )
+        elif target.address:
+            link.refuse(self._no_such(target.address))
+        else:
+            link.accept(Relay(self, link), target=Target())
+
+    def _no_such(self, address: str | None) -> Error:
+        if not address:
+            return Error("amqp:invalid-field", "the attach has no source address")
+        return Error("amqp:not-found", f"{self.name!r} has no node {address!r}")
+
+    def forget(self, link: ReceivingLink | SendingLink) -> None:
+        """*link* is gone: its name is free."""
+        identity = _identity(link)
+        if self._links.get(identity) is link:
+            del self._links[identity]
+            self._links_of[link.connection].discard(identity)
+
+    def _forget_gone(self, engine: Any) -> None:
+        for identity in list(self._links_of[engine]):
+            link = self._links[identity]
+            if link.connection is engine and not link.attached and link not in self._asking:
+                self._links_of[engine].discard(identity)
+                del self._links[identity]
+
+    def request_begins(self, engine: Any) -> bool:
+        """Whether one more request of a connection may run."""
+        running = self._requests.get(engine, 0)
+        if running >= self.limits.requests_running_max:
+            return False
+        self._requests[engine] = running + 1
+        return True
+
+    def request_ends(self, engine: Any) -> None:
+        running = self._requests.get(engine, 0) - 1
+        if running > 0:
+            self._requests[engine] = running
+        else:
+            self._requests.pop(engine, None)
+
+    # --- being a client ------------------------------------------------------------------
+
+    def connect(
+        self, urls: str | Sequence[str] | None = None, **options: Any
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Dial a peer; see :func:`amqp_rt.container.recovery.connect` for what can be said."""
+        return connect(self, urls, **options)
+
+    def local(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection to this very container, in memory: same states, credit and errors."""
+        return local(self)
+
+    def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
+        """Run *task*, which carries a connection, until it ends or the container does."""
+        self._started().connections.start_soon(task)
+
+    async def consume(self, connection: Connection, nodes: Iterable[Any]) -> None:
+        """Let *nodes* consume from the addresses of a peer; see :meth:`Connection.serve`.
+
+        Those that are nodes of this container keep their slots: what comes from the peer and
+        what is sent here directly share them.
+        """
+        found: list[Workers] = []
+        for each in nodes:
+            for function, declaration in declared(each):
+                workers = self._routes.of(function, declaration.address)
+                if workers is None:
+                    workers = self._workers_for(function, declaration)
+                    self.workers.append(workers)
+                found.append(workers)
+        if not found:
+            found = [
+                each
+                for each in self._routes
+                if each.route.kind != "link" and not each.route.pattern.captures
+            ]
+        await consume(connection, found)
+
+    def __repr__(self) -> str:
+        state = "ready" if self.ready else "stopping" if self._stopping else "not started"
+        return f"<Container {self.name!r}, {len(self._routes)} nodes, {state}>"
+
+
+class _Nurseries(NamedTuple):
+    """What runs inside a container, each in the one before it."""
+
+    connections: trio.Nursery
+    listeners: trio.Nursery
+    handlers: trio.Nursery
+
+
+class RouteTable:
+    """Nodes by address, those to send to and those to receive from apart.
+
+    An address without captures is found by itself, however many there are; patterns are tried
+    one after the other, the most specific first.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[Workers] = []
+        self._exact: tuple[dict[str, Workers], dict[str, Workers]] = ({}, {})
+        self._patterns: tuple[list[Workers], list[Workers]] = ([], [])
+
+    def __iter__(self) -> Iterator[Workers]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, workers: Workers) -> None:
+        """Add a node.
+
+        Raises:
+            ValueError: Its address is taken.
+        """
+        route = workers.route
+        for sends in _DIRECTIONS[route.kind]:
+            for other in self._all:
+                if other.route.address == route.address and sends in _DIRECTIONS[other.route.kind]:
+                    raise ValueError(
+                        f"{route.name}: {route.address!r} is the address of "
+                        f"{other.route.name} already"
+                    )
+        self._all.append(workers)
+        for sends in _DIRECTIONS[route.kind]:
+            if route.pattern.captures:
+                patterns = self._patterns[sends]
+                patterns.append(workers)
+                patterns.sort(key=lambda each: each.route.pattern.rank)
+            else:
+                self._exact[sends][route.address] = workers
+
+    def remove(self, workers: Workers) -> None:
+        """Take a node away."""
+        self._all.remove(workers)
+        for sends in _DIRECTIONS[workers.route.kind]:
+            if workers in self._patterns[sends]:
+                self._patterns[sends].remove(workers)
+            else:
+                del self._exact[sends][workers.route.address]
+
+    def of(self, function: Callable[..., Any], address: str) -> Workers | None:
+        """The node that *function* was declared as at *address*."""
+        for each in self._all:
+            if each.route.function == function and each.route.address == address:
+                return each
+        return None
+
+    def find(self, address: str, *, sends: bool) -> tuple[Workers, Mapping[str, Any]] | None:
+        """See :meth:`Container.find`."""
+        exact = self._exact[sends].get(address)
+        if exact is not None:
+            return exact, {}
+        for workers in self._patterns[sends]:
+            captures = workers.route.captures(address)
+            if captures is not None:
+                return workers, captures
+        return None
+
+
+#: Which way links to a node of each kind go: False where the peer sends, True where we do. An
+#: rpc can be received from: replies without a reply-to go there.
+_DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
+    "node": (False,),
+    "rpc": (False, True),
+    "source": (True,),
+    "link": (False, True),
+}
+
+
+def _sends(link: ReceivingLink | SendingLink) -> bool:
+    """Whether it is us who send on *link*."""
+    return hasattr(link, "send")
+
+
+def _identity(link: ReceivingLink | SendingLink) -> _Identity:
+    peer = link.peer
+    return peer.virtual_host, peer.user, peer.container_id, _sends(link), link.name
+
+
+def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Error:
+    """The end of *link* that the peer wants us to have, or why there is none."""
+    terminus = link.source if _sends(link) else link.target
+    if isinstance(terminus, Coordinator):
+        return Error("amqp:not-implemented", "there are no transactions here")
+    if terminus is None:
+        return Error("amqp:invalid-field", "the attach names no node: its terminus is null")
+    if terminus.address is not None and not isinstance(terminus.address, str):
+        return Error("amqp:not-implemented", "addresses are strings here")
+    return terminus
+
+
+def _applied(
+    asked: Mapping[object, object] | None, known: Collection[str]
+) -> Mapping[object, object] | None:
+    """The filters that are in place: only those that the node applies (Part 3 §3.5.8)."""
+    return {name: value for name, value in (asked or {}).items() if name in known} or None
+
+
+def _mechanisms(
+    sasl: Collection[str | ServerMechanism] | None,
+    users: Mapping[str, str] | Verifier | None,
+) -> dict[str, ServerMechanism]:
+    verifier = Users(users) if isinstance(users, Mapping) else users
+    if sasl is None:
+        sasl = ("ANONYMOUS",) if verifier is None else ("PLAIN",)
+    found: dict[str, ServerMechanism] = {}
+    # The strongest first: a client takes the first that it can.
+    for each in sorted(sasl, key=lambda each: each == "ANONYMOUS"):
+        if not isinstance(each, str):
+            found[each.name] = each
+        elif each == "ANONYMOUS":
+            found[each] = AnonymousServer()
+        elif each == "PLAIN":
+            if verifier is None:
+                raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
+            found[each] = PlainServer(verifier)
+        else:
+            raise ValueError(f"the mechanism {each!r} is not known: PLAIN and ANONYMOUS are")
+    return found
+
+
+def _is_local(address: str) -> bool:
+    """Whether a peer at *address* is on this machine."""
+    if address == "unix" or address.startswith("memory"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+async def _call(hooks: Iterable[Hook]) -> None:
+    for hook in hooks:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result
+
+
+def _without_cancelled(error: BaseException) -> BaseException | None:
+    """What is left of *error* once cancellations are taken out; a group of one is that one."""
+    rest: BaseException | None = error
+    if isinstance(error, BaseExceptionGroup):
+        rest = error.split(trio.Cancelled)[1]
+    elif isinstance(error, trio.Cancelled):
+        rest = None
+    while isinstance(rest, BaseExceptionGroup) and len(rest.exceptions) == 1:
+        rest = rest.exceptions[0]
+    return rest

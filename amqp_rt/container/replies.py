@@ -1,0 +1,805 @@
+"""Answering requests, and where the answers go (M41, A7, A8).
+
+A request names its reply address. That may be an address that this container made for the
+caller's link, an address of a host, or a link of the caller's own connection; see
+:meth:`Replies.path`. A reply waits for the credit of the reply link, and the slot of its handler
+with it, so that a caller that does not take its replies slows down nobody but itself.
+
+A caller gives up by settling its request before there is an outcome, or by going away. Its
+handler is cancelled then, as it is when the request's deadline (``ttl``, counted from arrival)
+has passed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from math import inf
+from secrets import token_urlsafe
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from ..errors import AmqpError, DeadlineExceeded, DecodeError, LinkDetached, LocalProtocolError
+from ..fronts.base import (
+    SND_MIXED,
+    SND_SETTLED,
+    SND_UNSETTLED,
+    IncomingDelivery,
+    ReceivingEndpoint,
+    ReceivingLink,
+    SendingLink,
+)
+from ..message import MESSAGE_FORMAT, Message, MessageId
+from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
+from ..termini import DeleteOnClose, Source, Target
+from ..values import Int, Symbol
+from .credit import CreditWindow
+from .routes import NO_DEADLINE, PREFETCH, Binding, Deadline, RaisedOutcome, Reject
+from .serving import (
+    GIVEN_UP,
+    TURN_MESSAGES,
+    TURN_S,
+    Inbox,
+    Worker,
+    count,
+    given_up,
+    message_of,
+    only_cancelled,
+    read_message,
+    say,
+)
+
+if TYPE_CHECKING:
+    from .container import Container
+
+log = logging.getLogger("amqp_rt.handlers")
+
+#: Message annotation of the message that ends a streamed reply.
+STREAM_END: Final = Symbol("x-opt-stream-end")
+#: ``statusCode`` of a failure reply by its condition; 500 for any other.
+STATUS: Final = {
+    "amqp:decode-error": 400,
+    "amqp:invalid-field": 400,
+    "amqp:precondition-failed": 400,
+    "amqp:unauthorized-access": 403,
+    "amqp:not-allowed": 403,
+    "amqp:not-found": 404,
+    "amqp:timeout": 408,
+    "amqp:resource-limit-exceeded": 503,
+}
+
+
+class ReplyLink:
+    """A sending link that messages are written to one by one: replies, or what was relayed.
+
+    What the link has no credit for waits here in order. Replies wait with the task that makes
+    them, relayed messages within the credit of the link they came on.
+    """
+
+    def __init__(self, container: Container, address: str) -> None:
+        self.container = container
+        self.address = address
+        self.link: SendingLink | None = None
+        self._pending: deque[_Pending] = deque()
+        self._over = False
+        self._flushed: trio.Event | None = None
+
+    def on_attached(self, link: SendingLink) -> None:
+        self.link = link
+
+    def on_credit(self, link: SendingLink) -> None:
+        pending = self._pending
+        while pending and link.credit and link.writable:
+            pending.popleft().send(link)
+        if link.draining and not pending:
+            link.drained()
+        if self._flushed is not None and not pending and link.writable:
+            self._flushed.set()
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            if each.remote_settled or not isinstance(each.state, Received | None):
+                each.settle()
+                if each.context is not None:
+                    # Relayed: the outcome goes on to where the message came from.
+                    outcome = RELEASED if each.state is None else each.state
+                    each.context.settle(outcome)
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        self._over = True
+        if self._flushed is not None:
+            self._flushed.set()
+        gone = LinkDetached(f"the reply link of {self.address!r} is gone")
+        for pending in self._pending:
+            pending.fail(gone)
+        self._pending.clear()
+        for each in getattr(link, "unsettled", ()):
+            if each.context is not None:
+                each.context.settle(RELEASED)
+        self.container.replies.remove(self, link)
+        self.container.forget(link)
+
+    @property
+    def over(self) -> bool:
+        """The link is gone."""
+        return self._over
+
+    def shares_session_with(self, link: ReceivingLink) -> bool:
+        """Whether both links are of one session."""
+        ours = getattr(self.link, "session", None)
+        return ours is getattr(link, "session", None)
+
+    def send_nowait(self, payload: Sequence[bytes]) -> bool:
+        """Send at once, or not at all."""
+        link = self.link
+        if self._over or self._pending or link is None or not (link.credit and link.writable):
+            return False
+        link.send(payload, settled=link.snd_settle_mode != SND_UNSETTLED)
+        return True
+
+    async def flush(self) -> None:
+        """Until everything handed over has left. Only one task may wait."""
+        while not self._over and (
+            self._pending or (self.link is not None and not self.link.writable)
+        ):
+            self._flushed = trio.Event()
+            await self._flushed.wait()
+        self._flushed = None
+
+    async def send(self, payload: Sequence[bytes]) -> None:
+        """Send when there is credit. Not a checkpoint if there is.
+
+        Cancelled, it leaves nothing behind.
+
+        Raises:
+            LinkDetached: The link is gone.
+            LocalProtocolError: The peer does not take messages of that size.
+        """
+        if self.send_nowait(payload):
+            return
+        if self._over:
+            raise LinkDetached(f"the reply link of {self.address!r} is gone")
+        pending = _Reply(payload, trio.lowlevel.current_task())
+        self._pending.append(pending)
+
+        def abort(_raise_cancel: Any) -> trio.lowlevel.Abort:
+            self._pending.remove(pending)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if pending.failed is not None:
+            raise pending.failed
+
+    def forward(self, delivery: IncomingDelivery, window: CreditWindow) -> None:
+        """Pass on a message; its outcome comes back, and its room in *window* when it leaves."""
+        relayed = _Relayed(delivery, window)
+        link = self.link
+        if self._over or link is None:
+            relayed.fail(LinkDetached())
+        elif self._pending or not (link.credit and link.writable):
+            self._pending.append(relayed)
+        else:
+            relayed.send(link)
+
+    def __repr__(self) -> str:
+        return f"<ReplyLink {self.address!r}, {len(self._pending)} waiting>"
+
+
+class _Pending:
+    """A message that waits for the credit of a reply link."""
+
+    def send(self, link: SendingLink) -> None:
+        raise NotImplementedError
+
+    def fail(self, error: AmqpError) -> None:
+        raise NotImplementedError
+
+
+class _Reply(_Pending):
+    """One whose maker waits for it to leave."""
+
+    def __init__(self, payload: Sequence[bytes], task: trio.lowlevel.Task) -> None:
+        self.payload = payload
+        self.task = task
+        self.failed: AmqpError | None = None
+
+    def send(self, link: SendingLink) -> None:
+        try:
+            link.send(self.payload, settled=link.snd_settle_mode != SND_UNSETTLED)
+        except LocalProtocolError as error:
+            self.fail(error)
+        else:
+            trio.lowlevel.reschedule(self.task)
+
+    def fail(self, error: AmqpError) -> None:
+        self.failed = error
+        trio.lowlevel.reschedule(self.task)
+
+
+class _Relayed(_Pending):
+    """One that came on another link."""
+
+    def __init__(self, delivery: IncomingDelivery, window: CreditWindow) -> None:
+        self.delivery = delivery
+        self.window = window
+
+    def send(self, link: SendingLink) -> None:
+        delivery = self.delivery
+        settled = delivery.settled
+        if link.snd_settle_mode != SND_MIXED:
+            settled = link.snd_settle_mode == SND_SETTLED
+        try:
+            link.send(
+                delivery.payload,
+                delivery,
+                settled=settled,
+                message_format=delivery.message_format,
+            )
+        except LocalProtocolError as error:
+            say(delivery, Rejected(Error.of(error)))
+        else:
+            if settled:
+                say(delivery, ACCEPTED)  # nobody will say more
+        self.window.freed(1, len(self.delivery.payload))
+
+    def fail(self, error: AmqpError) -> None:
+        say(self.delivery, RELEASED)
+        self.window.freed(1, len(self.delivery.payload))
+
+
+class _HostReply:
+    """A reply as an incoming delivery, for a host to take: settled, and complete."""
+
+    def __init__(self, link: ReceivingLink, payload: bytes) -> None:
+        self.link = link
+        self.tag = b""
+        self.message_format = MESSAGE_FORMAT
+        self.settled = True
+        self.state: Any = None
+        self.payload = payload
+        self.complete = True
+        self.aborted = False
+        self.context: Any = None
+
+    def read_chunks(self) -> list[bytes]:
+        return []
+
+    def settle(self, outcome: Any) -> None:
+        if isinstance(outcome, Rejected):
+            log.info("a reply was not taken: %s", outcome.error)
+
+    def update(self, state: Any) -> None:
+        pass
+
+
+class _HostPath:
+    """Replies to an address of a host, such as a queue of the broker."""
+
+    def __init__(self, endpoint: ReceivingEndpoint, link: ReceivingLink) -> None:
+        self._endpoint = endpoint
+        self._link = link
+
+    def send_nowait(self, payload: Sequence[bytes]) -> bool:
+        self._endpoint.deliver(self._link, [_HostReply(self._link, b"".join(payload))])
+        return True
+
+    async def send(self, payload: Sequence[bytes]) -> None:
+        self.send_nowait(payload)
+
+
+class _NoPath:
+    """The caller left no way to answer: replies are dropped, and the first is logged."""
+
+    def __init__(self, binding: Binding, reply_to: str | None) -> None:
+        where = "no reply-to" if reply_to is None else f"the unknown reply-to {reply_to!r}"
+        self._note = f"a request to {binding.address!r} has {where}: its reply is dropped"
+
+    def send_nowait(self, payload: Sequence[bytes]) -> bool:
+        if self._note:
+            log.warning("%s", self._note)
+            self._note = ""
+        return True
+
+    async def send(self, payload: Sequence[bytes]) -> None:
+        self.send_nowait(payload)
+
+
+class Path(Protocol):
+    """A way for replies."""
+
+    def send_nowait(self, payload: Sequence[bytes]) -> bool:
+        """Send at once, or not at all."""
+
+    async def send(self, payload: Sequence[bytes]) -> None:
+        """Send when there is credit.
+
+        Raises:
+            LinkDetached: The link is gone.
+            LocalProtocolError: The peer does not take messages of that size.
+        """
+
+
+class Replies:
+    """The reply links of a container, and the addresses that it made for them."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+        #: Addresses that we made; they can be replied to from anywhere.
+        self.dynamic: dict[str, ReplyLink] = {}
+        #: Every reply link.
+        self.links: set[ReplyLink] = set()
+        #: Links by connection and by either of their addresses.
+        self._by_address: dict[Any, dict[str, list[ReplyLink]]] = {}
+
+    def attach_dynamic(self, link: SendingLink) -> None:
+        """Make an address for *link*, hard to guess, that lives as long as the link (M33)."""
+        asked = link.source or Source()
+        address = "/".join(
+            (link.peer.container_id[:64], link.name[:64], token_urlsafe(16)),
+        )
+        reply_link = ReplyLink(self.container, address)
+        self.links.add(reply_link)
+        self.dynamic[address] = reply_link
+        link.accept(
+            reply_link,
+            source=Source(
+                address=address,
+                dynamic=True,
+                dynamic_node_properties={Symbol("lifetime-policy"): DeleteOnClose()},
+                distribution_mode="move",
+                outcomes=asked.outcomes,
+            ),
+        )
+
+    def attach(self, link: SendingLink, address: str, source: Source) -> None:
+        """Replies of the rpc at *address* may go to *link* (see :meth:`path`)."""
+        reply_link = ReplyLink(self.container, address)
+        self.links.add(reply_link)
+        by_address = self._by_address.setdefault(link.connection, {})
+        for each in self._addresses(link):
+            by_address.setdefault(each, []).append(reply_link)
+        link.accept(reply_link, source=source)
+
+    @staticmethod
+    def _addresses(link: SendingLink) -> set[str]:
+        termini = (link.source, link.target)
+        return {
+            each.address for each in termini if isinstance(each, Source | Target) and each.address
+        }
+
+    def remove(self, reply_link: ReplyLink, link: SendingLink) -> None:
+        """The link is gone, and its address with it."""
+        self.links.discard(reply_link)
+        if self.dynamic.get(reply_link.address) is reply_link:
+            del self.dynamic[reply_link.address]
+        by_address = self._by_address.get(link.connection)
+        if by_address is None:
+            return
+        for address, links in list(by_address.items()):
+            if reply_link in links:
+                links.remove(reply_link)
+                if not links:
+                    del by_address[address]
+        if not by_address:
+            del self._by_address[link.connection]
+
+    async def flush(self) -> None:
+        """Until what was handed to the links has left."""
+        for reply_link in list(self.links):
+            await reply_link.flush()
+
+    def path(self, binding: Binding, reply_to: str | None) -> Path:
+        """Where replies to a request go.
+
+        To its reply-to: an address that we made, an address of a host, a link of the same
+        connection that has this address at either end. Without reply-to, to the link in the same
+        session whose source is the node, as clients of management and CBS want it.
+        """
+        if binding.relay is not None:
+            return binding.relay
+        if reply_to is not None:
+            made = self.dynamic.get(reply_to)
+            if made is not None:
+                return made
+            for host in self.container.hosts:
+                endpoint = host.relay(reply_to, binding.link)
+                if isinstance(endpoint, Error):
+                    break
+                if endpoint is not None:
+                    return _HostPath(endpoint, binding.link)
+        links = self._by_address.get(binding.link.connection, {}).get(
+            reply_to or binding.address, []
+        )
+        if reply_to is None:
+            links = [each for each in links if each.shares_session_with(binding.link)]
+        return links[-1] if links else _NoPath(binding, reply_to)
+
+
+class Request:
+    """What a reply needs to know of its request."""
+
+    __slots__ = ("correlation_id", "path", "reply_to", "sequence")
+
+    def __init__(self, message: Message, binding: Binding) -> None:
+        properties = message.properties
+        # The type is kept: ulong, uuid, binary and string are four key spaces (§3.2.11).
+        self.correlation_id: MessageId | None = (
+            properties.message_id
+            if properties.correlation_id is None
+            else properties.correlation_id
+        )
+        self.reply_to = properties.reply_to
+        #: Messages sent of a streamed reply; None if the reply is one message.
+        self.sequence: int | None = None
+        self.path = binding.container.replies.path(binding, properties.reply_to)
+
+    def reply(self, value: Any) -> list[bytes]:
+        """The message that carries *value*, or the next one of a stream."""
+        return self._addressed(message_of(value)).buffers()
+
+    def stream_end(self) -> list[bytes]:
+        """The message without content that ends a streamed reply."""
+        return self._addressed(Message(b"", message_annotations={STREAM_END: True})).buffers()
+
+    def failure(self, error: Error) -> list[bytes]:
+        """The reply that says *error*; it ends a stream as well."""
+        return self._addressed(
+            Message(
+                b"",
+                application_properties={
+                    "statusCode": Int(STATUS.get(error.condition, 500)),
+                    "statusDescription": error.description or "",
+                    "errorCondition": Symbol(error.condition),
+                },
+            )
+        ).buffers()
+
+    def _addressed(self, message: Message) -> Message:
+        if self.sequence is None:
+            return message.replace(to=self.reply_to, correlation_id=self.correlation_id)
+        found = self.correlation_id
+        return message.replace(
+            to=self.reply_to,
+            correlation_id=found,
+            group_id=found.hex() if isinstance(found, bytes) else str(found),
+            group_sequence=self.sequence & 0xFFFFFFFF,
+        )
+
+
+async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
+    """Give one request to its handler and send what it answers.
+
+    The request is settled when the reply has been handed to the reply link, and rejected if it
+    cannot be decoded. One that its caller gave up is not settled: the caller has done that.
+    """
+    arrived = delivery.context
+    if arrived is GIVEN_UP:
+        return
+    binding = inbox.binding
+    container = binding.container
+    stats = inbox.route.stats
+    try:
+        message = read_message(delivery)
+        request = Request(message, binding)
+        ttl_ms = message.header.ttl
+    except (DecodeError, Reject) as error:
+        stats.rejected += 1
+        say(delivery, Rejected(Error.of(error)))
+        return
+    deadline = NO_DEADLINE if ttl_ms is None else Deadline(arrived + ttl_ms / 1000)
+    delivery.context = worker
+    inbox.calls.add(worker)
+    worker.scope.deadline = deadline.at
+    admitted = container.request_begins(binding.link.connection)
+    try:
+        try:
+            if not admitted:
+                raise _TooMany("the connection has too many requests running")
+            if deadline.passed:
+                raise DeadlineExceeded("the deadline passed before the request could start")
+            await _answer(inbox, delivery, message, request, deadline)
+            outcome: Outcome = ACCEPTED
+        except trio.Cancelled:
+            raise
+        except Exception as error:
+            outcome = await _fail(inbox, request, error)
+    except trio.Cancelled:
+        _cancelled(inbox, delivery, worker, request)
+        raise
+    except BaseExceptionGroup as group:
+        _cancelled(inbox, delivery, worker, request)
+        raise only_cancelled(inbox.route, group) from None
+    finally:
+        worker.scope.deadline = inf
+        inbox.calls.discard(worker)
+        if admitted:
+            container.request_ends(binding.link.connection)
+    count(stats, outcome)
+    say(delivery, outcome)
+
+
+async def _answer(
+    inbox: Inbox,
+    delivery: IncomingDelivery,
+    message: Message,
+    request: Request,
+    deadline: Deadline,
+) -> None:
+    route = inbox.route
+    result = route.invoke(inbox.binding, delivery, message, deadline)
+    if route.awaits or inspect.isawaitable(result):
+        result = await result
+    if not (route.streams or hasattr(type(result), "__anext__")):
+        await _send(request, request.reply(result))
+        route.stats.sent += 1
+        return
+    request.sequence = 0
+    sent = 0
+    since = trio.current_time()
+    try:
+        async for value in result:
+            await _send(request, request.reply(value))
+            request.sequence += 1
+            sent += 1
+            route.stats.sent += 1
+            if sent >= TURN_MESSAGES or trio.current_time() - since > TURN_S:
+                await trio.lowlevel.checkpoint()
+                sent = 0
+                since = trio.current_time()
+    finally:
+        if hasattr(result, "aclose"):
+            await result.aclose()
+    await _send(request, request.stream_end())
+
+
+async def _send(request: Request, payload: list[bytes]) -> None:
+    try:
+        await request.path.send(payload)
+    except LinkDetached as error:
+        raise _CallerGone(error.description) from None
+
+
+class _CallerGone(AmqpError):
+    """The reply link went away before the reply."""
+
+
+class _TooMany(AmqpError):
+    default_condition = "amqp:resource-limit-exceeded"
+
+
+async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
+    """Tell the caller of *error*; the outcome for the request."""
+    if isinstance(error, _CallerGone):
+        return RELEASED
+    if isinstance(error, RaisedOutcome) and not isinstance(error, Reject):
+        return error.outcome  # somebody else may answer: the request itself is given back
+    outcome: Outcome = ACCEPTED
+    if isinstance(error, AmqpError):
+        told = Error.of(error)
+        if isinstance(error, DecodeError):
+            outcome = Rejected(told)
+    else:
+        route = inbox.route
+        route.stats.failed += 1
+        log.error("%s failed on a request to %r", route.name, inbox.binding.address, exc_info=error)
+        told = Error("amqp:internal-error", f"{inbox.binding.address!r} failed")
+    try:
+        await request.path.send(request.failure(told))
+    except (LinkDetached, LocalProtocolError):
+        pass  # nobody listens
+    return outcome
+
+
+def _cancelled(inbox: Inbox, delivery: IncomingDelivery, worker: Worker, request: Request) -> None:
+    """The handler was cancelled, and has ended: say so if anybody cares."""
+    if worker.cancelled:
+        inbox.route.stats.cancelled += 1
+    elif worker.scope.cancel_called:
+        inbox.route.stats.cancelled += 1
+        # Nothing can be waited for any more: it goes now or never.
+        request.path.send_nowait(
+            request.failure(Error("amqp:timeout", "the deadline passed before the answer"))
+        )
+        say(delivery, ACCEPTED)
+    else:
+        inbox.route.stats.released += 1
+        say(delivery, RELEASED)
+
+
+class Forward:
+    """A link on which a peer sends to an address that we made: straight on to its owner."""
+
+    def __init__(self, container: Container, reply_link: ReplyLink, link: ReceivingLink) -> None:
+        self._container = container
+        self._reply_link = reply_link
+        self._window = CreditWindow(link, messages=PREFETCH)
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        self._window.opened()
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
+        for each in deliveries:
+            self._reply_link.forward(each, self._window)
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Not a streaming link."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """On its way already."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        self._window.freed(0, 0)
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        self._window.close()
+        self._container.forget(link)
+
+
+class Relay:
+    """The anonymous terminus: each message goes where its ``to`` says (M41).
+
+    The first message for an address resolves it, as an attach would; the others follow. Messages
+    whose address still waits for permission wait with it, in the link's credit.
+    """
+
+    def __init__(self, container: Container, link: ReceivingLink) -> None:
+        self._container = container
+        self._link = link
+        self._window = CreditWindow(link, messages=PREFETCH)
+        #: By address, the least recently used first.
+        self._targets: OrderedDict[str, _Target] = OrderedDict()
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        self._container.relays.add(self)
+        self._window.opened()
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        batches: dict[str, list[IncomingDelivery]] = {}
+        for each in deliveries:
+            try:
+                to = read_message(each).properties.to
+            except (DecodeError, Reject) as error:
+                self._refuse(each, Error.of(error))
+                continue
+            if to:
+                batches.setdefault(to, []).append(each)
+            else:
+                self._refuse(each, Error("amqp:precondition-failed", "the message has no `to`"))
+        for address, batch in batches.items():
+            self._pass_on(address, batch)
+        self._window.freed(0, 0)
+
+    def _pass_on(self, address: str, batch: list[IncomingDelivery]) -> None:
+        target = self._targets.get(address)
+        if target is None or target.over:
+            target = self._targets[address] = _Target()
+            if self._container.authorize is None:
+                target.resolved(self._resolve(address))
+            else:
+                self._container.start_handler(self._ask, address, target)
+            if len(self._targets) > self._container.limits.relay_targets_max:
+                _, oldest = self._targets.popitem(last=False)
+                oldest.drop()
+        else:
+            self._targets.move_to_end(address)
+        if target.waiting is not None:
+            self._window.took(len(batch), sum([len(each.payload) for each in batch]))
+            target.waiting += batch
+        else:
+            self._hand_over(target, batch)
+
+    def _hand_over(self, target: _Target, batch: list[IncomingDelivery]) -> None:
+        if target.error is not None:
+            for each in batch:
+                self._refuse(each, target.error)
+        elif isinstance(target.endpoint, ReplyLink):
+            self._window.took(len(batch), sum([len(each.payload) for each in batch]))
+            for each in batch:
+                target.endpoint.forward(each, self._window)
+        elif target.endpoint is not None:
+            target.endpoint.deliver(self._link, batch)
+
+    async def _ask(self, address: str, target: _Target) -> None:
+        """Whether the peer may send there."""
+        allowed = await self._container.is_allowed(self._link.peer, address, "sender")
+        if allowed:
+            target.resolved(self._resolve(address))
+        else:
+            target.resolved(Error("amqp:unauthorized-access", f"{address!r} is not for you"))
+        batch, target.waiting = target.waiting or [], None
+        self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
+        self._hand_over(target, batch)
+
+    def _resolve(self, address: str) -> ReceivingEndpoint | ReplyLink | Error:
+        """Where messages for *address* go, or what an attach to it would be told."""
+        container = self._container
+        try:
+            found = container.find(address)
+        except ValueError as error:
+            return Error("amqp:not-found", str(error))
+        if found is not None:
+            workers, captures = found
+            if workers.route.kind not in ("node", "rpc") or workers.route.streaming:
+                return Error("amqp:not-allowed", f"{address!r} has to be attached to")
+            binding = Binding(workers.route, container, self._link, address, captures)
+            return Inbox(binding, workers, self._window)
+        made = container.replies.dynamic.get(address)
+        if made is not None:
+            return made
+        for host in container.hosts:
+            endpoint = host.relay(address, self._link)
+            if endpoint is not None:
+                return endpoint
+        return Error("amqp:not-found", f"there is no node {address!r}")
+
+    def _refuse(self, delivery: IncomingDelivery, error: Error) -> None:
+        """A message that cannot be routed is rejected with what an attach would be told.
+
+        A sender that could not hear of it loses the link instead.
+        """
+        told = Error(error.condition, error.description, {Symbol("delivery-tag"): delivery.tag})
+        outcomes = (self._link.source or Source()).outcomes
+        if delivery.settled or (outcomes and "amqp:rejected:list" not in outcomes):
+            self._link.detach(told)
+        else:
+            delivery.settle(Rejected(told))
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Not a streaming link."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        others = [each for each in deliveries if not given_up(each)]
+        if others:
+            for target in self._targets.values():
+                if target.endpoint is not None and not isinstance(
+                    target.endpoint, ReplyLink | Inbox
+                ):
+                    target.endpoint.on_settled(link, others)
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        self._window.freed(0, 0)
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        self._window.close()
+        for target in self._targets.values():
+            if target.endpoint is not None and not isinstance(target.endpoint, ReplyLink):
+                target.endpoint.on_detached(link, error, closed)
+        self._targets.clear()
+        self._container.relays.discard(self)
+        self._container.forget(link)
+
+    def stop(self) -> None:
+        """Take the credit back. What waits for a handler is given back by its route."""
+        self._window.close()
+
+
+class _Target:
+    """What an anonymous terminus knows of one address."""
+
+    __slots__ = ("endpoint", "error", "waiting")
+
+    def __init__(self) -> None:
+        self.endpoint: ReceivingEndpoint | ReplyLink | None = None
+        self.error: Error | None = None
+        #: What has arrived before the address was resolved; None once it is.
+        self.waiting: list[IncomingDelivery] | None = []
+
+    def resolved(self, found: ReceivingEndpoint | ReplyLink | Error) -> None:
+        if isinstance(found, Error):
+            self.error = found
+        else:
+            self.endpoint = found
+
+    @property
+    def over(self) -> bool:
+        """What was found is gone."""
+        return isinstance(self.endpoint, ReplyLink | Inbox) and self.endpoint.over
+
+    def drop(self) -> None:
+        """Others need the room: the next message resolves the address anew."""
+        if isinstance(self.endpoint, Inbox):
+            self.endpoint.retire()

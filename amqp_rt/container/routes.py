@@ -1,0 +1,905 @@
+"""Declaring functions on addresses: decorators, routes, and what a handler may ask for.
+
+A decorator marks the function and returns it unchanged; :class:`Route` is what a container
+makes of the mark. A signature is read once, when the route is made: the first free positional
+parameter takes the payload, typed by its annotation, captures of the address go by name, and
+everything else goes by type. When a link attaches, what is constant for it is filled in, and
+a message then costs one call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+import sys
+import types
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager
+from math import inf
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from ..addresses import Pattern
+from ..errors import AmqpError
+from ..events import Peer
+from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
+from ..message import Message
+from ..outcomes import MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
+from .payloads import decode_payload
+from .receiving import Delivery
+
+if TYPE_CHECKING:
+    from .container import Container
+    from .replies import ReplyLink
+
+log = logging.getLogger("amqp_rt.handlers")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Kind: TypeAlias = Literal["node", "rpc", "source", "link"]
+
+#: Running at once, unless said otherwise (decision 26): a node keeps the order of its messages.
+SLOTS: Final[Mapping[Kind, int]] = {"node": 1, "rpc": 64, "source": 64, "link": 64}
+#: Waiting behind them on each link.
+PREFETCH: Final = 500
+
+MARK: Final = "__amqp_declarations__"
+
+
+class RaisedOutcome(AmqpError):
+    """An outcome that a handler raises instead of returning (Part 3 §3.4)."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the sender is told."""
+        raise NotImplementedError
+
+
+class Reject(RaisedOutcome):
+    """Raise it: the message is invalid and will never be processed (Part 3 §3.4.3)."""
+
+    default_condition = "amqp:precondition-failed"
+
+    @property
+    def outcome(self) -> Outcome:
+        return Rejected(Error.of(self))
+
+
+class Release(RaisedOutcome):
+    """Raise it: not processed, nothing changed; somebody may try again (Part 3 §3.4.4)."""
+
+    default_condition = "amqp:not-allowed"
+
+    @property
+    def outcome(self) -> Outcome:
+        return RELEASED
+
+
+class Modify(RaisedOutcome):
+    """Raise it: not processed, and changed thus (Part 3 §3.4.5).
+
+    Args:
+        description: For the log; the outcome itself has no room for it.
+        failed: The attempt counts: ``delivery-count`` grows.
+        undeliverable_here: Do not send it to this link again.
+        annotations: Merged into the message annotations.
+    """
+
+    default_condition = "amqp:not-allowed"
+
+    def __init__(
+        self,
+        description: str = "",
+        *,
+        failed: bool = True,
+        undeliverable_here: bool = False,
+        annotations: Mapping[object, object] | None = None,
+    ) -> None:
+        super().__init__(description)
+        self.failed = failed
+        self.undeliverable_here = undeliverable_here
+        self.annotations = annotations
+
+    @property
+    def outcome(self) -> Outcome:
+        return Modified(self.failed, self.undeliverable_here, self.annotations)
+
+
+class Deadline:
+    """Until when a caller waits, in trio's clock. A handler is cancelled when it has passed."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: float = inf) -> None:
+        self.at = at
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, never negative; infinite if the caller set no deadline."""
+        return max(0.0, self.at - trio.current_time())
+
+    @property
+    def passed(self) -> bool:
+        return trio.current_time() >= self.at
+
+    def __repr__(self) -> str:
+        return "Deadline()" if self.at == inf else f"Deadline(in {self.remaining_s:.3f} s)"
+
+
+NO_DEADLINE: Final = Deadline()
+
+
+class Binding:
+    """A link and the route it attached to: what is the same for every message of the link."""
+
+    __slots__ = ("address", "captures", "container", "link", "relay", "route")
+
+    def __init__(
+        self,
+        route: Route,
+        container: Container,
+        link: ReceivingLink | SendingLink | None,
+        address: str,
+        captures: Mapping[str, Any],
+        relay: ReplyLink | None = None,
+    ) -> None:
+        self.route = route
+        self.container = container
+        #: None only until a link that we asked for is attached.
+        self.link: Any = link
+        #: Where replies go instead of where the request says: the peer's anonymous terminus.
+        self.relay = relay
+        #: The address that the peer asked for, and what the pattern found in it.
+        self.address = address
+        self.captures = captures
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+        peer: Peer = self.link.peer
+        return peer
+
+
+class Context:
+    """One message on its way to a handler, as middleware sees it.
+
+    ``payload`` may be replaced before the handler is called. For handlers of whole links there
+    is no message: ``delivery``, ``message`` and ``payload`` are None.
+    """
+
+    __slots__ = ("binding", "deadline", "delivery", "message", "payload")
+
+    def __init__(
+        self,
+        binding: Binding,
+        delivery: IncomingDelivery | None,
+        message: Message | None,
+        deadline: Deadline,
+        payload: Any,
+    ) -> None:
+        self.binding = binding
+        self.delivery = delivery
+        self.message = message
+        self.deadline = deadline
+        self.payload = payload
+
+    @property
+    def address(self) -> str:
+        return self.binding.address
+
+    @property
+    def captures(self) -> Mapping[str, Any]:
+        return self.binding.captures
+
+    @property
+    def peer(self) -> Peer:
+        return self.binding.peer
+
+    @property
+    def route(self) -> Route:
+        return self.binding.route
+
+    def __repr__(self) -> str:
+        return f"<Context {self.route.name} {self.address!r}>"
+
+
+CallNext: TypeAlias = Callable[[Context], Awaitable[Any]]
+#: ``async def middleware(call_next, context)``: awaits ``call_next(context)``, or does not.
+Middleware: TypeAlias = Callable[[CallNext, Context], Awaitable[Any]]
+#: What to say of a message whose handler raised: an outcome, or a function of the exception.
+OnError: TypeAlias = Outcome | Callable[[Exception], Outcome]
+
+
+class Declaration(Struct, kw_only=True):
+    """What a decorator notes on a function."""
+
+    kind: Kind
+    address: str
+    slots: int
+    prefetch: int
+    streaming: bool = False
+    mode: Literal["copy", "move"] = "copy"
+    filters: tuple[str, ...] = ()
+    on_error: OnError | None = None
+    middleware: tuple[Middleware, ...] = ()
+    #: Names of the enclosing function that the annotations mention.
+    names: dict[str, Any] = {}
+
+
+def _declare(
+    kind: Kind,
+    address: str,
+    *,
+    slots: int | None = None,
+    prefetch: int | None = None,
+    streaming: bool = False,
+    mode: Literal["copy", "move"] = "copy",
+    filters: Collection[str] = (),
+    on_error: OnError | None = None,
+    middleware: Sequence[Middleware] = (),
+) -> Declaration:
+    if not isinstance(address, str):
+        raise TypeError(f"@{kind} takes an address, for example @{kind}('orders'), not {address!r}")
+    if slots is None:
+        slots = SLOTS[kind]
+    if prefetch is None:
+        prefetch = 0 if streaming else PREFETCH
+    if slots < 1:
+        raise ValueError(f"{address!r}: slots must be at least 1, not {slots}")
+    if prefetch < 0:
+        raise ValueError(f"{address!r}: prefetch must not be negative, it is {prefetch}")
+    if mode not in ("copy", "move"):
+        raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
+    Pattern(address)  # a bad one is reported where it is written
+    return Declaration(
+        kind=kind,
+        address=address,
+        slots=slots,
+        prefetch=prefetch,
+        streaming=streaming,
+        mode=mode,
+        filters=tuple(filters),
+        on_error=on_error,
+        middleware=tuple(middleware),
+    )
+
+
+class _Decorators:
+    """Where declarations go: on the function, or at once into a container."""
+
+    def __init__(self, register: Callable[[Any, Declaration], None]) -> None:
+        self._register = register
+
+    def _decorator(self, declaration: Declaration) -> Callable[[F], F]:
+        def decorate(function: F) -> F:
+            declaration.names = _names_around(function, sys._getframe(1))
+            self._register(function, declaration)
+            return function
+
+        return decorate
+
+
+class NodeDecorator(_Decorators):
+    """Declares a function as the node at an address: each message that is sent there.
+
+    ``return`` accepts the message, :class:`Reject`, :class:`Release` and :class:`Modify` say
+    what they are called, any other exception follows *on_error*.
+    """
+
+    def __call__(
+        self,
+        address: str,
+        *,
+        slots: int | None = None,
+        prefetch: int | None = None,
+        streaming: bool = False,
+        on_error: OnError | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> Callable[[F], F]:
+        """Declare the decorated function on *address*.
+
+        Args:
+            address: An address, or a pattern with captures such as ``"orders/{region}"``.
+            slots: Messages being handled at once; 1, the default, keeps their order.
+            prefetch: Messages that wait behind them on each link (and at most 8 MiB). 0 gives
+                credit only for slots that are free.
+            streaming: The handler reads the body while it arrives, in bounded memory, from a
+                parameter ``AsyncIterator[bytes]``.
+            on_error: The outcome after an exception, in place of *modified, delivery-failed*.
+            middleware: Wrapped around the handler, the first outermost.
+        """
+        return self._decorator(
+            _declare(
+                "node",
+                address,
+                slots=slots,
+                prefetch=prefetch,
+                streaming=streaming,
+                on_error=on_error,
+                middleware=middleware,
+            )
+        )
+
+    def link(
+        self,
+        address: str,
+        *,
+        prefetch: int | None = None,
+        streaming: bool = False,
+        middleware: Sequence[Middleware] = (),
+    ) -> Callable[[F], F]:
+        """Declare a function that is given each whole link to *address*, in either direction."""
+        return self._decorator(
+            _declare("link", address, prefetch=prefetch, streaming=streaming, middleware=middleware)
+        )
+
+
+class RpcDecorator(_Decorators):
+    """Declares a function that answers requests; see :meth:`__call__`."""
+
+    def __call__(
+        self,
+        address: str,
+        *,
+        slots: int | None = None,
+        prefetch: int | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> Callable[[F], F]:
+        """Declare the decorated function as what answers requests to *address*.
+
+        What it returns is the reply, and each value that an async generator yields is one
+        message of a streamed reply. A caller that gives up, or whose deadline passes, cancels it.
+
+        Args:
+            address: An address, or a pattern with captures.
+            slots: Requests being answered at once.
+            prefetch: Requests that wait behind them on each link.
+            middleware: Wrapped around the handler, the first outermost.
+        """
+        return self._decorator(
+            _declare("rpc", address, slots=slots, prefetch=prefetch, middleware=middleware)
+        )
+
+
+class SourceDecorator(_Decorators):
+    """Declares an async generator that peers receive from; see :meth:`__call__`."""
+
+    def __call__(
+        self,
+        address: str,
+        *,
+        mode: Literal["copy", "move"] = "copy",
+        filters: Collection[str] = (),
+        middleware: Sequence[Middleware] = (),
+    ) -> Callable[[F], F]:
+        """Declare the decorated async generator as a source of messages at *address*.
+
+        It runs once for each link, no faster than the link's credit, and is closed with it.
+
+        Args:
+            address: An address, or a pattern with captures.
+            mode: ``"copy"`` sends each value and goes on; with ``"move"`` the value of ``yield``
+                is the outcome, and the next is asked for when it is known (Part 3 §3.5.7).
+            filters: Names of the filters that the generator applies. Only these are answered as
+                being in place (Part 3 §3.5.8).
+            middleware: Wrapped around the handler, the first outermost.
+        """
+        return self._decorator(
+            _declare("source", address, mode=mode, filters=filters, middleware=middleware)
+        )
+
+
+def _mark(function: Any, declaration: Declaration) -> None:
+    target = getattr(function, "__func__", function)
+    if not callable(target):
+        raise TypeError(f"@{declaration.kind} decorates functions and methods, not {function!r}")
+    vars(target).setdefault(MARK, []).append(declaration)
+
+
+node: Final = NodeDecorator(_mark)
+rpc: Final = RpcDecorator(_mark)
+source: Final = SourceDecorator(_mark)
+
+
+def _names_around(function: Any, frame: types.FrameType | None) -> dict[str, Any]:
+    """Local names that string annotations of *function* mention.
+
+    With postponed annotations, a class defined inside the function that also defines the handler
+    can be found nowhere else.
+    """
+    target = getattr(function, "__func__", function)
+    texts = " ".join(
+        text for text in getattr(target, "__annotations__", {}).values() if isinstance(text, str)
+    )
+    words = set(re.findall(r"\w+", texts))
+    space = getattr(target, "__globals__", None)
+    found: dict[str, Any] = {}
+    while frame is not None and frame.f_globals is space and frame.f_locals is not space:
+        for word in words & frame.f_locals.keys():
+            found.setdefault(word, frame.f_locals[word])
+        frame = frame.f_back
+    return found
+
+
+class Router:
+    """Nodes under a common prefix, with middleware of their own.
+
+    Args:
+        prefix: Put before each address, as it is: ``"shop/"``.
+        nodes: Functions, objects with decorated methods, or other routers.
+        middleware: Wrapped around each handler, outside of its own.
+    """
+
+    def __init__(
+        self,
+        prefix: str = "",
+        *,
+        nodes: Iterable[Any] = (),
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
+        self.prefix = prefix
+        self.middleware = tuple(middleware)
+        self.node = NodeDecorator(self._add)
+        self.rpc = RpcDecorator(self._add)
+        self.source = SourceDecorator(self._add)
+        self._declared: list[tuple[Any, Declaration]] = []
+        self.add(*nodes)
+
+    def add(self, *nodes: Any) -> None:
+        """Add functions, objects or routers. Containers that hold this router do not notice."""
+        for each in nodes:
+            self._declared += declared(each)
+
+    def _add(self, function: Any, declaration: Declaration) -> None:
+        self._declared.append((function, declaration))
+
+    @property
+    def declared(self) -> list[tuple[Any, Declaration]]:
+        """What the router holds, with prefix and middleware applied."""
+        return [
+            (
+                function,
+                msgspec.structs.replace(
+                    declaration,
+                    address=self.prefix + declaration.address,
+                    middleware=(*self.middleware, *declaration.middleware),
+                ),
+            )
+            for function, declaration in self._declared
+        ]
+
+    def __repr__(self) -> str:
+        return f"<Router {self.prefix!r}: {len(self._declared)} nodes>"
+
+
+def declared(thing: Any) -> list[tuple[Callable[..., Any], Declaration]]:
+    """The handlers that *thing* declares: a function, an object with such methods, a router.
+
+    Raises:
+        TypeError: It declares none.
+    """
+    if isinstance(thing, Router):
+        return thing.declared
+    own = getattr(thing, MARK, None)
+    if own and not inspect.isclass(thing):
+        return [(thing, declaration) for declaration in own]
+    if inspect.isclass(thing):
+        raise TypeError(f"{thing.__name__} is a class: give an object, {thing.__name__}(…)")
+    found = [
+        (getattr(thing, name), declaration)
+        for name, member in inspect.getmembers_static(type(thing))
+        for declaration in getattr(getattr(member, "__func__", member), MARK, ())
+    ]
+    if not found:
+        what = f"{getattr(thing, '__qualname__', type(thing).__name__)}"
+        raise TypeError(
+            f"{what} declares no node: decorate it, or a method of it, "
+            "with @node, @rpc, @source or @node.link"
+        )
+    # In the order of the class body, which is what its author sees.
+    order = {name: at for at, name in enumerate(vars(type(thing)))}
+    return sorted(found, key=lambda each: order.get(each[0].__name__, -1))
+
+
+class Stats(Struct):
+    """What became of a route's messages so far (A19)."""
+
+    links: int = 0
+    received: int = 0
+    #: Messages of a source, replies of an rpc.
+    sent: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    released: int = 0
+    modified: int = 0
+    #: Requests given up by their caller, or past their deadline.
+    cancelled: int = 0
+    #: Handlers that raised something that is no outcome.
+    failed: int = 0
+
+
+#: How one argument is made for a message.
+_Maker: TypeAlias = Callable[[Context], Any]
+
+
+class Resources:
+    """Objects that handlers may ask for by type.
+
+    A factory is an ``@asynccontextmanager`` function whose annotation says what it yields; it is
+    entered when the container starts and left when it has stopped.
+    """
+
+    def __init__(self, provided: Iterable[Any] = ()) -> None:
+        self._values: dict[type, Any] = {}
+        self._factories: dict[type, Callable[[], AbstractAsyncContextManager[Any]]] = {}
+        for each in provided:
+            self.provide(each)
+
+    def provide(self, thing: Any, *, as_type: type | None = None) -> None:
+        """Add an object, or a factory of one.
+
+        Raises:
+            TypeError: Nothing says what type the factory makes, or there is one already.
+        """
+        wrapped = getattr(thing, "__wrapped__", None)
+        kind: Any
+        if wrapped is not None and inspect.isasyncgenfunction(wrapped):
+            kind = as_type
+            if kind is None:
+                made = get_args(get_type_hints(wrapped).get("return"))
+                kind = made[0] if made else None
+            if not isinstance(kind, type):
+                raise TypeError(
+                    f"{thing.__qualname__}() does not say what it yields: annotate it as "
+                    "-> AsyncIterator[Thing], or pass as_type=Thing"
+                )
+            self._free(kind)
+            self._factories[kind] = thing
+        else:
+            kind = as_type or type(thing)
+            self._free(kind)
+            self._values[kind] = thing
+
+    def _free(self, kind: type) -> None:
+        if kind in self._values or kind in self._factories:
+            raise TypeError(f"there is a resource of type {kind.__name__} already")
+
+    @property
+    def unmade(self) -> Mapping[type, Callable[[], AbstractAsyncContextManager[Any]]]:
+        """Factories whose object has not been made."""
+        return {kind: make for kind, make in self._factories.items() if kind not in self._values}
+
+    def made(self, kind: type, value: Any) -> None:
+        """What the factory of *kind* made."""
+        self._values[kind] = value
+
+    def find(self, wanted: Any) -> type | None:
+        """The type under which a parameter annotated *wanted* finds its resource.
+
+        Raises:
+            TypeError: Several fit.
+        """
+        if not isinstance(wanted, type) or wanted is object:
+            return None
+        known = [*self._values, *(set(self._factories) - set(self._values))]
+        if wanted in known:
+            return wanted
+        fitting = [kind for kind in known if _is_subclass(kind, wanted)]
+        if len(fitting) > 1:
+            names = " and ".join(sorted(kind.__name__ for kind in fitting))
+            raise TypeError(f"{names} are both a {wanted.__name__}: ask for one of them")
+        return fitting[0] if fitting else None
+
+    def __getitem__(self, kind: type) -> Any:
+        return self._values[kind]
+
+
+def _is_subclass(kind: type, wanted: type) -> bool:
+    try:
+        return issubclass(kind, wanted)
+    except TypeError:  # a protocol with data members, or not a runtime one
+        return False
+
+
+def _message(context: Context) -> Any:
+    return context.message
+
+
+def _delivery(context: Context) -> Any:
+    return None if context.delivery is None else Delivery(context.delivery)
+
+
+def _payload(context: Context) -> Any:
+    return context.payload
+
+
+def _payload_part(at: int) -> _Maker:
+    return lambda context: context.payload[at]
+
+
+def _constant(value: Any) -> _Maker:
+    return lambda context: value
+
+
+#: Arguments that go by their type, and how they are made.
+_BY_TYPE: Final[dict[type, _Maker]] = {
+    Message: _message,
+    Delivery: _delivery,
+    Peer: lambda context: context.binding.peer,
+    Deadline: lambda context: context.deadline,
+    Context: lambda context: context,
+}
+
+#: Annotations of what is iterated.
+_STREAMS: Final = (AsyncIterator, AsyncIterable, AsyncGenerator)
+
+
+def _plain(wanted: Any) -> Any:
+    """*wanted* without ``Annotated`` and ``| None``."""
+    if get_origin(wanted) is Annotated:
+        wanted = get_args(wanted)[0]
+    if get_origin(wanted) in (Union, types.UnionType):
+        rest = [each for each in get_args(wanted) if each is not type(None)]
+        if len(rest) == 1:
+            return rest[0]
+    return wanted
+
+
+def _is_stream_of_bytes(wanted: Any) -> bool:
+    return get_origin(wanted) in _STREAMS and get_args(wanted)[0] is bytes
+
+
+def _called(function: Any) -> Any:
+    """The function that carries the annotations of *function*, and whose code runs."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function):
+        return function
+    return type(function).__call__
+
+
+def _wrapped(call: Callable[[Context], Any], middleware: Sequence[Middleware]) -> CallNext:
+    """*call* inside *middleware*, the first outermost."""
+
+    async def handler(context: Context) -> Any:
+        result = call(context)
+        return await result if inspect.isawaitable(result) else result
+
+    wrapped: CallNext = handler
+    for each in reversed(middleware):
+        wrapped = functools.partial(each, wrapped)
+    return wrapped
+
+
+class Route:
+    """A handler on an address, with its signature read.
+
+    Raises:
+        TypeError: The signature asks for something that nobody gives.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], declaration: Declaration, resources: Resources
+    ) -> None:
+        self.function = function
+        self.kind: Kind = declaration.kind
+        self.address = declaration.address
+        self.pattern = Pattern(declaration.address)
+        self.slots = declaration.slots
+        self.prefetch = declaration.prefetch
+        self.streaming = declaration.streaming
+        self.mode = declaration.mode
+        self.filters = declaration.filters
+        self.middleware = declaration.middleware
+        self.on_error = declaration.on_error
+        self.name: str = getattr(function, "__qualname__", type(function).__name__)
+        self.stats = Stats()
+        #: The type of the payload, ``Any`` if it is not annotated; None if it is not asked for.
+        self.payload: Any = None
+        #: The type of the reply, of each item of a streamed one; ``Any`` if not annotated.
+        self.reply: Any = Any
+        #: The handler may settle the delivery itself.
+        self.by_hand = False
+        self._resources = resources
+        self._positional: list[_Maker] = []
+        self._keyword: list[tuple[str, _Maker]] = []
+        self._captured: dict[str, Any] = {}
+        called = _called(function)
+        #: What a call returns has to be awaited.
+        self.awaits = inspect.iscoroutinefunction(called)
+        #: What it returns, or what that await gives, is iterated.
+        self.streams = inspect.isasyncgenfunction(called)
+        self._read_signature(called, declaration.names)
+        self._payload_only = (
+            self.payload is not None
+            and not self.middleware
+            and not self.streaming
+            and self._positional == [_payload]
+            and not self._keyword
+        )
+        self._call: Callable[[Context], Any] = self._direct
+        if self.middleware:
+            self._call = _wrapped(self._direct, self.middleware)
+            self.awaits = True
+        if self.kind == "source" and not self.streams:
+            raise TypeError(
+                f"{self.name}: a source is an async generator: `async def` with `yield` in it"
+            )
+        if self.kind == "link" and (self.streams or not self.awaits):
+            raise TypeError(f"{self.name}: the handler of a link is an `async def` without `yield`")
+        if self.kind == "node" and self.streams:
+            raise TypeError(f"{self.name}: a node yields nothing: @rpc streams replies")
+
+    def _read_signature(self, called: Any, names: Mapping[str, Any]) -> None:
+        try:
+            signature = inspect.signature(self.function)
+            hints = get_type_hints(called, localns=dict(names), include_extras=True)
+        except NameError as error:
+            raise TypeError(
+                f"{self.name}: an annotation names {error.name!r}, which is not defined where "
+                "the handler can see it"
+            ) from None
+        except ValueError as error:
+            raise TypeError(f"{self.name}: its signature cannot be read: {error}") from None
+        self.reply = hints.get("return", Any)
+        if get_origin(self.reply) in _STREAMS:
+            self.reply = get_args(self.reply)[0]
+            self.streams = True
+        main: list[Any] = []  # types of what takes the payload, or the link
+        for parameter in signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            by_name = parameter.kind is parameter.KEYWORD_ONLY
+            wanted = hints.get(parameter.name, Any)
+            maker = self._maker(parameter.name, wanted)
+            if maker is None and not by_name and (not main or self._takes_another(parameter)):
+                maker = _payload if not main else _payload_part(len(main))
+                main.append(wanted)
+                self._check_streaming(parameter.name, wanted)
+            if maker is None:
+                if parameter.default is not parameter.empty:
+                    if by_name:
+                        continue
+                    maker = _constant(parameter.default)
+                else:
+                    raise TypeError(self._nobody_gives(parameter.name, wanted))
+            if by_name:
+                self._keyword.append((parameter.name, maker))
+            else:
+                self._positional.append(maker)
+        if self.kind in ("node", "rpc") and main:
+            self.payload = main[0]
+        if len(main) > 1:
+            self.payload = tuple[tuple(main)]
+            self._positional = [
+                _payload_part(0) if maker is _payload else maker for maker in self._positional
+            ]
+
+    def _maker(self, name: str, wanted: Any) -> _Maker | None:
+        """How an argument is made that goes by its name or its type; None if it does not."""
+        if name in self.pattern.captures:
+            self._captured[name] = str if wanted is Any else wanted
+            return lambda context: context.binding.captures[name]
+        kind = _plain(wanted)
+        if kind is Delivery:
+            self.by_hand = True
+        if isinstance(kind, type) and kind in _BY_TYPE:
+            return _BY_TYPE[kind]
+        found = self._resources.find(kind)
+        if found is not None:
+            resources = self._resources
+            key = found
+            return lambda context: resources[key]
+        return None
+
+    def _takes_another(self, parameter: inspect.Parameter) -> bool:
+        """A request may have several arguments, which come as a list."""
+        return self.kind == "rpc" and parameter.default is parameter.empty
+
+    def _check_streaming(self, name: str, wanted: Any) -> None:
+        if self.kind == "node" and self.streaming != _is_stream_of_bytes(wanted):
+            raise TypeError(
+                f"{self.name}: with streaming=True, {name} is an AsyncIterator[bytes]"
+                if self.streaming
+                else f"{self.name}: {name} reads the body while it arrives: declare the node with "
+                "streaming=True"
+            )
+
+    def _nobody_gives(self, name: str, wanted: Any) -> str:
+        if wanted is Any:
+            return (
+                f"{self.name}: nobody gives {name!r}: it is no capture of {self.address!r}, and "
+                "has no annotation to find it by"
+            )
+        shown = getattr(wanted, "__qualname__", str(wanted))
+        return (
+            f"{self.name}: nobody gives {name}: {shown}: it is no capture of {self.address!r}, and "
+            "no resource of that type is provided"
+        )
+
+    def captures(self, address: str) -> Mapping[str, Any] | None:
+        """What the pattern finds in *address*, converted; None if it does not match.
+
+        Raises:
+            ValueError: It matches, but a capture is not what the handler takes.
+        """
+        found = self.pattern.match(address)
+        if found is None:
+            return None
+        values: dict[str, Any] = dict(found)
+        for name, kind in self._captured.items():
+            if kind is not str:
+                try:
+                    values[name] = msgspec.convert(found[name], kind, strict=False)
+                except msgspec.ValidationError as error:
+                    raise ValueError(f"{name} in {address!r}: {error}") from None
+        return values
+
+    def invoke(
+        self,
+        binding: Binding,
+        delivery: IncomingDelivery,
+        message: Message,
+        deadline: Deadline = NO_DEADLINE,
+    ) -> Any:
+        """Call the handler with one message; the result may have to be awaited or iterated.
+
+        Raises:
+            DecodeError: The payload is not what the handler takes. It was not called.
+        """
+        if self._payload_only:
+            return self.function(decode_payload(message, self.payload))
+        payload = None if self.payload is None else decode_payload(message, self.payload)
+        return self._call(Context(binding, delivery, message, deadline, payload))
+
+    def open(
+        self,
+        binding: Binding,
+        payload: Any,
+        *,
+        delivery: IncomingDelivery | None = None,
+        message: Message | None = None,
+    ) -> Any:
+        """Call the handler with a link, or with a message whose body is still arriving."""
+        return self._call(Context(binding, delivery, message, NO_DEADLINE, payload))
+
+    def _direct(self, context: Context) -> Any:
+        return self.function(
+            *[make(context) for make in self._positional],
+            **{name: make(context) for name, make in self._keyword},
+        )
+
+    def outcome_of(self, error: Exception, default: OnError = MODIFIED_FAILED) -> Outcome:
+        """What to say of a message whose handler raised *error*."""
+        policy = default if self.on_error is None else self.on_error
+        return policy(error) if callable(policy) else policy
+
+    def __repr__(self) -> str:
+        return f"<Route {self.kind} {self.address!r}: {self.name}>"

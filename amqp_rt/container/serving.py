@@ -1,0 +1,813 @@
+"""Running handlers: from the batch that a link brings to the outcome of each message.
+
+A link's :class:`Inbox` holds what has arrived and not been started; its credit bounds that.
+The :class:`Workers` of a route are at most ``slots`` tasks, started on demand and parked when
+idle. They take messages from the inboxes in turn, one from each. A batch wakes one worker;
+a worker that begins a message while more wait wakes others. So handlers that never block cost
+one wake-up a batch, and those that do are all running after a few passes of the scheduler.
+
+For the client half: what serves a peer's addresses (``Connection.serve``) is in ``consuming``:
+``Consumers(container, nodes)``, ``.attach(engine_session)`` (again after a reconnect),
+``await .wait_attached()``, ``await .stop(grace_s=…)``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import trio
+
+from ..errors import DecodeError, LinkDetached, LocalProtocolError
+from ..fronts.base import (
+    SND_MIXED,
+    SND_SETTLED,
+    IncomingDelivery,
+    OutgoingDelivery,
+    ReceivingLink,
+    SendingLink,
+)
+from ..message import MESSAGE_FORMAT, Message
+from ..outcomes import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Error,
+    Modified,
+    Outcome,
+    Received,
+    Rejected,
+    Released,
+    rejected,
+)
+from .credit import CreditWindow, SharedSlots
+from .receiving import Delivery, Receiver
+from .routes import Binding, RaisedOutcome, Reject, Route, Stats
+from .sending import Sender, make_message
+from .streams import ByteStream
+
+if TYPE_CHECKING:
+    from .container import Container
+
+log = logging.getLogger("amqp_rt.handlers")
+
+#: Messages that a worker finishes, and seconds that it takes, before others get their turn.
+TURN_MESSAGES: Final = 64
+TURN_S: Final = 0.001
+#: ``context`` of a request whose caller gave it up before it was started.
+GIVEN_UP: Final = object()
+#: Seconds between two rotations of unused credit: the first, and the longest.
+_ROTATION_MIN_S: Final = 0.005
+_ROTATION_MAX_S: Final = 0.5
+#: Seconds that a generator is given to yield more before a drain is answered.
+_DRAIN_PATIENCE_S: Final = 0.01
+
+
+class Worker:
+    """One task of a route, and what it is doing."""
+
+    __slots__ = ("cancelled", "scope", "task")
+
+    def __init__(self) -> None:
+        self.task = trio.lowlevel.current_task()
+        #: Around what it does now. Used up, it is replaced: no scope is made for each message.
+        self.scope = trio.CancelScope()
+        #: The caller gave up the request that it is busy with.
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """The caller gave up: so does the handler."""
+        self.cancelled = True
+        self.scope.cancel()
+
+
+class Workers:
+    """The tasks of a route, shared by all its links."""
+
+    def __init__(self, route: Route, container: Container, run: Run) -> None:
+        self.route = route
+        self.container = container
+        self.slots = route.slots
+        #: Without prefetch the links share the free slots; with it each has its own window.
+        self.shared = None if route.prefetch else SharedSlots(route.slots)
+        self.inboxes: set[Inbox] = set()
+        self.running = 0
+        self._run = run
+        self._ring: deque[Inbox] = deque()
+        self._parked: list[Worker] = []
+        self._started = 0
+        #: Woken workers that have not looked for a message yet.
+        self._woken = 0
+        self._rotating = False
+        self._idle: trio.Event | None = None
+
+    def put(self, inbox: Inbox) -> None:
+        """*inbox* has messages."""
+        if not inbox.queued:
+            inbox.queued = True
+            self._ring.append(inbox)
+        if not self._woken:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._parked:
+            worker = self._parked.pop()
+            trio.lowlevel.reschedule(worker.task)
+        elif self._started < self.slots:
+            self._started += 1
+            self.container.start_handler(self._work)
+        else:
+            return
+        self._woken += 1
+
+    def _next(self) -> tuple[Inbox, IncomingDelivery] | None:
+        """The next message, of the link whose turn it is."""
+        ring = self._ring
+        while ring:
+            inbox = ring.popleft()
+            waiting = inbox.waiting
+            if not waiting:
+                inbox.queued = False
+                continue
+            delivery = waiting.popleft()
+            if waiting:
+                ring.append(inbox)
+            else:
+                inbox.queued = False
+            return inbox, delivery
+        return None
+
+    async def _work(self) -> None:
+        worker = Worker()
+        self._woken -= 1
+        try:
+            while True:
+                with trio.CancelScope() as worker.scope:
+                    worker.cancelled = False
+                    await self._work_until_cancelled(worker)
+        finally:
+            self._started -= 1
+
+    async def _work_until_cancelled(self, worker: Worker) -> None:
+        """Run message after message; returns when the scope of *worker* is used up."""
+        run = self._run
+        scope = worker.scope
+        count = 0
+        since = trio.current_time()
+        while True:
+            taken = self._next()
+            if taken is None:
+                await self._park(worker)
+                count = 0
+                since = trio.current_time()
+                continue
+            inbox, delivery = taken
+            # Others help with what waits, two more at a time.
+            if self._ring and self._woken < 2:
+                self._wake()
+            self.running += 1
+            try:
+                await run(inbox, delivery, worker)
+            finally:
+                self.running -= 1
+                inbox.finished(delivery)
+            if scope.cancel_called:
+                return
+            count += 1
+            # A handler that never waits must not keep the connections from being served.
+            if count >= TURN_MESSAGES or trio.current_time() - since > TURN_S:
+                await trio.lowlevel.checkpoint()
+                count = 0
+                since = trio.current_time()
+
+    async def _park(self, worker: Worker) -> None:
+        def abort(_raise_cancel: Any) -> trio.lowlevel.Abort:
+            self._parked.remove(worker)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        if self._idle is not None and not self.running:
+            self._idle.set()
+        self._parked.append(worker)
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        self._woken -= 1
+
+    def rotate_unused_credit(self) -> None:
+        """See to it that no link starves while another sits on the free slots."""
+        if self.shared is not None and self.shared.starved and not self._rotating:
+            self._rotating = True
+            self.container.start_handler(self._rotate)
+
+    async def _rotate(self) -> None:
+        assert self.shared is not None
+        delay_s = _ROTATION_MIN_S
+        try:
+            while self.shared.starved:
+                seen = self.route.stats.received
+                await trio.sleep(delay_s)
+                if self.shared.starved:
+                    self.shared.rotate()
+                if self.route.stats.received == seen:
+                    delay_s = min(2 * delay_s, _ROTATION_MAX_S)
+                else:
+                    delay_s = _ROTATION_MIN_S
+        finally:
+            self._rotating = False
+
+    def stop(self) -> None:
+        """Give no more credit, and give back what has not been started."""
+        if self.shared is not None:
+            self.shared.close()
+        for inbox in list(self.inboxes):
+            inbox.stop()
+
+    def links(self) -> list[ReceivingLink]:
+        """The links that are attached."""
+        return [inbox.binding.link for inbox in self.inboxes]
+
+    async def wait_idle(self) -> None:
+        """Until no handler runs and nothing waits for one."""
+        while self.running or any(inbox.waiting for inbox in self._ring):
+            self._idle = trio.Event()
+            await self._idle.wait()
+        self._idle = None
+
+
+class Inbox:
+    """What has arrived on one link and has not been started; it hears the link.
+
+    Args:
+        binding: The link and its route.
+        workers: Who works on it.
+        window: The credit window to account to, if the link's credit is not the inbox's own.
+    """
+
+    def __init__(
+        self, binding: Binding, workers: Workers, window: CreditWindow | None = None
+    ) -> None:
+        self.binding = binding
+        self.route = binding.route
+        self.workers = workers
+        self.waiting: deque[IncomingDelivery] = deque()
+        #: It is in the ring of the workers.
+        self.queued = False
+        #: Workers that are busy with a request of this link.
+        self.calls: set[Worker] = set()
+        self._open = True
+        self._owns_credit = window is None
+        if window is None and workers.shared is None:
+            window = CreditWindow(
+                cast("ReceivingLink", binding.link),
+                messages=self.route.prefetch,
+                slots=self.route.slots,
+            )
+        self._window = window
+        workers.inboxes.add(self)
+        self.route.stats.links += 1
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        if self._window is not None:
+            self._window.opened()
+        elif self.workers.shared is not None:
+            self.workers.shared.add(link)
+            self.workers.rotate_unused_credit()
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        stats = self.route.stats
+        stats.received += len(deliveries)
+        if self._window is not None:
+            self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
+        elif self.workers.shared is not None:
+            self.workers.shared.took(link, len(deliveries))
+            self.workers.rotate_unused_credit()
+        if self.route.kind == "rpc":
+            now = trio.current_time()
+            for each in deliveries:
+                each.context = now
+        self.waiting += deliveries
+        if not self._open:
+            self._give_back()
+        if self.waiting:
+            self.workers.put(self)
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            if isinstance(each.context, ByteStream):
+                each.context.on_data()
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """A caller that settles its request gives it up: the handler is cancelled."""
+        for each in deliveries:
+            given_up(each)
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        if self._window is not None:
+            self._window.freed(0, 0)
+        elif self.workers.shared is not None:
+            self.workers.shared.flowed(link)
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """The peer will deliver again what has not been settled, or has given up its requests."""
+        self._open = False
+        for each in self.waiting:
+            if isinstance(each.context, ByteStream):
+                each.context.on_data()
+        self.waiting.clear()
+        for worker in self.calls:
+            worker.cancel()
+        if self._window is not None:
+            self._window.close()
+        elif self.workers.shared is not None:
+            self.workers.shared.remove(link)
+        self.retire()
+        self.binding.container.forget(link)
+
+    @property
+    def over(self) -> bool:
+        """Nothing that arrives here is started any more."""
+        return not self._open
+
+    def finished(self, delivery: IncomingDelivery) -> None:
+        """A worker has done with *delivery*: there is room for another."""
+        if self._window is not None:
+            self._window.freed(1, len(delivery.payload))
+        elif self.workers.shared is not None:
+            self.workers.shared.freed(1)
+
+    def stop(self) -> None:
+        """Take back the credit and give back what has not been started.
+
+        Messages that the sender has settled are nowhere else any more: they are still handled.
+        """
+        self._open = False
+        if self._window is not None and self._owns_credit:
+            self._window.close()
+        self._give_back()
+
+    def retire(self) -> None:
+        """No more will come from the link, though the link goes on."""
+        self.workers.inboxes.discard(self)
+        self.route.stats.links -= 1
+
+    def _give_back(self) -> None:
+        kept = [each for each in self.waiting if each.settled]
+        for each in self.waiting:
+            if not each.settled:
+                self.route.stats.released += 1
+                each.settle(RELEASED)
+                self.finished(each)
+        self.waiting.clear()
+        self.waiting += kept
+
+
+def given_up(delivery: IncomingDelivery) -> bool:
+    """The sender has settled *delivery*: if it is a request of ours, cancel its handler."""
+    context = delivery.context
+    if isinstance(context, Worker):
+        context.cancel()
+    elif type(context) is float:
+        delivery.context = GIVEN_UP
+    else:
+        return context is GIVEN_UP
+    return True
+
+
+def say(delivery: IncomingDelivery, outcome: Outcome) -> None:
+    """Settle *delivery*, unless the handler has settled it by hand."""
+    if not delivery.settled:
+        try:
+            delivery.settle(outcome)
+        except LocalProtocolError:
+            pass  # the handler's word stands
+
+
+async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
+    """Give one message to the handler of a node, and say what came of it (A9)."""
+    route = inbox.route
+    stats = route.stats
+    outcome: Outcome
+    try:
+        message = read_message(delivery)
+        result = route.invoke(inbox.binding, delivery, message)
+        if route.awaits or (result is not None and inspect.isawaitable(result)):
+            result = await result
+        outcome = ACCEPTED if result is None else _returned(result)
+    except trio.Cancelled:
+        stats.released += 1
+        say(delivery, RELEASED)
+        raise
+    except Exception as error:
+        outcome = judge(inbox, error)
+    except BaseExceptionGroup as group:
+        stats.released += 1
+        say(delivery, RELEASED)
+        raise only_cancelled(route, group) from None
+    count(stats, outcome)
+    say(delivery, outcome)
+
+
+async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
+    """As :func:`run_message`, for a message whose body is still arriving."""
+    route = inbox.route
+    stats = route.stats
+    stream = ByteStream(delivery, inbox.binding.container.limits)
+    delivery.context = stream
+    outcome: Outcome
+    try:
+        message = await stream.head()
+        result = route.open(inbox.binding, stream, delivery=delivery, message=message)
+        if inspect.isawaitable(result):
+            result = await result
+        outcome = ACCEPTED if result is None else _returned(result)
+    except trio.Cancelled:
+        stats.released += 1
+        say(delivery, RELEASED)
+        raise
+    except Exception as error:
+        if delivery.aborted or not delivery.link.attached:
+            stats.failed += 1
+            return  # nobody is there to be told, and it was not the handler
+        outcome = judge(inbox, error)
+    except BaseExceptionGroup as group:
+        stats.released += 1
+        say(delivery, RELEASED)
+        raise only_cancelled(route, group) from None
+    finally:
+        stream.close()
+    count(stats, outcome)
+    say(delivery, outcome)
+
+
+def read_message(delivery: IncomingDelivery) -> Message:
+    """The message that *delivery* carries.
+
+    Raises:
+        Reject: It is of a format that we do not know (Part 2 §2.7.5 ``message-format``).
+        DecodeError: It is malformed.
+    """
+    if delivery.message_format != MESSAGE_FORMAT:
+        raise Reject(
+            f"message-format {delivery.message_format:#x} is not known here",
+            condition="amqp:not-implemented",
+        )
+    return Message.decode(delivery.payload)
+
+
+def judge(inbox: Inbox, error: Exception) -> Outcome:
+    """The outcome for a handler that ended with *error*; what is nobody's intention is logged."""
+    if isinstance(error, RaisedOutcome):
+        return error.outcome
+    if isinstance(error, DecodeError):
+        return rejected("amqp:decode-error", error.description)
+    route = inbox.route
+    route.stats.failed += 1
+    log.error("%s failed on a message to %r", route.name, inbox.binding.address, exc_info=error)
+    return route.outcome_of(error, inbox.binding.container.on_error)
+
+
+def only_cancelled(route: Route, group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What has to go on upwards of a handler's *group*: its cancellation; the rest is logged.
+
+    A handler with a nursery of its own may raise both at once.
+    """
+    cancelled, rest = group.split(trio.Cancelled)
+    if rest is not None and not isinstance(rest, ExceptionGroup):
+        return group  # somebody wants the process to end
+    if rest is not None:
+        route.stats.failed += 1
+        log.error("%s failed when it was cancelled", route.name, exc_info=rest)
+    return group if cancelled is None else cancelled
+
+
+def count(stats: Stats, outcome: Outcome) -> None:
+    """Add *outcome* to the statistics of a route."""
+    if outcome is ACCEPTED or isinstance(outcome, Accepted):
+        stats.accepted += 1
+    elif isinstance(outcome, Rejected):
+        stats.rejected += 1
+    elif isinstance(outcome, Released):
+        stats.released += 1
+    else:
+        stats.modified += 1
+
+
+def _returned(result: Any) -> Outcome:
+    """A handler may return an outcome; anything else it returns says nothing."""
+    if isinstance(result, Accepted | Rejected | Released | Modified):
+        return result
+    return result.outcome if isinstance(result, RaisedOutcome) else ACCEPTED
+
+
+#: What a worker does with a message.
+Run: TypeAlias = Callable[[Inbox, IncomingDelivery, Worker], Awaitable[None]]
+
+
+def message_of(value: Any) -> Message:
+    """What a handler returned or yielded, as a message."""
+    return value if isinstance(value, Message) else make_message(value, {})
+
+
+class SourceLink:
+    """The link that a ``@source`` generator feeds, as the generator sees it."""
+
+    __slots__ = ("address", "captures", "link", "peer")
+
+    def __init__(self, binding: Binding) -> None:
+        assert not hasattr(binding.link, "grant")
+        self.link: SendingLink = cast("SendingLink", binding.link)
+        self.address = binding.address
+        self.captures = binding.captures
+        self.peer = binding.peer
+
+    @property
+    def name(self) -> str:
+        return self.link.name
+
+    @property
+    def filter(self) -> Mapping[object, object]:
+        """The filters that the peer asked for, by name (Part 3 §3.5.8)."""
+        source = self.link.source
+        return (source.filter if source is not None else None) or {}
+
+    @property
+    def properties(self) -> Mapping[object, object]:
+        """What the peer said when it attached."""
+        return self.link.properties
+
+    @property
+    def credit(self) -> int:
+        """Messages that the peer will take now."""
+        return self.link.credit
+
+    @property
+    def draining(self) -> bool:
+        """The peer wants what there is now, and not to wait for more."""
+        return self.link.draining
+
+    def __repr__(self) -> str:
+        return f"<SourceLink {self.name!r} from {self.address!r}, credit {self.credit}>"
+
+
+class SourceFeed:
+    """Feeds one link from the generator of a ``@source``, no faster than its credit."""
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.route = binding.route
+        self.link = cast("SendingLink", binding.link)
+        self._scope = trio.CancelScope()
+        self._task: trio.lowlevel.Task | None = None
+        #: The generator has yielded something that has not been sent.
+        self._holds = False
+        self._answering_drain = False
+        self._unsettled: set[OutgoingDelivery] = set()
+        self.finished = trio.Event()
+        self.route.stats.links += 1
+
+    def on_attached(self, link: SendingLink) -> None:
+        self.binding.container.feeds.add(self)
+        self.binding.container.start_handler(self._run)
+
+    def on_credit(self, link: SendingLink) -> None:
+        self._drain_soon()
+        self._wake()
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            if each.remote_settled or not isinstance(each.state, Received | None):
+                each.settle()
+                self._unsettled.discard(each)
+        self._wake()
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        self.stop()
+        self.binding.container.feeds.discard(self)
+        self.binding.container.forget(link)
+        self.route.stats.links -= 1
+
+    def stop(self) -> None:
+        """Close the generator and detach."""
+        self._scope.cancel()
+
+    async def _run(self) -> None:
+        error: Error | None = None
+        with self._scope:
+            try:
+                await self._feed()
+            except trio.Cancelled:
+                raise
+            except Exception as failure:
+                error = reason(self.binding, failure)
+            except BaseExceptionGroup as group:
+                raise only_cancelled(self.route, group) from None
+            finally:
+                self.finished.set()
+        self.link.detach(error)
+
+    async def _feed(self) -> None:
+        route = self.route
+        link = self.link
+        values = route.open(self.binding, SourceLink(self.binding))
+        if inspect.isawaitable(values):
+            values = await values
+        settled = link.snd_settle_mode == SND_SETTLED or (
+            link.snd_settle_mode == SND_MIXED and route.mode == "copy"
+        )
+        outcome: Any = None
+        count = 0
+        since = trio.current_time()
+        async with aclosing(values):
+            while True:
+                try:
+                    value = await values.asend(outcome)
+                except StopAsyncIteration:
+                    break
+                payload = message_of(value).buffers()
+                self._holds = True
+                while not (link.credit and link.writable):
+                    await self._wait()
+                sending = link.send(payload, settled=settled)
+                self._holds = False
+                self._drain_soon()
+                route.stats.sent += 1
+                if not settled:
+                    self._unsettled.add(sending)
+                if route.mode == "move":
+                    while sending in self._unsettled:
+                        await self._wait()
+                    outcome = ACCEPTED if settled else sending.state
+                count += 1
+                if count >= TURN_MESSAGES or trio.current_time() - since > TURN_S:
+                    await trio.lowlevel.checkpoint()
+                    count = 0
+                    since = trio.current_time()
+        # The end of a source is the end of the link, once everything has arrived.
+        while self._unsettled or (link.attached and not link.writable):
+            await self._wait()
+        link.drained()
+
+    def _drain_soon(self) -> None:
+        link = self.link
+        if link.draining and link.credit and not self._answering_drain:
+            self._answering_drain = True
+            self.binding.container.start_handler(self._answer_drain)
+
+    async def _answer_drain(self) -> None:
+        """Give unused credit back once the generator has had the time to use it."""
+        await trio.sleep(_DRAIN_PATIENCE_S)
+        self._answering_drain = False
+        if not self._holds:
+            self.link.drained()
+
+    async def _wait(self) -> None:
+        """Until the link says something."""
+        self._task = trio.lowlevel.current_task()
+        try:
+            await trio.lowlevel.wait_task_rescheduled(_abort)
+        finally:
+            self._task = None
+
+    def _wake(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+
+def _abort(_raise_cancel: Any) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.SUCCEEDED
+
+
+def reason(binding: Binding, failure: Exception) -> Error:
+    """What the peer is told when the handler of its link ended with *failure*."""
+    if isinstance(failure, RaisedOutcome):
+        return Error.of(failure)
+    route = binding.route
+    route.stats.failed += 1
+    log.error("%s failed for a link to %r", route.name, binding.address, exc_info=failure)
+    return Error("amqp:internal-error", f"{binding.address!r} failed")
+
+
+class ServedReceiver(Receiver):
+    """A receiver on a link that the peer attached, for the handler of a ``@node.link``.
+
+    Iterating it ends when the peer detaches without an error, and when the container stops.
+    """
+
+    def __init__(self, handler: LinkHandler, binding: Binding) -> None:
+        super().__init__(
+            cast("Any", handler),
+            binding.address,
+            name=binding.link.name,
+            credit=binding.route.prefetch,
+            streaming=binding.route.streaming,
+        )
+        self.binding = binding
+        self._ended = False
+
+    async def __anext__(self) -> Delivery:
+        try:
+            return await self.receive()
+        except LinkDetached:
+            if self._ended:
+                raise StopAsyncIteration from None
+            raise
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        super().on_attached(link)
+        self.address = self.binding.address
+        cast("LinkHandler", self._session).start()
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        self._ended = self._ended or error is None
+        super().on_detached(link, error, closed)
+        cast("LinkHandler", self._session).ended(link)
+
+    def finish(self) -> None:
+        """Ask for nothing more, and let iterating end."""
+        self._ended = True
+        self.stop()
+        self._give_back()
+        self._closed = True
+        self._wake()
+
+
+class ServedSender(Sender):
+    """A sender on a link that the peer attached, for the handler of a ``@node.link``."""
+
+    def __init__(self, handler: LinkHandler, binding: Binding) -> None:
+        super().__init__(cast("Any", handler), binding.address, name=binding.link.name)
+        self.binding = binding
+
+    def on_attached(self, link: SendingLink) -> None:
+        super().on_attached(link)
+        # The target is the peer's own; ours is where it receives from.
+        self.address = self.binding.address
+        cast("LinkHandler", self._session).start()
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        super().on_detached(link, error, closed)
+        cast("LinkHandler", self._session).ended(link)
+
+    def finish(self) -> None:
+        """The handler sees to its own end; at the end of the drain it is cancelled."""
+
+
+class LinkHandler:
+    """Runs the handler of a ``@node.link`` for one link. The link ends with it."""
+
+    #: A link that a peer attached is the peer's to attach again.
+    may_come_back = False
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.handle: ServedReceiver | ServedSender
+        self.finished = trio.Event()
+        binding.route.stats.links += 1
+
+    def receive(self) -> ServedReceiver:
+        """The endpoint of a link on which the peer sends."""
+        self.handle = handle = ServedReceiver(self, self.binding)
+        return handle
+
+    def send(self) -> ServedSender:
+        """The endpoint of a link on which the peer receives."""
+        self.handle = handle = ServedSender(self, self.binding)
+        return handle
+
+    def start(self) -> None:
+        """The link is attached."""
+        self.binding.container.feeds.add(self)
+        self.binding.container.start_handler(self._run)
+
+    def remove(self, handle: Any) -> None:
+        """The handle has closed its link."""
+
+    def ended(self, link: Any) -> None:
+        """The link is gone: the handler hears of it through its handle."""
+        self.binding.route.stats.links -= 1
+        self.binding.container.forget(link)
+
+    def stop(self) -> None:
+        """Let the handler come to its end."""
+        self.handle.finish()
+
+    async def _run(self) -> None:
+        error: Error | None = None
+        route = self.binding.route
+        try:
+            await route.open(self.binding, self.handle)
+        except trio.Cancelled:
+            raise
+        except LinkDetached:
+            pass  # it waited for more, and the peer has gone
+        except Exception as failure:
+            error = reason(self.binding, failure)
+        except BaseExceptionGroup as group:
+            raise only_cancelled(route, group) from None
+        finally:
+            self.finished.set()
+            self.binding.container.feeds.discard(self)
+            self.binding.link.detach(error)

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from msgspec import Struct
 
-from .errors import ConnectFailed
+from .errors import AmqpError, ConnectFailed
 
 T = TypeVar("T")
 
@@ -22,6 +22,12 @@ PORTS: Final = {"amqp": 5672, "amqps": 5671, "ws": 80, "wss": 443}
 SCHEMES: Final = (*PORTS, "amqp+unix", "memory")
 
 
+class AddressError(AmqpError, ValueError):
+    """A declared address or pattern is malformed, or taken."""
+
+    default_condition = "amqp:invalid-field"
+
+
 class Pattern:
     """An address with captures: ``orders/{region}/raw``, ``files/{path:rest}``.
 
@@ -29,14 +35,14 @@ class Pattern:
     end. Everything else is literal.
 
     Raises:
-        ValueError: A brace is out of place, or a name is no identifier or given twice.
+        AddressError: A brace is out of place, or a name is no identifier or given twice.
     """
 
     __slots__ = ("_rest", "_segments", "captures", "rank", "text")
 
     def __init__(self, text: str) -> None:
         if not text:
-            raise ValueError("an address must not be empty")
+            raise AddressError("an address must not be empty")
         self.text = text
         captures: list[str] = []
         #: Per segment the literal before, the capture and the literal after it.
@@ -47,20 +53,20 @@ class Pattern:
             before, brace, inner = part.partition("{")
             if not brace:
                 if "}" in part:
-                    raise ValueError(f"{text!r}: a }} without its {{")
+                    raise AddressError(f"{text!r}: a }} without its {{")
                 segments.append((part, None, ""))
                 continue
             name, brace, after = inner.partition("}")
             if not brace or "}" in before or "{" in after or "}" in after:
-                raise ValueError(f"{text!r}: one {{name}} at most between two slashes")
+                raise AddressError(f"{text!r}: one {{name}} at most between two slashes")
             name, colon, kind = name.partition(":")
             if not name.isidentifier():
-                raise ValueError(f"{text!r}: {{{name}}} is no name for a capture")
+                raise AddressError(f"{text!r}: {{{name}}} is no name for a capture")
             if name in captures:
-                raise ValueError(f"{text!r}: {{{name}}} is captured twice")
+                raise AddressError(f"{text!r}: {{{name}}} is captured twice")
             if colon:
                 if kind != "rest" or index != len(parts) - 1 or after:
-                    raise ValueError(f"{text!r}: only {{name:rest}} at the end is known")
+                    raise AddressError(f"{text!r}: only {{name:rest}} at the end is known")
                 self._rest = True
             captures.append(name)
             segments.append((before, name, after))
@@ -69,6 +75,11 @@ class Pattern:
         literal = sum(len(before) + len(after) for before, _, after in segments)
         #: Sorts the most specific pattern first: fewest captures, then most literal characters.
         self.rank: tuple[bool, int, int, str] = (self._rest, len(captures), -literal, text)
+
+    @property
+    def literal(self) -> str:
+        """The address itself, of a pattern without captures."""
+        return self.text
 
     def match(self, address: str) -> Mapping[str, str] | None:
         """What *address* puts into the captures, or None if it does not match."""
@@ -93,6 +104,53 @@ class Pattern:
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
+
+
+class AddressTable(Generic[T]):
+    """Values by address or pattern.
+
+    An address without captures is found by itself, however many there are; patterns are tried one
+    after the other, the most specific first.
+    """
+
+    def __init__(self) -> None:
+        self._exact: dict[str, T] = {}
+        self._patterns: list[tuple[Pattern, T]] = []
+
+    def add(self, pattern: Pattern | str, value: T) -> None:
+        """Add a value.
+
+        Raises:
+            AddressError: There is one for the same text.
+        """
+        if isinstance(pattern, str):
+            pattern = Pattern(pattern)
+        if pattern.text in self._exact or any(p.text == pattern.text for p, _ in self._patterns):
+            raise AddressError(f"{pattern.text!r} is taken already")
+        if pattern.captures:
+            self._patterns.append((pattern, value))
+            self._patterns.sort(key=lambda entry: entry[0].rank)
+        else:
+            self._exact[pattern.text] = value
+
+    def remove(self, pattern: Pattern | str) -> None:
+        """Take a value away; nothing happens if there is none."""
+        text = pattern if isinstance(pattern, str) else pattern.text
+        self._exact.pop(text, None)
+        self._patterns = [entry for entry in self._patterns if entry[0].text != text]
+
+    def find(self, address: str) -> tuple[T, Mapping[str, str]] | None:
+        """The value for *address* and what its pattern captured, or None."""
+        if address in self._exact:
+            return self._exact[address], {}
+        for pattern, value in self._patterns:
+            captures = pattern.match(address)
+            if captures is not None:
+                return value, captures
+        return None
+
+    def __len__(self) -> int:
+        return len(self._exact) + len(self._patterns)
 
 
 class Wildcards(Generic[T]):
@@ -188,8 +246,8 @@ class Url(Struct, frozen=True, kw_only=True):
         return f"Url({str(self)!r})"
 
 
-def parse_url(text: str) -> Url:
-    """The parts of a connection URL.
+def parse_url(text: str, *, listening: bool = False) -> Url:
+    """The parts of a connection URL; *listening* allows no host, which is every address.
 
     ``amqp://USER:PASSWORD@HOST:PORT/VHOST``; user and password are percent-decoded, and a host
     alone stands for ``amqp://HOST``. ``amqp+unix:///PATH`` and ``memory://NAME`` have no port.
@@ -222,12 +280,12 @@ def parse_url(text: str) -> Url:
         if not name:
             raise _bad(text, "memory:// needs a name")
         return Url(scheme=scheme, host=name)
-    if not parts.hostname:
+    if not parts.hostname and not listening:
         raise _bad(text, "it has no host")
     websocket = scheme in ("ws", "wss")
     return Url(
         scheme=scheme,
-        host=parts.hostname,
+        host=parts.hostname or "",
         port=PORTS[scheme] if port is None else port,
         path=parts.path if websocket else "",
         user=None if parts.username is None else unquote(parts.username),

@@ -240,11 +240,13 @@ class ProtocolEngine(Protocol):
     on_output: Callable[[], None]
     #: Nothing more will be said.
     finished: bool
-    #: When ``tick`` wants to be called, in the clock of ``now``; ``inf`` for never.
-    deadline: float
     #: Bytes waiting in ``take``.
     output_size: int
     peer: Peer
+
+    @property
+    def deadline(self) -> float:
+        """When ``tick`` wants to be called, in the clock of ``now``; ``inf`` for never."""
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the peer. Its faults are answered and reported, not raised."""

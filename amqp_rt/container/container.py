@@ -30,11 +30,11 @@ from contextlib import (
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
-from urllib.parse import urlsplit
 
 import msgspec
 import trio
 
+from ..addresses import address_of, parse_url
 from ..errors import ConnectFailed
 from ..events import Event, LoginRequested, Opened, Peer
 from ..fronts.amqp10 import Front as Amqp10
@@ -157,7 +157,7 @@ class Container:
         self.source = SourceDecorator(self._add)
         self._middleware = tuple(middleware)
         self._resources = Resources(resources)
-        self._fronts: tuple[Front, ...] = tuple(fronts) or (Amqp10(),)
+        self._fronts: Sequence[Front] = [*fronts] or [Amqp10()]
         self._mechanisms = _mechanisms(sasl, users)
         self._plain_in_clear = plain_in_clear
         self._routes = RouteTable()
@@ -415,7 +415,7 @@ class Container:
     async def listen(self, *urls: str) -> list[str]:
         """Take connections at each of *urls*; returns them as they were bound.
 
-        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free),
+        ``amqp://HOST:PORT`` (``*`` or no host is every address, port 0 any that is free),
         ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
 
         Raises:
@@ -425,40 +425,36 @@ class Container:
 
     async def _listen(self, url: str) -> str:
         nurseries = self._started()
-        parts = urlsplit(url)
+        where = parse_url(url.replace("://:", "://*:", 1))
         door = Door(self.limits)
-        if parts.scheme == "memory":
-            name = parts.netloc + parts.path
+        if where.scheme == "memory":
             await nurseries.listeners.start(
                 partial(serve_memory, nursery=nurseries.connections),
                 self.network,
-                name,
+                where.host,
                 door,
                 self._serve,
             )
-            return url
-        if parts.scheme == "amqp+unix":
-            listener = await open_unix(parts.path)
-            nurseries.listeners.start_soon(self._serve_unix, listener, door, parts.path)
-            return url
-        if parts.scheme != "amqp":
-            later = " in this version" if parts.scheme in ("amqps", "ws", "wss") else ""
+        elif where.scheme == "amqp+unix":
+            listener = await open_unix(where.path)
+            nurseries.listeners.start_soon(self._serve_unix, listener, door, where.path)
+        elif where.scheme == "amqp":
+            everywhere = where.host == "*"
+            listeners = await open_tcp("" if everywhere else where.host, where.port)
+            for each in listeners:
+                nurseries.listeners.start_soon(
+                    partial(serve_socket, each, door, self._serve, nursery=nurseries.connections)
+                )
+            host, port = bound_address(listeners[0])
+            where = msgspec.structs.replace(
+                where, host=host if everywhere else where.host, port=port
+            )
+        else:
             raise ConnectFailed(
-                f"cannot listen on {url}: use amqp://HOST:PORT, amqp+unix:///PATH or "
-                f"memory://NAME; {parts.scheme or 'no scheme'} is not known{later}"
+                f"cannot listen on {where}: {where.scheme}:// is not spoken by this version; use "
+                "amqp://HOST:PORT, amqp+unix:///PATH or memory://NAME"
             )
-        try:
-            port = 5672 if parts.port is None else parts.port
-        except ValueError:
-            raise ConnectFailed(f"cannot listen on {url}: its port is no number to 65535") from None
-        listeners = await open_tcp(parts.hostname or "", port)
-        for each in listeners:
-            nurseries.listeners.start_soon(
-                partial(serve_socket, each, door, self._serve, nursery=nurseries.connections)
-            )
-        host, port = bound_address(listeners[0])
-        host = parts.hostname or host
-        return f"amqp://[{host}]:{port}" if ":" in host else f"amqp://{host}:{port}"
+        return str(where)
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
         try:
@@ -631,7 +627,7 @@ class Container:
             return False
 
     def _place(self, link: ReceivingLink | SendingLink, terminus: Source | Target) -> None:
-        address = terminus.address
+        address = terminus.address = address_of(terminus.address or "") or None
         if address:
             try:
                 found = self.find(address, sends=_sends(link))
@@ -789,7 +785,7 @@ class RouteTable:
 
     def __init__(self) -> None:
         self._all: list[Workers] = []
-        self._exact: tuple[dict[str, Workers], dict[str, Workers]] = ({}, {})
+        self._literal: tuple[dict[str, Workers], dict[str, Workers]] = ({}, {})
         self._patterns: tuple[list[Workers], list[Workers]] = ([], [])
 
     def __iter__(self) -> Iterator[Workers]:
@@ -805,30 +801,29 @@ class RouteTable:
             ValueError: Its address is taken.
         """
         route = workers.route
-        for sends in _DIRECTIONS[route.kind]:
-            for other in self._all:
-                if other.route.address == route.address and sends in _DIRECTIONS[other.route.kind]:
+        ways = _DIRECTIONS[route.kind]
+        for sends in ways:
+            for other in (self._literal[sends].get(route.address), *self._patterns[sends]):
+                if other is not None and other.route.address == route.address:
                     raise ValueError(
-                        f"{route.name}: {route.address!r} is the address of "
-                        f"{other.route.name} already"
+                        f"{route.name}: {route.address!r} is the address of {other.route.name}"
                     )
         self._all.append(workers)
-        for sends in _DIRECTIONS[route.kind]:
+        for sends in ways:
             if route.pattern.captures:
-                patterns = self._patterns[sends]
-                patterns.append(workers)
-                patterns.sort(key=lambda each: each.route.pattern.rank)
+                self._patterns[sends].append(workers)
+                self._patterns[sends].sort(key=lambda each: each.route.pattern.rank)
             else:
-                self._exact[sends][route.address] = workers
+                self._literal[sends][route.address] = workers
 
     def remove(self, workers: Workers) -> None:
         """Take a node away."""
         self._all.remove(workers)
         for sends in _DIRECTIONS[workers.route.kind]:
-            if workers in self._patterns[sends]:
+            if workers.route.pattern.captures:
                 self._patterns[sends].remove(workers)
             else:
-                del self._exact[sends][workers.route.address]
+                del self._literal[sends][workers.route.address]
 
     def of(self, function: Callable[..., Any], address: str) -> Workers | None:
         """The node that *function* was declared as at *address*."""
@@ -839,13 +834,13 @@ class RouteTable:
 
     def find(self, address: str, *, sends: bool) -> tuple[Workers, Mapping[str, Any]] | None:
         """See :meth:`Container.find`."""
-        exact = self._exact[sends].get(address)
-        if exact is not None:
-            return exact, {}
+        literal = self._literal[sends].get(address)
+        if literal is not None:
+            return literal, {}
         for workers in self._patterns[sends]:
-            captures = workers.route.captures(address)
+            captures = workers.route.pattern.match(address)
             if captures is not None:
-                return workers, captures
+                return workers, workers.route.convert(address, captures)
         return None
 
 

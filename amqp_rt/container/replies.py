@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
+from ..addresses import address_of
 from ..errors import AmqpError, DeadlineExceeded, DecodeError, LinkDetached, LocalProtocolError
 from ..fronts.base import (
     SND_MIXED,
@@ -717,6 +718,7 @@ class Relay:
     def _resolve(self, address: str) -> ReceivingEndpoint | ReplyLink | Error:
         """Where messages for *address* go, or what an attach to it would be told."""
         container = self._container
+        address = address_of(address)
         try:
             found = container.find(address)
         except ValueError as error:

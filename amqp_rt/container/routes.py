@@ -277,7 +277,7 @@ def _declare(
         raise ValueError(f"{address!r}: prefetch must not be negative, it is {prefetch}")
     if mode not in ("copy", "move"):
         raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
-    Pattern(address)  # a bad one is reported where it is written
+    Pattern(address)  # a bad one is refused where it is written
     return Declaration(
         kind=kind,
         address=address,
@@ -797,7 +797,7 @@ class Route:
         if self.kind in ("node", "rpc") and main:
             self.payload = main[0]
         if len(main) > 1:
-            self.payload = tuple[tuple(main)]
+            self.payload = types.GenericAlias(tuple, tuple(main))
             self._positional = [
                 _payload_part(0) if maker is _payload else maker for maker in self._positional
             ]
@@ -805,7 +805,8 @@ class Route:
     def _maker(self, name: str, wanted: Any) -> _Maker | None:
         """How an argument is made that goes by its name or its type; None if it does not."""
         if name in self.pattern.captures:
-            self._captured[name] = str if wanted is Any else wanted
+            if wanted not in (str, Any):
+                self._captured[name] = wanted
             return lambda context: context.binding.captures[name]
         kind = _plain(wanted)
         if kind is Delivery:
@@ -844,22 +845,20 @@ class Route:
             "no resource of that type is provided"
         )
 
-    def captures(self, address: str) -> Mapping[str, Any] | None:
-        """What the pattern finds in *address*, converted; None if it does not match.
+    def convert(self, address: str, captures: Mapping[str, str]) -> Mapping[str, Any]:
+        """*captures* of *address* as the handler takes them.
 
         Raises:
-            ValueError: It matches, but a capture is not what the handler takes.
+            ValueError: One is not what the handler takes.
         """
-        found = self.pattern.match(address)
-        if found is None:
-            return None
-        values: dict[str, Any] = dict(found)
+        if not self._captured:
+            return captures
+        values: dict[str, Any] = dict(captures)
         for name, kind in self._captured.items():
-            if kind is not str:
-                try:
-                    values[name] = msgspec.convert(found[name], kind, strict=False)
-                except msgspec.ValidationError as error:
-                    raise ValueError(f"{name} in {address!r}: {error}") from None
+            try:
+                values[name] = msgspec.convert(captures[name], kind, strict=False)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"{name} in {address!r}: {error}") from None
         return values
 
     def invoke(

@@ -190,15 +190,17 @@ class BrokerHost:
                 max_deliveries=declared.max_deliveries or 0,
                 max_attempts=declared.max_attempts or 0,
                 length_max=declared.length_max or 0,
-                bytes_max=declared.bytes_max or limits.queue_bytes_max,
+                bytes_max=declared.bytes_max or 0,
+                limits=limits,
             )
         elif isinstance(declared, Topic):
             ttl_s = declared.ttl_s
             held = MessageTopic(
                 self.memory,
                 self.clock.wall,
-                backlog_max=declared.backlog_max or limits.backlog_max,
-                backlog_bytes_max=declared.backlog_bytes_max or limits.backlog_bytes_max,
+                backlog_max=declared.backlog_max or 0,
+                backlog_bytes_max=declared.backlog_bytes_max or 0,
+                limits=limits,
             )
         else:
             raise TypeError(f"a node is declared as a Queue or a Topic, not {declared!r}")

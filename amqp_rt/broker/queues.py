@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any, Final
 
 from ..errors import LocalProtocolError
+from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Accepted, Error, Modified, Rejected
 from .entries import NEVER, Entry, annotate, departing
 from .subscriptions import Browser, DistributionNode, Subscription
@@ -102,7 +103,8 @@ class MessageQueue(DistributionNode):
         max_attempts: Acquisitions, however they ended, after which a message that comes back is
             given up (decision 10).
         length_max: Messages that the queue holds, acquired ones included; 0 for any number.
-        bytes_max: Bytes that the queue holds.
+        bytes_max: Bytes that the queue holds; 0 for ``limits.queue_bytes_max``.
+        limits: Bounds.
     """
 
     def __init__(
@@ -114,7 +116,8 @@ class MessageQueue(DistributionNode):
         max_deliveries: int = 0,
         max_attempts: int = 0,
         length_max: int = 0,
-        bytes_max: int,
+        bytes_max: int = 0,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.memory = memory
         self.wall = wall
@@ -122,7 +125,8 @@ class MessageQueue(DistributionNode):
         self.max_deliveries = max_deliveries
         self.max_attempts = max_attempts
         self.length_max = length_max
-        self.bytes_max = bytes_max
+        self.bytes_max = bytes_max or limits.queue_bytes_max
+        self.limits = limits
         #: Called when messages have gone and ``awaited`` is set.
         self.on_room: Callable[[], None] = _ignore_room
         #: Somebody waits for room.
@@ -418,7 +422,7 @@ class MessageQueue(DistributionNode):
                 entry.altered = True
             if outcome.message_annotations:
                 size = len(entry.payload)
-                annotate(entry, outcome.message_annotations)
+                annotate(entry, outcome.message_annotations, self.limits)
                 grown = len(entry.payload) - size
                 self.bytes += grown
                 self.memory.held += grown

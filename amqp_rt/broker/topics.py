@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 from .entries import Entry
 from .queues import Counts, Memory, MessageQueue
@@ -28,8 +29,9 @@ class MessageTopic:
     Args:
         memory: Shared account of bytes.
         wall: The wall clock.
-        backlog_max: Messages that may wait for one subscriber.
-        backlog_bytes_max: Bytes of those.
+        backlog_max: Messages that may wait for one subscriber; 0 for ``limits.backlog_max``.
+        backlog_bytes_max: Bytes of those; 0 for ``limits.backlog_bytes_max``.
+        limits: Bounds.
     """
 
     def __init__(
@@ -37,13 +39,15 @@ class MessageTopic:
         memory: Memory,
         wall: Callable[[], float],
         *,
-        backlog_max: int,
-        backlog_bytes_max: int,
+        backlog_max: int = 0,
+        backlog_bytes_max: int = 0,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.memory = memory
         self.wall = wall
-        self.backlog_max = backlog_max
-        self.backlog_bytes_max = backlog_bytes_max
+        self.backlog_max = backlog_max or limits.backlog_max
+        self.backlog_bytes_max = backlog_bytes_max or limits.backlog_bytes_max
+        self.limits = limits
         self.counts = Counts()
         self.deleted = False
         #: A topic always has room: its subscribers' queues are bounded.
@@ -104,9 +108,7 @@ class MessageTopic:
         settled: bool = False,
     ) -> Subscription:
         """A new subscriber: it gets what is put from now on."""
-        queue = MessageQueue(
-            self.memory, self.wall, _drop, bytes_max=self.backlog_bytes_max + self.memory.limit
-        )
+        queue = MessageQueue(self.memory, self.wall, _drop, limits=self.limits)
         queue.counts = self.counts
         subscription = queue.subscribe(
             default_outcome=default_outcome, outcomes=outcomes, settled=settled

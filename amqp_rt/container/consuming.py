@@ -43,7 +43,13 @@ class _Consumer:
         """Attach on *core*, the engine's session."""
         relay = None if self._relay is None else self._relay.reply_link
         binding = Binding(
-            self.route, self.workers.container, None, self.route.address, _NOTHING, relay
+            self.route,
+            self.workers.container,
+            self.session.connection,
+            None,
+            self.route.address,
+            _NOTHING,
+            relay,
         )
         if self.route.kind == "source":
             feed = _ConsumerFeed(binding, self)
@@ -95,6 +101,10 @@ class _ConsumerInbox(Inbox):
         self._consumer = consumer
 
     def on_attached(self, link: ReceivingLink) -> None:
+        # Only now is there a link: it was us who asked for it.
+        self.binding.link = link
+        if self._window is not None:
+            self._window.link = link
         super().on_attached(link)
         self._consumer.attached()
 

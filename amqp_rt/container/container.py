@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
 import msgspec
 import trio
 
-from ..addresses import address_of, parse_url
+from ..addresses import AddressError, AddressTable, address_of, parse_url
 from ..errors import ConnectFailed
 from ..events import Event, LoginRequested, Opened, Peer
 from ..fronts.amqp10 import Front as Amqp10
@@ -132,7 +132,7 @@ class Container:
         resources: Iterable[Any] = (),
         middleware: Sequence[Middleware] = (),
         sasl: Collection[str | ServerMechanism] | None = None,
-        users: Mapping[str, str] | Verifier | None = None,
+        users: Mapping[str, str] | Users | Verifier | None = None,
         authorize: Authorize | None = None,
         plain_in_clear: bool = False,
         limits: Limits = DEFAULT_LIMITS,
@@ -186,7 +186,7 @@ class Container:
 
         Raises:
             TypeError: A handler asks for something that nobody gives, or declares no node.
-            ValueError: Its address is taken.
+            AddressError: Its address is taken.
         """
         for each in nodes:
             for function, declaration in declared(each):
@@ -276,6 +276,11 @@ class Container:
             ValueError: The address fits, but a capture is not what the handler takes.
         """
         return self._routes.find(address, sends=sends)
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The connections that peers have opened. Over them we can send, receive and call too."""
+        return list(self._accepted.values())
 
     @property
     def routes(self) -> list[Route]:
@@ -415,7 +420,7 @@ class Container:
     async def listen(self, *urls: str) -> list[str]:
         """Take connections at each of *urls*; returns them as they were bound.
 
-        ``amqp://HOST:PORT`` (``*`` or no host is every address, port 0 any that is free),
+        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free),
         ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
 
         Raises:
@@ -425,30 +430,30 @@ class Container:
 
     async def _listen(self, url: str) -> str:
         nurseries = self._started()
-        where = parse_url(url.replace("://:", "://*:", 1))
+        where = parse_url(url, listening=True)
         door = Door(self.limits)
         if where.scheme == "memory":
-            await nurseries.listeners.start(
-                partial(serve_memory, nursery=nurseries.connections),
-                self.network,
-                where.host,
-                door,
-                self._serve,
-            )
+            try:
+                await nurseries.listeners.start(
+                    partial(serve_memory, nursery=nurseries.connections),
+                    self.network,
+                    where.host,
+                    door,
+                    self._serve,
+                )
+            except OSError as error:
+                raise ConnectFailed(f"cannot listen on {where}: {error}") from error
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
             nurseries.listeners.start_soon(self._serve_unix, listener, door, where.path)
         elif where.scheme == "amqp":
-            everywhere = where.host == "*"
-            listeners = await open_tcp("" if everywhere else where.host, where.port)
+            listeners = await open_tcp(where.host, where.port)
             for each in listeners:
                 nurseries.listeners.start_soon(
                     partial(serve_socket, each, door, self._serve, nursery=nurseries.connections)
                 )
             host, port = bound_address(listeners[0])
-            where = msgspec.structs.replace(
-                where, host=host if everywhere else where.host, port=port
-            )
+            where = msgspec.structs.replace(where, host=where.host or host, port=port)
         else:
             raise ConnectFailed(
                 f"cannot listen on {where}: {where.scheme}:// is not spoken by this version; use "
@@ -596,13 +601,17 @@ class Container:
         if isinstance(terminus, Error):
             link.refuse(terminus)
         elif self.authorize is None or not terminus.address:
-            self._place(link, terminus)
+            self._place(connection, link, terminus)
         else:
             self._asking.add(link)
-            self.start_handler(self._place_if_allowed, identity, link, terminus)
+            self.start_handler(self._place_if_allowed, connection, identity, link, terminus)
 
     async def _place_if_allowed(
-        self, identity: _Identity, link: ReceivingLink | SendingLink, terminus: Source | Target
+        self,
+        connection: Connection,
+        identity: _Identity,
+        link: ReceivingLink | SendingLink,
+        terminus: Source | Target,
     ) -> None:
         role = "receiver" if _sends(link) else "sender"
         try:
@@ -614,7 +623,7 @@ class Container:
         elif not allowed:
             link.refuse(Error("amqp:unauthorized-access", f"{terminus.address!r} is not for you"))
         else:
-            self._place(link, terminus)
+            self._place(connection, link, terminus)
 
     async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
         """Whether *peer* may be the sender or the receiver of a link to *address*."""
@@ -626,7 +635,12 @@ class Container:
             log.exception("authorize failed for %r", address)
             return False
 
-    def _place(self, link: ReceivingLink | SendingLink, terminus: Source | Target) -> None:
+    def _place(
+        self,
+        connection: Connection,
+        link: ReceivingLink | SendingLink,
+        terminus: Source | Target,
+    ) -> None:
         address = terminus.address = address_of(terminus.address or "") or None
         if address:
             try:
@@ -635,35 +649,33 @@ class Container:
                 link.refuse(Error("amqp:not-found", str(error)))
                 return
             if found is not None:
-                self._serve_link(link, terminus, *found)
+                workers, captures = found
+                self._serve_link(
+                    Binding(workers.route, self, connection, link, address, captures),
+                    workers,
+                    terminus,
+                )
                 return
         if any(host.attach(link) for host in self.hosts):
             return
         if isinstance(terminus, Target):
-            self._place_sender(cast("ReceivingLink", link), terminus)
+            self._place_sender(connection, cast("ReceivingLink", link), terminus)
         elif terminus.dynamic:
             self.replies.attach_dynamic(cast("SendingLink", link))
         else:
             link.refuse(self._no_such(address))
 
-    def _serve_link(
-        self,
-        link: ReceivingLink | SendingLink,
-        terminus: Source | Target,
-        workers: Workers,
-        captures: Mapping[str, Any],
-    ) -> None:
-        """Attach *link* to one of our nodes."""
-        route = workers.route
-        binding = Binding(route, self, link, terminus.address, captures)
+    def _serve_link(self, binding: Binding, workers: Workers, terminus: Source | Target) -> None:
+        """Attach a link to one of our nodes."""
+        route = binding.route
         if isinstance(terminus, Target):
-            cast("ReceivingLink", link).accept(
+            cast("ReceivingLink", binding.link).accept(
                 LinkHandler(binding).receive() if route.kind == "link" else Inbox(binding, workers),
                 target=Target(address=terminus.address),
                 streaming=route.streaming,
             )
             return
-        sending = cast("SendingLink", link)
+        sending = cast("SendingLink", binding.link)
         answered = Source(
             address=terminus.address,
             distribution_mode=Symbol(route.mode),
@@ -677,7 +689,7 @@ class Container:
         else:
             self.replies.attach(sending, terminus.address, answered)
 
-    def _place_sender(self, link: ReceivingLink, target: Target) -> None:
+    def _place_sender(self, connection: Connection, link: ReceivingLink, target: Target) -> None:
         """A peer that wants to send to what is neither a node nor a host's."""
         made = self.replies.dynamic.get(target.address) if target.address else None
         if made is not None:
@@ -689,7 +701,7 @@ class Container:
         elif target.address:
             link.refuse(self._no_such(target.address))
         else:
-            link.accept(Relay(self, link), target=Target())
+            link.accept(Relay(self, connection, link), target=Target())
 
     def _no_such(self, address: str | None) -> Error:
         if not address:
@@ -777,16 +789,14 @@ class _Nurseries(NamedTuple):
 
 
 class RouteTable:
-    """Nodes by address, those to send to and those to receive from apart.
-
-    An address without captures is found by itself, however many there are; patterns are tried
-    one after the other, the most specific first.
-    """
+    """Nodes by address, those to send to and those to receive from apart."""
 
     def __init__(self) -> None:
         self._all: list[Workers] = []
-        self._literal: tuple[dict[str, Workers], dict[str, Workers]] = ({}, {})
-        self._patterns: tuple[list[Workers], list[Workers]] = ([], [])
+        self._tables: tuple[AddressTable[Workers], AddressTable[Workers]] = (
+            AddressTable(),
+            AddressTable(),
+        )
 
     def __iter__(self) -> Iterator[Workers]:
         return iter(self._all)
@@ -798,32 +808,25 @@ class RouteTable:
         """Add a node.
 
         Raises:
-            ValueError: Its address is taken.
+            AddressError: Its address is taken.
         """
         route = workers.route
-        ways = _DIRECTIONS[route.kind]
-        for sends in ways:
-            for other in (self._literal[sends].get(route.address), *self._patterns[sends]):
-                if other is not None and other.route.address == route.address:
-                    raise ValueError(
-                        f"{route.name}: {route.address!r} is the address of {other.route.name}"
-                    )
+        added: list[AddressTable[Workers]] = []
+        try:
+            for sends in _DIRECTIONS[route.kind]:
+                self._tables[sends].add(route.pattern, workers)
+                added.append(self._tables[sends])
+        except AddressError as error:
+            for table in added:
+                table.remove(route.pattern)
+            raise AddressError(f"{route.name}: {error.description}") from None
         self._all.append(workers)
-        for sends in ways:
-            if route.pattern.captures:
-                self._patterns[sends].append(workers)
-                self._patterns[sends].sort(key=lambda each: each.route.pattern.rank)
-            else:
-                self._literal[sends][route.address] = workers
 
     def remove(self, workers: Workers) -> None:
         """Take a node away."""
         self._all.remove(workers)
         for sends in _DIRECTIONS[workers.route.kind]:
-            if workers.route.pattern.captures:
-                self._patterns[sends].remove(workers)
-            else:
-                del self._literal[sends][workers.route.address]
+            self._tables[sends].remove(workers.route.pattern)
 
     def of(self, function: Callable[..., Any], address: str) -> Workers | None:
         """The node that *function* was declared as at *address*."""
@@ -834,14 +837,11 @@ class RouteTable:
 
     def find(self, address: str, *, sends: bool) -> tuple[Workers, Mapping[str, Any]] | None:
         """See :meth:`Container.find`."""
-        literal = self._literal[sends].get(address)
-        if literal is not None:
-            return literal, {}
-        for workers in self._patterns[sends]:
-            captures = workers.route.pattern.match(address)
-            if captures is not None:
-                return workers, workers.route.convert(address, captures)
-        return None
+        found = self._tables[sends].find(address)
+        if found is None:
+            return None
+        workers, captures = found
+        return workers, workers.route.convert(address, captures)
 
 
 #: Which way links to a node of each kind go: False where the peer sends, True where we do. An
@@ -883,11 +883,27 @@ def _applied(
     return {name: value for name, value in (asked or {}).items() if name in known} or None
 
 
+#: Logins whose passwords are checked at the same time.
+_CHECKS_MAX: Final = 2
+
+
+def _in_a_thread(users: Users) -> Verifier:
+    """Checking a password takes long on purpose; nobody else is to wait for it."""
+    gate = trio.CapacityLimiter(_CHECKS_MAX)
+
+    async def verify(user: str, password: str, peer: Peer) -> str | None:
+        return await trio.to_thread.run_sync(users.check, user, password, limiter=gate)
+
+    return verify
+
+
 def _mechanisms(
     sasl: Collection[str | ServerMechanism] | None,
-    users: Mapping[str, str] | Verifier | None,
+    users: Mapping[str, str] | Users | Verifier | None,
 ) -> dict[str, ServerMechanism]:
-    verifier = Users(users) if isinstance(users, Mapping) else users
+    if isinstance(users, Mapping):
+        users = Users(users)
+    verifier = _in_a_thread(users) if isinstance(users, Users) else users
     if sasl is None:
         sasl = ("ANONYMOUS",) if verifier is None else ("PLAIN",)
     found: dict[str, ServerMechanism] = {}

@@ -54,6 +54,7 @@ from .serving import (
 )
 
 if TYPE_CHECKING:
+    from .connections import Connection
     from .container import Container
 
 log = logging.getLogger("amqp_rt.handlers")
@@ -647,8 +648,9 @@ class Relay:
     whose address still waits for permission wait with it, in the link's credit.
     """
 
-    def __init__(self, container: Container, link: ReceivingLink) -> None:
+    def __init__(self, container: Container, connection: Connection, link: ReceivingLink) -> None:
         self._container = container
+        self._connection = connection
         self._link = link
         self._window = CreditWindow(link, messages=PREFETCH)
         #: By address, the least recently used first.
@@ -727,7 +729,9 @@ class Relay:
             workers, captures = found
             if workers.route.kind not in ("node", "rpc") or workers.route.streaming:
                 return Error("amqp:not-allowed", f"{address!r} has to be attached to")
-            binding = Binding(workers.route, container, self._link, address, captures)
+            binding = Binding(
+                workers.route, container, self._connection, self._link, address, captures
+            )
             return Inbox(binding, workers, self._window)
         made = container.replies.dynamic.get(address)
         if made is not None:

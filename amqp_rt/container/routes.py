@@ -52,6 +52,7 @@ from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
 from ..message import Message
 from ..outcomes import MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
+from .connections import Connection
 from .payloads import decode_payload
 from .receiving import Delivery
 
@@ -159,12 +160,13 @@ NO_DEADLINE: Final = Deadline()
 class Binding:
     """A link and the route it attached to: what is the same for every message of the link."""
 
-    __slots__ = ("address", "captures", "container", "link", "relay", "route")
+    __slots__ = ("address", "captures", "connection", "container", "link", "relay", "route")
 
     def __init__(
         self,
         route: Route,
         container: Container,
+        connection: Connection,
         link: ReceivingLink | SendingLink | None,
         address: str,
         captures: Mapping[str, Any],
@@ -172,6 +174,7 @@ class Binding:
     ) -> None:
         self.route = route
         self.container = container
+        self.connection = connection
         #: None only until a link that we asked for is attached.
         self.link: Any = link
         #: Where replies go instead of where the request says: the peer's anonymous terminus.
@@ -653,6 +656,7 @@ _BY_TYPE: Final[dict[type, _Maker]] = {
     Message: _message,
     Delivery: _delivery,
     Peer: lambda context: context.binding.peer,
+    Connection: lambda context: context.binding.connection,
     Deadline: lambda context: context.deadline,
     Context: lambda context: context,
 }

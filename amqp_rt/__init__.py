@@ -8,8 +8,45 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-__all__ = ["COMPILED", "__version__"]
+if TYPE_CHECKING:
+    from .container.connections import Connection
+    from .container.container import Container
+    from .container.receiving import Delivery, Receiver
+    from .container.recovery import Reconnect
+    from .container.routes import Deadline, Modify, Reject, Release, Router, node, rpc, source
+    from .container.sending import Sender
+    from .events import Peer
+    from .limits import Limits
+    from .message import Message
+    from .runtime import Broker
+    from .security.mechanisms import Anonymous, Plain
+
+__all__ = [
+    "COMPILED",
+    "Anonymous",
+    "Broker",
+    "Connection",
+    "Container",
+    "Deadline",
+    "Delivery",
+    "Limits",
+    "Message",
+    "Modify",
+    "Peer",
+    "Plain",
+    "Receiver",
+    "Reconnect",
+    "Reject",
+    "Release",
+    "Router",
+    "Sender",
+    "__version__",
+    "node",
+    "rpc",
+    "source",
+]
 
 __version__ = "0.1.0"
 
@@ -18,7 +55,28 @@ COMPILED: bool
 
 #: Public name → the module that defines it. ``__all__`` and the imports under ``TYPE_CHECKING``
 #: repeat the names, for readers and type checkers; ``tests/test_public_api.py`` keeps them equal.
-_HOMES: dict[str, str] = {}
+_HOMES: dict[str, str] = {
+    "Anonymous": "amqp_rt.security.mechanisms",
+    "Broker": "amqp_rt.runtime",
+    "Connection": "amqp_rt.container.connections",
+    "Container": "amqp_rt.container.container",
+    "Deadline": "amqp_rt.container.routes",
+    "Delivery": "amqp_rt.container.receiving",
+    "Limits": "amqp_rt.limits",
+    "Message": "amqp_rt.message",
+    "Modify": "amqp_rt.container.routes",
+    "Peer": "amqp_rt.events",
+    "Plain": "amqp_rt.security.mechanisms",
+    "Reconnect": "amqp_rt.container.recovery",
+    "Receiver": "amqp_rt.container.receiving",
+    "Reject": "amqp_rt.container.routes",
+    "Release": "amqp_rt.container.routes",
+    "Router": "amqp_rt.container.routes",
+    "Sender": "amqp_rt.container.sending",
+    "node": "amqp_rt.container.routes",
+    "rpc": "amqp_rt.container.routes",
+    "source": "amqp_rt.container.routes",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -22,6 +22,7 @@ from .limits import DEFAULT_LIMITS, Limits
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
+from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
 
 
@@ -60,7 +61,7 @@ class Broker:
         container: Container | None = None,
         limits: Limits = DEFAULT_LIMITS,
         clock: Clock | None = None,
-        users: Mapping[str, str] | Verifier | None = None,
+        users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
         authorize: Authorize | None = None,
         plain_in_clear: bool = False,

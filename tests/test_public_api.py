@@ -13,7 +13,31 @@ import amqp_rt
 
 #: Package → what it exports. A package that exports nothing has no line.
 PUBLIC: dict[str, set[str]] = {
-    "amqp_rt": {"COMPILED", "__version__"},
+    "amqp_rt": {
+        "COMPILED",
+        "__version__",
+        "Anonymous",
+        "Broker",
+        "Connection",
+        "Container",
+        "Deadline",
+        "Delivery",
+        "Limits",
+        "Message",
+        "Modify",
+        "Peer",
+        "Plain",
+        "Reconnect",
+        "Receiver",
+        "Reject",
+        "Release",
+        "Router",
+        "Sender",
+        "node",
+        "rpc",
+        "source",
+    },
+    "amqp_rt.broker": {"Queue", "Topic"},
 }
 
 

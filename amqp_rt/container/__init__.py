@@ -1,0 +1,1 @@
+"""What applications hold: containers, connections, senders, receivers, calls."""

@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import AmqpError
 from ..message import Message
-from ..values import Int
+from ..values import Int, Symbol
 
 ADDRESS: Final = "$management"
 
@@ -25,6 +25,8 @@ SELF_TYPE: Final = "org.amqp.management"
 #: Messages that one PEEK returns at most, and bytes of their bodies together.
 PEEK_MAX: Final = 100
 PEEK_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_DESCRIPTION_MAX: Final = 500
 
 _STATUS: Final = {
     "amqp:not-found": 404,
@@ -71,6 +73,16 @@ class _Failed(Exception):
         self.description = description
 
 
+def _reply(status: int, body: Any, description: str, condition: str | None = None) -> Message:
+    said: dict[str, Any] = {
+        "statusCode": Int(status),
+        "statusDescription": description[:_DESCRIPTION_MAX],
+    }
+    if condition is not None:
+        said["errorCondition"] = Symbol(condition)
+    return Message(body, application_properties=said)
+
+
 def _request(message: Message, name: str) -> Any:
     value = message.application_properties.get(name)
     return str(value) if isinstance(value, str) else value
@@ -112,18 +124,12 @@ class Management:
                 known = ", ".join(self._operations)
                 raise _Failed(501, f"no operation {operation!r:.50}; there are {known}")
             status, body = perform(self._managed(virtual_host), message)
-            description = "OK"
         except _Failed as failed:
-            status, body, description = failed.status, {}, failed.description
+            return _reply(failed.status, {}, failed.description, "amqp:invalid-field")
         except AmqpError as error:
-            status, body, description = _STATUS.get(error.condition, 400), {}, str(error)
-        return Message(
-            body,
-            application_properties={
-                "statusCode": Int(status),
-                "statusDescription": description[:500],
-            },
-        )
+            status = _STATUS.get(error.condition, 400)
+            return _reply(status, {}, error.description, error.condition)
+        return _reply(status, body, "OK")
 
     @staticmethod
     def _name(message: Message) -> str:

@@ -150,7 +150,7 @@ async def main() -> int:
     click.echo(
         "\nTalk to a running one from two terminals:\n"
         "  amqp-rt serve --anonymous --auto-create 'queue:*'\n"
-        "  amqp-rt send orders '{\"sku\": \"A-1\"}'   and   amqp-rt receive orders --count 1"
+        '  amqp-rt send orders \'{"sku": "A-1"}\'   and   amqp-rt receive orders --count 1'
     )
     return 0
 

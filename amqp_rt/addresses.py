@@ -1,14 +1,21 @@
-"""Addresses: patterns with captures, wildcards, and URLs (pure).
+"""Addresses of nodes, patterns of addresses, and URLs (pure).
 
-What a client sends is only ever compared with what the application declared; no regular
-expression is built from it, and matching takes time in proportion to the address.
+An address is a name that a link asks for. Applications declare addresses literally or as a
+:class:`Pattern` with captures; brokers make nodes on first use by :class:`Wildcards`. Where several
+fit, the most specific one wins, and that is the one with the most literal characters.
+
+What a client sends is only ever compared with what the application declared; no regular expression
+is built from it, and matching takes time in proportion to the address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import AddressValueError, IPv6Address
+from keyword import iskeyword
 from typing import Final, Generic, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -16,10 +23,7 @@ from .errors import AmqpError, ConnectFailed
 
 T = TypeVar("T")
 
-#: Ports by scheme.
-PORTS: Final = {"amqp": 5672, "amqps": 5671, "ws": 80, "wss": 443}
-#: Schemes that a connection URL may have.
-SCHEMES: Final = (*PORTS, "amqp+unix", "memory")
+_NO_CAPTURES: Final[Mapping[str, str]] = {}
 
 
 class AddressError(AmqpError, ValueError):
@@ -28,121 +32,170 @@ class AddressError(AmqpError, ValueError):
     default_condition = "amqp:invalid-field"
 
 
-class Pattern:
-    """An address with captures: ``orders/{region}/raw``, ``files/{path:rest}``.
+# --- Patterns ----------------------------------------------------------------------------------
 
-    ``{name}`` takes one or more characters up to the next ``/``, ``{name:rest}`` everything to the
-    end. Everything else is literal.
+
+class Pattern:
+    """A literal address, or one with captures: ``orders/{region}/raw``, ``files/{path:rest}``.
+
+    ``{name}`` takes one or more characters up to the next ``/``, and literal text may come before
+    and after it. ``{name:rest}`` ends a pattern and takes one or more characters of any kind.
+    Braces themselves are written ``{{`` and ``}}``.
 
     Raises:
         AddressError: A brace is out of place, or a name is no identifier or given twice.
     """
 
-    __slots__ = ("_rest", "_segments", "captures", "rank", "text")
+    __slots__ = ("_rest", "_segments", "captures", "literal", "rank", "shape", "text")
 
     def __init__(self, text: str) -> None:
         if not text:
             raise AddressError("an address must not be empty")
         self.text = text
-        captures: list[str] = []
-        #: Per segment the literal before, the capture and the literal after it.
-        segments: list[tuple[str, str | None, str]] = []
-        self._rest = False
-        parts = text.split("/")
-        for index, part in enumerate(parts):
-            before, brace, inner = part.partition("{")
-            if not brace:
-                if "}" in part:
-                    raise AddressError(f"{text!r}: a }} without its {{")
-                segments.append((part, None, ""))
-                continue
-            name, brace, after = inner.partition("}")
-            if not brace or "}" in before or "{" in after or "}" in after:
-                raise AddressError(f"{text!r}: one {{name}} at most between two slashes")
-            name, colon, kind = name.partition(":")
-            if not name.isidentifier():
-                raise AddressError(f"{text!r}: {{{name}}} is no name for a capture")
-            if name in captures:
-                raise AddressError(f"{text!r}: {{{name}}} is captured twice")
-            if colon:
-                if kind != "rest" or index != len(parts) - 1 or after:
-                    raise AddressError(f"{text!r}: only {{name:rest}} at the end is known")
-                self._rest = True
-            captures.append(name)
-            segments.append((before, name, after))
+        segments: list[_Segment] = []
+        begin = 0
+        while (end := text.find("/", begin)) >= 0:
+            segments.append(_parse_segment(text, begin, end))
+            begin = end + 1
+        segments.append(_parse_segment(text, begin, len(text)))
+        for segment in segments[:-1]:
+            if segment.rest:
+                raise AddressError(f"{text!r}: {{{segment.name}:rest}} must be at the end")
+        self._rest: bool = segments[-1].rest
         self._segments = tuple(segments)
-        self.captures: tuple[str, ...] = tuple(captures)
-        literal = sum(len(before) + len(after) for before, _, after in segments)
-        #: Sorts the most specific pattern first: fewest captures, then most literal characters.
-        self.rank: tuple[bool, int, int, str] = (self._rest, len(captures), -literal, text)
-
-    @property
-    def literal(self) -> str:
-        """The address itself, of a pattern without captures."""
-        return self.text
+        #: The names of the captures, in their order.
+        self.captures: tuple[str, ...] = tuple(part.name for part in segments if part.name)
+        for name in self.captures:
+            if self.captures.count(name) > 1:
+                raise AddressError(f"{text!r}: {{{name}}} is captured twice")
+        #: The one address that this is, if nothing is captured.
+        self.literal: str | None = (
+            None if self.captures else "/".join(part.before for part in segments)
+        )
+        size = len(segments) - 1 + sum(len(part.before) + len(part.after) for part in segments)
+        #: Sorts the most specific pattern first: most literal characters, then fewest captures.
+        self.rank: tuple[int, bool, int] = (-size, self._rest, len(self.captures))
+        #: Equal for patterns that fit the same addresses, however their captures are called.
+        self.shape: object = tuple(
+            (part.before, bool(part.name), part.rest, part.after) for part in segments
+        )
 
     def match(self, address: str) -> Mapping[str, str] | None:
         """What *address* puts into the captures, or None if it does not match."""
-        if not self.captures:
-            return {} if address == self.text else None
+        if self.literal is not None:
+            return _NO_CAPTURES if address == self.literal else None
         count = len(self._segments)
-        parts = address.split("/", count - 1) if self._rest else address.split("/")
+        parts = address.split("/", count - 1 if self._rest else count)
         if len(parts) != count:
             return None
         found: dict[str, str] = {}
-        for part, (before, name, after) in zip(parts, self._segments, strict=True):
-            if name is None:
+        for part, segment in zip(parts, self._segments, strict=True):
+            before = segment.before
+            if not segment.name:
                 if part != before:
                     return None
                 continue
-            if len(part) <= len(before) + len(after):
+            end = len(part) - len(segment.after)
+            # At least one character is left between both ends, which then cannot overlap.
+            if end <= len(before) or not part.startswith(before):
                 return None
-            if not part.startswith(before) or not part.endswith(after):
+            if not part.endswith(segment.after):
                 return None
-            found[name] = part[len(before) : len(part) - len(after)]
+            found[segment.name] = part[len(before) : end]
         return found
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
 
 
+class _Segment(Struct, frozen=True):
+    """What stands between two slashes of a pattern: literal text, a capture, literal text."""
+
+    before: str
+    name: str
+    rest: bool
+    after: str
+
+
+def _parse_segment(text: str, begin: int, end: int) -> _Segment:
+    literals = ["", ""]
+    name = ""
+    rest = False
+    at = begin
+    while at < end:
+        two = text[at : min(at + 2, end)]
+        if two in ("{{", "}}"):
+            literals[bool(name)] += two[0]
+            at += 2
+        elif two[0] == "{":
+            if name:
+                raise AddressError(f"{text!r}: a second capture before the next slash")
+            close = text.find("}", at, end)
+            if close < 0:
+                raise AddressError(f"{text!r}: the {{ at character {at + 1} is not closed")
+            name, colon, kind = text[at + 1 : close].partition(":")
+            if not name.isidentifier() or iskeyword(name):
+                raise AddressError(f"{text!r}: {name!r} is no name for a capture")
+            if colon and kind != "rest":
+                raise AddressError(
+                    f"{text!r}: {kind!r} is no kind of capture, there is only ':rest'"
+                )
+            rest = bool(colon)
+            at = close + 1
+        elif two[0] == "}":
+            raise AddressError(f"{text!r}: the }} at character {at + 1} was not opened")
+        else:
+            literals[bool(name)] += two[0]
+            at += 1
+    if rest and literals[1]:
+        raise AddressError(f"{text!r}: {{{name}:rest}} must be at the end")
+    return _Segment(literals[0], name, rest, literals[1])
+
+
 class AddressTable(Generic[T]):
     """Values by address or pattern.
 
-    An address without captures is found by itself, however many there are; patterns are tried one
-    after the other, the most specific first.
+    An address without captures is found by itself, in one look-up however many there are; patterns
+    are tried one after the other, the most specific first and of equally specific ones the oldest.
     """
 
     def __init__(self) -> None:
-        self._exact: dict[str, T] = {}
+        self._literals: dict[str, T] = {}
         self._patterns: list[tuple[Pattern, T]] = []
 
     def add(self, pattern: Pattern | str, value: T) -> None:
         """Add a value.
 
         Raises:
-            AddressError: There is one for the same text.
+            AddressError: There is one for the same addresses.
         """
         if isinstance(pattern, str):
             pattern = Pattern(pattern)
-        if pattern.text in self._exact or any(p.text == pattern.text for p, _ in self._patterns):
-            raise AddressError(f"{pattern.text!r} is taken already")
-        if pattern.captures:
-            self._patterns.append((pattern, value))
-            self._patterns.sort(key=lambda entry: entry[0].rank)
-        else:
-            self._exact[pattern.text] = value
+        if pattern.literal is not None:
+            if pattern.literal in self._literals:
+                raise AddressError(f"{pattern.text!r} is taken already")
+            self._literals[pattern.literal] = value
+            return
+        for other, _ in self._patterns:
+            if other.shape == pattern.shape:
+                raise AddressError(f"{pattern.text!r} is taken already, by {other.text!r}")
+        self._patterns.append((pattern, value))
+        self._patterns.sort(key=lambda entry: entry[0].rank)
 
     def remove(self, pattern: Pattern | str) -> None:
         """Take a value away; nothing happens if there is none."""
-        text = pattern if isinstance(pattern, str) else pattern.text
-        self._exact.pop(text, None)
-        self._patterns = [entry for entry in self._patterns if entry[0].text != text]
+        if isinstance(pattern, str):
+            pattern = Pattern(pattern)
+        if pattern.literal is not None:
+            self._literals.pop(pattern.literal, None)
+        else:
+            shape = pattern.shape
+            self._patterns = [entry for entry in self._patterns if entry[0].shape != shape]
 
     def find(self, address: str) -> tuple[T, Mapping[str, str]] | None:
         """The value for *address* and what its pattern captured, or None."""
-        if address in self._exact:
-            return self._exact[address], {}
+        if address in self._literals:
+            return self._literals[address], _NO_CAPTURES
         for pattern, value in self._patterns:
             captures = pattern.match(address)
             if captures is not None:
@@ -150,11 +203,14 @@ class AddressTable(Generic[T]):
         return None
 
     def __len__(self) -> int:
-        return len(self._exact) + len(self._patterns)
+        return len(self._literals) + len(self._patterns)
+
+    def __repr__(self) -> str:
+        return f"AddressTable({len(self._literals)} addresses, {len(self._patterns)} patterns)"
 
 
 class Wildcards(Generic[T]):
-    """Values by address, where ``*`` in a key stands for any characters.
+    """Values by address, where ``*`` in a key stands for any characters, or none.
 
     A key without ``*`` is found by itself. Of the others that match, the one with the most literal
     characters wins.
@@ -192,13 +248,12 @@ class Wildcards(Generic[T]):
 def _wild_match(parts: tuple[str, ...], address: str) -> bool:
     """Whether the parts stand in *address* in order, the first and the last at its ends."""
     first, *middle, last = parts
-    if len(address) < len(first) + len(last):
-        return False
-    if not address.startswith(first) or not address.endswith(last):
-        return False
     at = len(first)
     end = len(address) - len(last)
+    if end < at or not address.startswith(first) or not address.endswith(last):
+        return False
     for part in middle:
+        # The leftmost place leaves the most for those that follow.
         at = address.find(part, at, end)
         if at < 0:
             return False
@@ -209,119 +264,234 @@ def _wild_match(parts: tuple[str, ...], address: str) -> bool:
 def address_of(text: str) -> str:
     """A link address as we know it: of a whole URI its path, anything else as it stands.
 
-    ``amqps://host:5671/q1`` and ``sb://ns/q1/`` are ``q1``.
+    ``amqps://host:5671/q1`` and ``sb://ns/q1/`` are ``q1``. Query and fragment are left out, and
+    what is percent-encoded is decoded.
     """
     scheme, separator, rest = text.partition("://")
-    if not separator or not scheme.isalnum():
+    if not separator or scheme.lower() not in PORTS:
         return text
-    path = rest.partition("/")[2].rstrip("/")
-    return unquote(path) if path else text
+    path = rest.partition("#")[0].partition("?")[0].partition("/")[2].rstrip("/")
+    try:
+        return unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        return path
+
+
+# --- URLs --------------------------------------------------------------------------------------
+
+#: Scheme → its port, None where there are no ports.
+PORTS: Final[dict[str, int | None]] = {
+    "amqp": 5672,
+    "amqps": 5671,
+    "sb": 5671,
+    "ws": 80,
+    "wss": 443,
+    "amqp+unix": None,
+    "memory": None,
+}
+
+#: A comma separates URLs where a scheme follows it; elsewhere it is part of one.
+_BETWEEN_URLS: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.\-]*://)")
+_HOST: Final = re.compile(r"\*|[\w.~\-]+")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f]")
 
 
 class Url(Struct, frozen=True, kw_only=True):
-    """Where to connect to. Its text and repr never show the password."""
+    """Where to connect, or where to listen. Its text and repr never show the password."""
 
     scheme: str = "amqp"
-    #: Host, or the name of a ``memory://`` URL.
+    #: Host, or the name of a ``memory://`` URL; to listen, none is every interface.
     host: str = ""
+    #: 0 where there are no ports, or to listen on any free one.
     port: int = 0
-    #: Of a Unix socket, or of a WebSocket.
+    #: Of a Unix socket or a WebSocket, and whatever stands there in a ``sb`` URL.
     path: str = ""
     user: str | None = None
     password: str | None = None
-    #: The virtual host that the URL's path names, None if it names none.
+    #: The virtual host that the URL names, None if it names none.
     virtual_host: str | None = None
 
+    @property
+    def tls(self) -> bool:
+        """Whether TLS comes first."""
+        return self.scheme in ("amqps", "sb", "wss")
+
     def __str__(self) -> str:
-        if self.scheme == "amqp+unix":
-            return f"amqp+unix://{self.path}"
-        if self.scheme == "memory":
-            return f"memory://{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         user = f"{self.user}@" if self.user is not None else ""
-        path = self.path or (f"/{self.virtual_host}" if self.virtual_host else "")
-        return f"{self.scheme}://{user}{host}:{self.port}{path}"
+        port = "" if PORTS[self.scheme] is None else f":{self.port}"
+        path = self.path
+        if self.virtual_host and self.scheme in ("amqp", "amqps"):
+            path = f"/{self.virtual_host}"
+        return f"{self.scheme}://{user}{host}{port}{path}"
 
     def __repr__(self) -> str:
         return f"Url({str(self)!r})"
 
 
 def parse_url(text: str, *, listening: bool = False) -> Url:
-    """The parts of a connection URL; *listening* allows no host, which is every address.
+    """The parts of a URL: ``scheme://[user[:password]@]host[:port][/path][?vhost=name]``.
 
-    ``amqp://USER:PASSWORD@HOST:PORT/VHOST``; user and password are percent-decoded, and a host
-    alone stands for ``amqp://HOST``. ``amqp+unix:///PATH`` and ``memory://NAME`` have no port.
+    The schemes are ``amqp`` and ``amqps``, whose path is the virtual host, ``sb``, ``ws``, ``wss``,
+    ``amqp+unix:///PATH`` and ``memory://NAME``; a host alone stands for ``amqp://HOST``.
+    Whatever has a meaning of its own in a URL is percent-encoded in a user name, password or path.
+    When *listening*, no host is every interface, port 0 is any free one, and there is no user.
 
     Raises:
         ConnectFailed: It is no such URL; the sentence says what is wrong with it, without the
             password.
     """
     given = text.strip()
+    if forbidden := _FORBIDDEN.search(given):
+        raise _bad("a URL", f"a space or control character at character {forbidden.start() + 1}")
     if "://" not in given:
         given = f"amqp://{given}"
-    try:
-        parts = urlsplit(given)
-        port = parts.port
-    except ValueError:
+    scheme, _, rest = given.partition("://")
+    scheme = scheme.lower()
+    safe = _without_secrets(given)
+    if scheme not in PORTS:
+        raise _bad(safe, f"there is no such scheme; there are {', '.join(PORTS)}")
+    rest, _, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    if "@" in path or "@" in query:
         raise _bad(
-            text, "its port is not a number up to 65535, or its brackets do not close"
-        ) from (None)
-    scheme = parts.scheme
-    if scheme not in SCHEMES:
-        raise _bad(text, f"{scheme!r} is none of the schemes {', '.join(SCHEMES)}")
-    if parts.query or parts.fragment:
-        raise _bad(text, "options after ? or # are not known")
+            safe,
+            "an '@' after the host; in a user name, password or path "
+            "write '/' as %2F, '?' as %3F and '@' as %40",
+        )
+    if "#" in given:
+        raise _bad(safe, "'#' is written as %23")
+    who, at, authority = authority.rpartition("@")
+    user, password = _parse_user(who, safe) if at else (None, None)
+    if listening and at:
+        raise _bad(safe, "a URL to listen on has no user")
+    host, port = _parse_host(authority, safe)
+    path = _unquoted(slash + path, "path", safe)
+    virtual_host = _parse_query(query, safe)
+    standard = PORTS[scheme]
+    if standard is None and port is not None:
+        raise _bad(safe, f"{scheme} has no ports")
     if scheme == "amqp+unix":
-        if not parts.path or parts.netloc:
-            raise _bad(text, "a Unix socket is amqp+unix:///PATH, with three slashes")
-        return Url(scheme=scheme, path=unquote(parts.path))
-    if scheme == "memory":
-        name = parts.netloc + parts.path
-        if not name:
-            raise _bad(text, "memory:// needs a name")
-        return Url(scheme=scheme, host=name)
-    if not parts.hostname and not listening:
-        raise _bad(text, "it has no host")
-    websocket = scheme in ("ws", "wss")
+        if host or len(path) < 2:
+            raise _bad(safe, "a Unix socket is amqp+unix:///PATH, with three slashes")
+    elif scheme == "memory":
+        if not host or path:
+            raise _bad(safe, "it is memory://NAME")
+    elif not listening:
+        if host in ("", "*"):
+            raise _bad(safe, "it has no host")
+        if port == 0:
+            raise _bad(safe, "port 0 is for listening only")
+    if scheme in ("amqp", "amqps"):
+        if len(path) > 1:
+            if virtual_host is not None:
+                raise _bad(safe, "the virtual host is given twice, in the path and as vhost")
+            virtual_host = path[1:]
+        path = ""
     return Url(
         scheme=scheme,
-        host=parts.hostname or "",
-        port=PORTS[scheme] if port is None else port,
-        path=parts.path if websocket else "",
-        user=None if parts.username is None else unquote(parts.username),
-        password=None if parts.password is None else unquote(parts.password),
-        virtual_host=None if websocket else _virtual_host(parts),
+        host=host,
+        port=(standard or 0) if port is None else port,
+        path="" if path == "/" else path,
+        user=user,
+        password=password,
+        virtual_host=virtual_host,
     )
 
 
-def _virtual_host(parts: SplitResult) -> str | None:
-    path = parts.path.removeprefix("/")
-    return unquote(path) if path else None
-
-
-def parse_urls(urls: str | Sequence[str]) -> list[Url]:
+def parse_urls(urls: str | Url | Iterable[str | Url]) -> list[Url]:
     """A failover list: several URLs, or one text with commas between them.
 
     Raises:
         ConnectFailed: One of them is no URL, or there is none.
     """
-    texts = urls.split(",") if isinstance(urls, str) else list(urls)
-    found = [parse_url(text) for text in texts if text.strip()]
+    given: list[str | Url] = []
+    for entry in [urls] if isinstance(urls, str | Url) else urls:
+        if isinstance(entry, Url):
+            given.append(entry)
+        else:
+            given += [part for part in _BETWEEN_URLS.split(entry.strip()) if part]
+    found: list[Url] = []
+    for one in given:
+        try:
+            found.append(one if isinstance(one, Url) else parse_url(one))
+        except ConnectFailed as error:
+            if len(given) == 1:
+                raise
+            place = f"URL {len(found) + 1} of {len(given)}"
+            raise ConnectFailed(
+                f"{place}: {error.description}", condition=error.condition
+            ) from None
     if not found:
         raise ConnectFailed("there is no URL to connect to", condition="amqp:invalid-field")
     return found
 
 
-def _bad(text: str, why: str) -> ConnectFailed:
-    return ConnectFailed(f"{_without_password(text)!r}: {why}", condition="amqp:invalid-field")
+def _bad(safe: str, why: str) -> ConnectFailed:
+    return ConnectFailed(f"{safe}: {why}", condition="amqp:invalid-field")
 
 
-def _without_password(text: str) -> str:
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        scheme, rest = "", text
-    authority, slash, path = rest.partition("/")
-    user, at, host = authority.rpartition("@")
-    if at:
-        authority = f"{user.partition(':')[0]}@{host}"
-    return f"{scheme}{separator}{authority}{slash}{path}"
+def _without_secrets(text: str) -> str:
+    """As much of a URL as certainly holds no secret, wherever its '@' may stand: scheme and host."""
+    scheme, _, rest = text.partition("://")
+    before, _, rest = rest.rpartition("@")
+    host = rest.partition("]")[0] + "]" if rest[:1] == "[" else re.split("[:/?#]", rest)[0]
+    return f"{scheme[:20]}://{'***@' if before else ''}{host[:80]}"
+
+
+def _parse_user(who: str, safe: str) -> tuple[str, str | None]:
+    user, colon, password = who.partition(":")
+    if not user:
+        raise _bad(safe, "there is no user name before '@'")
+    if "@" in who:
+        raise _bad(safe, "an '@' in a user name or password is written as %40")
+    if ":" in password:
+        raise _bad(safe, "a ':' in a password is written as %3A")
+    user = _unquoted(user, "user name", safe)
+    return user, _unquoted(password, "password", safe) if colon else None
+
+
+def _parse_host(authority: str, safe: str) -> tuple[str, int | None]:
+    if authority.startswith("["):
+        host, bracket, after = authority[1:].partition("]")
+        host = host.replace("%25", "%")  # before the zone of a link-local address
+        try:
+            IPv6Address(host)
+        except AddressValueError:
+            bracket = ""
+        if not bracket:
+            raise _bad(safe, "between '[' and ']' stands no IPv6 address")
+        colon, port = after[:1], after[1:]
+        if colon not in ("", ":"):
+            raise _bad(safe, "after the brackets comes ':' and the port")
+    else:
+        host, colon, port = authority.partition(":")
+        if ":" in port:
+            raise _bad(safe, "an IPv6 address is written in brackets: [::1]")
+        if host and not _HOST.fullmatch(host):
+            raise _bad(safe, "the host has characters that no host name has")
+    if not colon:
+        return host, None
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 0xFFFF):
+        raise _bad(safe, "the port is no number up to 65535")
+    return host, int(port)
+
+
+def _parse_query(query: str, safe: str) -> str | None:
+    """The virtual host, which is all that there is to say after the ``?``."""
+    if not query:
+        return None
+    name, equals, value = query.partition("=")
+    if name != "vhost" or not equals or "&" in value:
+        raise _bad(safe, "after '?' there is nothing but vhost=NAME")
+    return _unquoted(value, "virtual host", safe)
+
+
+def _unquoted(text: str, what: str, safe: str) -> str:
+    if _BAD_ESCAPE.search(text):
+        raise _bad(safe, f"a '%' in the {what} is written as %25")
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise _bad(safe, f"what is percent-encoded in the {what} is not UTF-8") from None

@@ -11,7 +11,7 @@ from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import RCV_FIRST, SND_MIXED
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import Error, Outcome
+from amqp_rt.outcomes import Error, Outcome, Rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 
@@ -69,7 +69,13 @@ class Client:
         self.links = 0
 
     def _attach(self, link: Any) -> None:
-        if not self.world.host.attach(link):
+        if (
+            isinstance(link.target, Target)
+            and link.target.address is None
+            and not (link.target.dynamic or hasattr(link, "send"))
+        ):
+            link.accept(Relay(self.world.host))
+        elif not self.world.host.attach(link):
             link.refuse(Error("amqp:not-found", "no such node"))
 
     def pump(self) -> bool:
@@ -127,6 +133,27 @@ class Client:
         self.joined.server.receive_eof(0.0)
         self.world.clients.remove(self)
         self.world.pump()
+
+
+class Relay(Recorder):
+    """The anonymous terminus, in its plainest form; what it resolved once it keeps."""
+
+    def __init__(self, host: BrokerHost) -> None:
+        super().__init__(credit=100)
+        self.host = host
+        self.resolved: dict[str, Any] = {}
+
+    def deliver(self, link: Any, deliveries: list[Any]) -> None:
+        for delivery in deliveries:
+            to = str(Message.decode(delivery.payload).to)
+            if to not in self.resolved:
+                self.resolved[to] = self.host.relay(to, link)
+            found = self.resolved[to]
+            if found is None or isinstance(found, Error):
+                delivery.settle(Rejected(found or Error("amqp:not-found")))
+            else:
+                found.deliver(link, [delivery])
+        link.grant(self.credit)
 
 
 class _End:

@@ -212,6 +212,7 @@ class BrokerHost:
             ttl_s=ttl_s,
             settle=self._settle,
             on_expiring=partial(self._expiring.__setitem__, held, None),
+            successor=partial(self._inlet, space, declared.name),
         )
         node = space[declared.name] = _Node(declared, held, intake, inlet, owner)
         self._count += 1
@@ -287,6 +288,13 @@ class BrokerHost:
             node = self._resolve(self._space(link.peer.virtual_host), address)
         except AmqpError as error:
             return Error.of(error)
+        return None if node is None else node.inlet
+
+    def _inlet(self, space: dict[str, _Node], address: str) -> Inlet | None:
+        try:
+            node = self._resolve(space, address)
+        except AmqpError:
+            return None
         return None if node is None else node.inlet
 
     def publish(self, address: str, payload: bytes, *, virtual_host: str = "") -> None:

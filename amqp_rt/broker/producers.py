@@ -61,6 +61,7 @@ class Inlet:
         ttl_s: Time to live at the node.
         settle: Called with deliveries whose messages were put; answers them.
         on_expiring: Called when a message with a time to live was put.
+        successor: Gives the inlet of the address once the node has been deleted, if there is one.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Inlet:
         ttl_s: float | None = None,
         settle: Callable[[list[IncomingDelivery]], None] = settle_accepted,
         on_expiring: Callable[[], None] = _nothing,
+        successor: Callable[[], Inlet | None] = _nothing,
     ) -> None:
         self.intake = intake
         self.node = intake.node
@@ -80,6 +82,7 @@ class Inlet:
         self.ttl_s = ttl_s
         self.settle = settle
         self.on_expiring = on_expiring
+        self.successor = successor
 
     def admits(self, size: int) -> bool:
         """Whether a message of *size* bytes may come in although nobody promised it room."""
@@ -101,36 +104,46 @@ class Inlet:
         self.node.put(entry)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Put what is well-formed, refuse what is not, and answer all of it together."""
+        """Put what is well-formed and refuse what is not, answering in order."""
         node = self.node
+        if node.deleted:
+            # A relay may know the address for longer than the node lives.
+            successor = self.successor()
+            if successor is not None:
+                successor.deliver(link, deliveries)
+                return
+            for delivery in deliveries:
+                delivery.settle(_GONE)
+            return
         admit = self.door.admit
         now = self.wall()
         put: list[IncomingDelivery] = []
         for delivery in deliveries:
             payload = delivery.payload
-            if node.deleted:
-                delivery.settle(_GONE)
-                continue
+            refusal: Rejected | None = None
+            fault: Error | None = None
             if delivery.state is not None and type(delivery.state) is not Received:
                 # Only a transaction has something to say before we do, and there is none here.
+                fault = Error("amqp:transaction:unknown-id", "there is no such transaction")
+            else:
+                try:
+                    entry = admit(payload, delivery.message_format, now, self.ttl_s)
+                    if not self.admits(len(payload)):
+                        refusal = _FULL
+                except DecodeError as error:
+                    refusal = Rejected(Error.of(error))
+                except Unwelcome as error:
+                    fault = Error.of(error)
+            if fault is not None:
                 self.settle(put)
-                link.detach(
-                    Error("amqp:transaction:unknown-id", "the message belongs to no transaction")
-                )
+                link.detach(fault)
                 return
-            try:
-                entry = admit(payload, delivery.message_format, now, self.ttl_s)
-            except DecodeError as error:
-                delivery.settle(Rejected(Error.of(error)))
-                continue
-            except Unwelcome as error:
+            if refusal is not None:
                 self.settle(put)
-                link.detach(Error.of(error))
-                return
-            if not self.admits(len(payload)):
+                put = []
                 if delivery.settled:
-                    _log.warning("a settled message was dropped: no room for it")
-                delivery.settle(_FULL)
+                    _log.warning("a settled message was dropped: %s", refusal.error)
+                delivery.settle(refusal)
                 continue
             if entry.expires_at != NEVER:
                 self.on_expiring()

@@ -1,0 +1,358 @@
+"""The broker as a container and an operator see it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from brokers import Sending, World
+
+from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.nodes import Declaration, Queue, Topic
+from amqp_rt.errors import AmqpError, DecodeError
+from amqp_rt.limits import Limits
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Rejected
+from amqp_rt.termini import Coordinator, Source, Target
+from amqp_rt.testing.pairs import Joined, Recorder
+
+
+def payload(body: Any = "m", **fields: Any) -> bytes:
+    return bytes(Message(body, **fields).encode())
+
+
+def bodies(world: World, address: str) -> list[Any]:
+    return [Message.decode(m).body for m in world.host.peek(address, 1_000)]
+
+
+def raises(condition: str) -> Any:
+    return pytest.raises(AmqpError, match=re.escape(condition))
+
+
+# --- declaring -----------------------------------------------------------------------------
+
+
+def test_declaring_again_changes_nothing_and_differently_is_an_error() -> None:
+    world = World(Queue("q", max_deliveries=3))
+    world.host.publish("q", payload())
+    world.host.declare(Queue("q", max_deliveries=3))
+    assert bodies(world, "q") == ["m"]
+    for other in (Queue("q"), Topic("q")):
+        with raises("amqp:precondition-failed"):
+            world.host.declare(other)
+    with pytest.raises(TypeError, match="a Queue or a Topic"):
+        world.host.declare(Declaration("x"))
+
+
+def test_a_dead_letter_queue_is_made_if_there_is_none() -> None:
+    world = World(Topic("mine"), Queue("a", dead_letter="mine"), Queue("b", dead_letter="made"))
+    assert world.host.nodes() == [
+        Topic("mine"),
+        Queue("a", dead_letter="mine"),
+        Queue("b", dead_letter="made"),
+        Queue("made"),
+    ]
+
+
+def test_dead_letters_of_a_deleted_address_are_dropped() -> None:
+    world = World(Queue("q", dead_letter="dead"))
+    world.host.publish("q", payload())
+    world.host.delete("dead")
+    world.client().receiver("q", credit=1).settle(Rejected())
+    assert world.host.stats("q").dropped == 1
+    assert world.host.memory.held == 0
+
+
+def test_nodes_are_bounded() -> None:
+    world = World(Queue("a"), limits=Limits(nodes_max=2), auto_create=Queue)
+    client = world.client()
+    assert client.sender("b").error is None
+    assert client.sender("c").error == "amqp:resource-limit-exceeded"
+    assert client.receiver(None, dynamic=True).error == "amqp:resource-limit-exceeded"
+    with raises("amqp:resource-limit-exceeded"):
+        world.host.declare(Queue("d"))
+    relay = client.sender(None)
+    relay.send("m", to="e")
+    assert [type(state) for state in relay.outcomes] == [Rejected]
+    world.host.delete("b")
+    assert client.sender("c").error is None
+
+
+# --- deleting ------------------------------------------------------------------------------
+
+
+@pytest.mark.req("B10")
+@pytest.mark.parametrize("declared", [Queue("x"), Topic("x")], ids=str)
+def test_the_links_of_a_deleted_node_are_detached(declared: Declaration) -> None:
+    world = World(declared)
+    client = world.client()
+    sender = client.sender("x")
+    links: list[Any] = [
+        sender,
+        world.client().receiver("x", credit=1),
+        client.receiver("x", distribution_mode="copy"),
+    ]
+    sender.send(1, 2, 3)
+    assert world.host.delete("x") > 0
+    world.pump()
+    assert [link.error for link in links] == ["amqp:resource-deleted"] * 3
+    # An outcome that is said too late does no harm.
+    links[1].settle(RELEASED)
+    assert world.host.memory.held == 0
+    assert client.sender("x").error == "amqp:not-found"
+    with raises("amqp:not-found"):
+        world.host.delete("x")
+    world.host.declare(declared)
+    assert world.host.stats("x").enqueued == 0
+
+
+def test_outcomes_that_cross_a_deletion_do_no_harm() -> None:
+    world = World(Queue("q", dead_letter="dead"))
+    world.host.publish("q", payload())
+    client = world.client()
+    receiver = client.receiver("q", credit=1)
+    world.host.delete("q")
+    for delivery in receiver.endpoint.deliveries:
+        delivery.settle(Rejected())
+    world.pump()
+    assert world.host.stats("dead").available == 0
+    assert receiver.error == "amqp:resource-deleted"
+
+
+# --- routes into the broker ----------------------------------------------------------------
+
+
+def test_addresses_of_others_are_left_to_others() -> None:
+    host = BrokerHost()
+    taken: list[bool] = []
+    joined = Joined(on_attach=lambda link: taken.append(host.attach(link)))
+    joined.pump()
+    session = joined.client.begin()
+    session.attach_sender("a", Recorder(), target=Target(address="x"))
+    session.attach_sender("b", Recorder(), target=Target(address=7))
+    session.attach_sender("c", Recorder(), target=Coordinator())
+    session.attach_sender("d", Recorder())
+    session.attach_receiver("e", Recorder(), source=Source(address="x"))
+    session.attach_receiver("f", Recorder())
+    joined.pump()
+    assert taken == [False] * 6
+    assert host.relay("x", joined.links[0]) is None
+
+
+@pytest.mark.req("M41", "B1")
+def test_messages_of_an_anonymous_terminus_are_relayed() -> None:
+    world = World(Queue("q"), Topic("t"), Queue("full", length_max=1))
+    client = world.client()
+    subscriber = client.receiver("t", credit=5)
+    replies = client.receiver(None, dynamic=True, credit=5)
+    sender = client.sender(None)
+    assert sender.link.target.address is None
+    for address in ("q", "t", replies.link.source.address, "nowhere", "full", "full"):
+        sender.send(address, to=address)
+    assert bodies(world, "q") == ["q"]
+    assert subscriber.bodies == ["t"]
+    assert replies.bodies == [replies.link.source.address]
+    said = [state if state == ACCEPTED else state.error.condition for state in sender.outcomes]
+    assert said == [ACCEPTED] * 3 + [
+        "amqp:not-found",
+        ACCEPTED,
+        "amqp:resource-limit-exceeded",
+    ]
+
+
+@pytest.mark.req("M41")
+def test_a_relay_follows_an_address_to_a_new_node() -> None:
+    world = World(Queue("q"))
+    sender = world.client().sender(None)
+    sender.send(1, to="q")
+    world.host.delete("q")
+    sender.send(2, to="q")
+    world.host.declare(Queue("q"))
+    sender.send(3, to="q")
+    assert bodies(world, "q") == [3]
+    said = [state if state == ACCEPTED else state.error.condition for state in sender.outcomes]
+    assert said == [ACCEPTED, "amqp:not-found", ACCEPTED]
+
+
+def test_publishing_from_within_the_process() -> None:
+    world = World(
+        Queue("q", length_max=1), auto_create=lambda name: Queue(name) if name == "a" else None
+    )
+    world.host.publish("q", payload(1))
+    world.host.publish("a", payload(2))
+    assert (bodies(world, "q"), bodies(world, "a")) == ([1], [2])
+    for address, data, condition in (
+        ("nowhere", payload(), "amqp:not-found"),
+        ("q", payload(), "amqp:resource-limit-exceeded"),
+        ("a", payload(message_annotations={"reserved": 1}), "amqp:not-implemented"),
+    ):
+        with raises(condition):
+            world.host.publish(address, data)
+    with pytest.raises(DecodeError):
+        world.host.publish("a", b"\xff")
+
+
+def test_nodes_are_made_on_first_use() -> None:
+    def create(address: str) -> Declaration | None:
+        kind, _, rest = address.partition("-")
+        if not rest:
+            return None
+        return Topic(address) if kind == "news" else Queue(address, length_max=5)
+
+    world = World(auto_create=create)
+    client = world.client()
+    subscriber = client.receiver("news-today", credit=5)
+    client.sender("news-today").send("n")
+    client.sender("orders-1").send("o")
+    client.sender(None).send("r", to="orders-2")
+    assert subscriber.bodies == ["n"]
+    assert (bodies(world, "orders-1"), bodies(world, "orders-2")) == (["o"], ["r"])
+    assert client.sender("plain").error == "amqp:not-found"
+    assert client.sender("").error == "amqp:not-found"
+    assert world.host.nodes() == [
+        Topic("news-today"),
+        Queue("orders-1", length_max=5),
+        Queue("orders-2", length_max=5),
+    ]
+
+
+def test_virtual_hosts_with_nodes_of_their_own() -> None:
+    world = World(Queue("q"))
+    world.host.declare(Queue("q"), virtual_host="b")
+    client, other, stranger = world.client(), world.client(), world.client()
+    other.joined.server.peer.virtual_host = "b"
+    stranger.joined.server.peer.virtual_host = "127.0.0.1"
+    client.sender("q").send("here")
+    other.sender("q").send("there")
+    assert stranger.receiver("q", credit=5).bodies == ["here"]
+    assert other.receiver("q", credit=5).bodies == ["there"]
+    assert world.host.nodes(virtual_host="b") == [Queue("q")]
+    world.host.delete("q", virtual_host="b")
+    assert world.host.nodes(virtual_host="b") == []
+    assert world.host.nodes() == [Queue("q")]
+
+
+# --- operators -----------------------------------------------------------------------------
+
+
+def test_peek_shows_messages_as_they_would_be_sent() -> None:
+    world = World(Queue("q"))
+    client = world.client()
+    client.sender("q").send("a", ttl_s=10)
+    client.sender("q").send("b", "c")
+    receiver = client.receiver("q", credit=2)
+    receiver.settle(Modified(delivery_failed=True), 1)
+    receiver.settle(RELEASED, 0)
+    receiver.detach()
+    world.time.now += 3
+    found = [Message.decode(m) for m in world.host.peek("q", 2)]
+    assert [(m.body, m.ttl_s, m.delivery_count) for m in found] == [("a", 7, 0), ("b", None, 1)]
+    assert world.host.stats("q").available == 3
+    assert world.host.peek("q", 0) == []
+
+
+def test_purge_leaves_what_consumers_hold() -> None:
+    world = World(Queue("q"))
+    client = world.client()
+    client.sender("q").send(*range(300))
+    receiver = client.receiver("q", credit=3)
+    receiver.settle(RELEASED, 1)
+    assert world.host.purge("q") == 298
+    stats = world.host.stats("q")
+    assert (stats.available, stats.acquired, stats.dropped) == (0, 2, 298)
+    receiver.detach()
+    assert bodies(world, "q") == [0, 2]
+    client.sender("q").send("next")
+    assert client.receiver("q", credit=5).bodies == [0, 2, "next"]
+
+
+def test_move_keeps_the_order_and_wakes_the_consumers() -> None:
+    world = World(Queue("a"), Queue("b"), Topic("t"))
+    client = world.client()
+    client.sender("a").send(*range(6))
+    held = client.receiver("a", credit=2)
+    held.settle(Modified(undeliverable_here=True), 1)
+    receiver = client.receiver("b", credit=2)
+    assert world.host.move("a", "b", 4) == 4
+    world.pump()
+    assert receiver.bodies == [1, 2]
+    assert bodies(world, "b") == [3, 4]
+    assert bodies(world, "a") == [5]
+    held.detach()
+    assert bodies(world, "a") == [0, 5]
+    subscriber = client.receiver("t", credit=5)
+    assert world.host.move("a", "t", 100) == 2
+    world.pump()
+    assert subscriber.bodies == [0, 5]
+
+
+def test_moved_messages_make_room_for_senders() -> None:
+    world = World(Queue("a", length_max=2), Queue("b"))
+    sender = world.client().sender("a")
+    sender.send(1)
+    sender.send(2)
+    assert sender.link.credit == 0
+    world.host.move("a", "b", 1)
+    world.pump()
+    assert sender.link.credit == 1
+
+
+def test_what_operators_ask_of_the_wrong_node() -> None:
+    world = World(Queue("q"), Topic("t"))
+    host = world.host
+    for call in (
+        lambda: host.stats("x"),
+        lambda: host.peek("x"),
+        lambda: host.purge("x"),
+        lambda: host.move("x", "q", 1),
+        lambda: host.move("q", "x", 1),
+        lambda: host.delete("x"),
+    ):
+        with raises("amqp:not-found"):
+            call()
+    for call in (lambda: host.peek("t"), lambda: host.purge("t"), lambda: host.move("q", "q", 1)):
+        with raises("amqp:not-allowed"):
+            call()
+
+
+def test_stats_and_repr() -> None:
+    world = World(Queue("q"))
+    client = world.client()
+    senders: list[Sending] = [client.sender("q") for _ in range(2)]
+    senders[0].send(1, 2, 3)
+    receiver = client.receiver("q", credit=2)
+    client.receiver("q", distribution_mode="copy")
+    receiver.settle(ACCEPTED, 0)
+    stats = world.host.stats("q")
+    assert (stats.name, stats.kind, stats.dynamic) == ("q", "queue", False)
+    assert (stats.consumers, stats.producers) == (1, 2)
+    assert (stats.available, stats.acquired) == (1, 1)
+    assert (stats.enqueued, stats.delivered, stats.accepted) == (3, 2, 1)
+    assert stats.bytes == world.host.memory.held == 2 * len(payload(1))
+    assert repr(world.host) == f"<BrokerHost: 1 nodes, {stats.bytes} bytes>"
+
+
+# --- time ----------------------------------------------------------------------------------
+
+
+@pytest.mark.req("M7")
+async def test_expired_messages_are_swept_in_time(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(Queue("q", ttl_s=5, dead_letter="dead"))
+    world.host.publish("q", payload())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.run)
+        await trio.sleep(3)
+        assert bodies(world, "dead") == []
+        world.time.now += 5
+        await trio.sleep(1.5)
+        assert bodies(world, "dead") == ["m"]
+        nursery.cancel_scope.cancel()
+
+
+def test_a_source_without_address_is_nobodys() -> None:
+    world = World(Queue("q"))
+    receiver = world.client().receiver(None, source=Source())
+    assert receiver.error == "amqp:not-found"

@@ -1,0 +1,286 @@
+"""What an attach is answered, compared with what was asked."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from brokers import World
+
+from amqp_rt.broker.nodes import Queue, Topic, declaration
+from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, SND_SETTLED, SND_UNSETTLED
+from amqp_rt.limits import Limits
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
+from amqp_rt.termini import STANDARD_OUTCOMES, DeleteOnNoMessages, Source, Target
+from amqp_rt.values import Array, Described, Symbol, ULong
+
+
+def world() -> World:
+    return World(Queue("q"), Topic("t"))
+
+
+# --- declarations --------------------------------------------------------------------------
+
+WRONG: list[tuple[type, dict[str, Any], str]] = [
+    (Queue, {"name": ""}, "1 to 1024 characters"),
+    (Topic, {"name": "x" * 1_025}, "1 to 1024 characters"),
+    (Queue, {"name": "q", "max_deliveries": 0}, "max_deliveries is at least 1, not 0"),
+    (Queue, {"name": "q", "max_attempts": 0}, "max_attempts is at least 1"),
+    (Queue, {"name": "q", "ttl_s": -1}, "ttl_s is at least 0"),
+    (Queue, {"name": "q", "length_max": 0}, "length_max is at least 1"),
+    (Queue, {"name": "q", "bytes_max": 0}, "bytes_max is at least 1"),
+    (Queue, {"name": "q", "dead_letter": "q"}, "cannot be its own dead-letter address"),
+    (Queue, {"name": "q", "dead_letter": ""}, "dead_letter is an address"),
+    (Topic, {"name": "t", "backlog_max": 0}, "backlog_max is at least 1"),
+    (Topic, {"name": "t", "backlog_bytes_max": 0}, "backlog_bytes_max is at least 1"),
+    (Topic, {"name": "t", "ttl_s": -1}, "ttl_s is at least 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "sentence"), WRONG)
+def test_a_wrong_declaration_says_what_is_wrong(
+    kind: type, fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        kind(**fields)
+
+
+def test_a_kind_by_its_name() -> None:
+    assert declaration("queue", "x") == Queue("x")
+    assert declaration("topic", "x") == Topic("x")
+    assert (Queue("x").kind, Topic("x").kind) == ("queue", "topic")
+    with pytest.raises(ValueError, match="a queue or a topic, not 'log'"):
+        declaration("log", "x")
+
+
+# --- sources -------------------------------------------------------------------------------
+
+#: address, what the receiver asks, what it is answered
+SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("q", {}, {"distribution_mode": "move", "default_outcome": RELEASED}),
+    ("q", {"distribution_mode": "move"}, {"distribution_mode": "move"}),
+    (
+        "q",
+        {"distribution_mode": "copy"},
+        {"distribution_mode": "copy", "default_outcome": ACCEPTED},
+    ),
+    ("t", {}, {"distribution_mode": "copy", "default_outcome": ACCEPTED}),
+    ("t", {"distribution_mode": "copy"}, {"distribution_mode": "copy"}),
+    ("q", {}, {"outcomes": STANDARD_OUTCOMES}),
+    (
+        "q",
+        {"outcomes": ("amqp:released:list", "amqp:accepted:list")},
+        {"outcomes": ("amqp:released:list", "amqp:accepted:list")},
+    ),
+    (
+        "q",
+        {"default_outcome": Modified(delivery_failed=True)},
+        {"default_outcome": Modified(delivery_failed=True)},
+    ),
+    ("q", {"default_outcome": Rejected()}, {"default_outcome": Rejected()}),
+    # What is not done is not said to be done.
+    ("q", {"durable": 2, "expiry_policy": "never", "timeout": 60}, {"durable": 0, "timeout": 0}),
+    ("q", {"expiry_policy": "never"}, {"expiry_policy": "link-detach"}),
+    (
+        "q",
+        {"filter": {Symbol("f"): Described(Symbol("apache.org:selector-filter:string"), "a = 1")}},
+        {"filter": None},
+    ),
+    ("q", {"capabilities": ("queue", "x-unknown")}, {"capabilities": ("queue",)}),
+    ("t", {"capabilities": ("topic",)}, {"capabilities": ("topic",)}),
+    ("q", {}, {"address": "q", "dynamic": False, "dynamic_node_properties": None}),
+]
+
+
+@pytest.mark.req("M31", "M40", "B4", "B20")
+@pytest.mark.parametrize(("address", "asked", "answered"), SOURCES, ids=str)
+def test_a_source_is_answered_as_it_is(
+    address: str, asked: dict[str, Any], answered: dict[str, Any]
+) -> None:
+    source = world().client().receiver(address, **asked).link.source
+    assert {name: getattr(source, name) for name in answered} == answered
+
+
+#: address, what the receiver asks, why it is refused
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("t", {"distribution_mode": "move"}, "amqp:not-implemented"),
+    ("q", {"distribution_mode": "x-other"}, "amqp:not-implemented"),
+    ("q", {"outcomes": ("amqp:accepted:list", "x:outcome")}, "amqp:not-implemented"),
+    ("q", {"default_outcome": Described(ULong(0x1FF), [])}, "amqp:invalid-field"),
+    ("q", {"capabilities": ("topic",)}, "amqp:precondition-failed"),
+    ("t", {"capabilities": ("queue",)}, "amqp:precondition-failed"),
+    ("nowhere", {}, "amqp:not-found"),
+]
+
+
+@pytest.mark.req("B4", "B8")
+@pytest.mark.parametrize(("address", "asked", "condition"), REFUSED, ids=str)
+def test_a_source_that_cannot_be_is_refused(
+    address: str, asked: dict[str, Any], condition: str
+) -> None:
+    receiver = world().client().receiver(address, **asked)
+    assert receiver.endpoint.attached == []
+    assert receiver.error == condition
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [(SND_MIXED, SND_UNSETTLED), (SND_UNSETTLED, SND_UNSETTLED), (SND_SETTLED, SND_SETTLED)],
+)
+@pytest.mark.parametrize("mode", [RCV_FIRST, RCV_SECOND])
+def test_settle_modes_are_answered_as_they_are(asked: int, answered: int, mode: int) -> None:
+    for address in ("q", "t"):
+        receiver = world().client().receiver(address, snd_settle_mode=asked, rcv_settle_mode=mode)
+        assert receiver.link.snd_settle_mode == answered
+        assert receiver.link.rcv_settle_mode == mode
+
+
+# --- targets -------------------------------------------------------------------------------
+
+
+@pytest.mark.req("B4", "M40")
+@pytest.mark.parametrize("address", ["q", "t"])
+def test_a_target_is_answered_as_it_is(address: str) -> None:
+    asked = Target(
+        address=address, durable=2, expiry_policy="never", timeout=9, capabilities=("x-y",)
+    )
+    sender = world().client().sender(None, target=asked, source=Source(address="mine"))
+    kind = {"q": "queue", "t": "topic"}[address]
+    assert sender.link.target == Target(
+        address=address, expiry_policy="link-detach", capabilities=(kind,)
+    )
+    assert sender.link.source == Source(address="mine")
+    assert sender.link.max_message_size == Limits().message_size_max
+
+
+@pytest.mark.req("B8")
+@pytest.mark.parametrize(
+    ("target", "condition"),
+    [
+        (Target(address="q", capabilities=("topic",)), "amqp:precondition-failed"),
+        (Target(address="nowhere"), "amqp:not-found"),
+        (Target(address=7), "amqp:not-found"),
+        (Target(address="q", dynamic=True), "amqp:invalid-field"),
+        (Target(dynamic=True, capabilities=("queue", "topic")), "amqp:invalid-field"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(target: Target, condition: str) -> None:
+    sender = world().client().sender(None, target=target)
+    assert sender.error == condition
+    assert sender.link.credit == 0
+
+
+@pytest.mark.req("B9")
+def test_a_link_is_established_again_with_other_parameters() -> None:
+    here = world()
+    client = here.client()
+    client.sender("q").send("m")
+    link = client.receiver("q", name="l", distribution_mode="copy", credit=1)
+    assert link.link.source.distribution_mode == "copy"
+    link.detach()
+    again = client.receiver("q", name="l", distribution_mode="move", credit=1)
+    assert again.link.source.distribution_mode == "move"
+    assert link.bodies == again.bodies == ["m"]
+
+
+# --- dynamic nodes -------------------------------------------------------------------------
+
+
+@pytest.mark.req("M33", "B2", "M34")
+@pytest.mark.parametrize(
+    ("capabilities", "kind", "modes"),
+    [
+        ((), "queue", ["move", "copy"]),
+        (("temporary-queue",), "queue", ["move", "copy"]),
+        (("temporary-topic",), "topic", ["copy"]),
+        (("topic",), "topic", ["copy"]),
+    ],
+)
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_a_dynamic_node_is_made_named_and_deleted_with_its_link(
+    role: str, capabilities: tuple[str, ...], kind: str, modes: list[str]
+) -> None:
+    here = world()
+    client = here.client("shop/α")
+    wishes = {Symbol("lifetime-policy"): DeleteOnNoMessages()}
+    end: Any
+    if role == "source":
+        end = client.receiver(
+            None,
+            name="replies ! " + "x" * 100,
+            dynamic=True,
+            capabilities=capabilities,
+            dynamic_node_properties=wishes,
+        )
+        terminus: Any = end.link.source
+    else:
+        target = Target(dynamic=True, capabilities=capabilities, dynamic_node_properties=wishes)
+        end = client.sender(None, name="replies ! " + "x" * 100, target=target)
+        terminus = end.link.target
+    assert terminus.dynamic
+    # Name of container and link, made harmless and bounded, and 128 random bits.
+    assert re.fullmatch(r"dynamic/shop-/replies-x{56}/[A-Za-z0-9_-]{22}", terminus.address)
+    properties = terminus.dynamic_node_properties
+    assert properties["lifetime-policy"] == Described(ULong(0x2B), [])
+    assert properties["supported-dist-modes"] == Array([Symbol(mode) for mode in modes], Symbol)
+    assert here.host.stats(terminus.address).kind == kind
+    assert here.host.stats(terminus.address).dynamic
+    end.detach()
+    assert [declared.name for declared in here.host.nodes()] == ["q", "t"]
+
+
+@pytest.mark.req("B1", "M33")
+def test_a_dynamic_address_works_as_reply_to_anywhere() -> None:
+    here = world()
+    caller, server = here.client(), here.client()
+    replies = caller.receiver(None, dynamic=True, credit=10)
+    address = replies.link.source.address
+    caller.sender("q").send("question", reply_to=address)
+    (question,) = server.receiver("q", credit=1).messages
+    server.sender(question.reply_to).send("answer")
+    assert replies.bodies == ["answer"]
+
+
+def test_only_the_connection_that_made_a_dynamic_node_may_receive_from_it() -> None:
+    here = world()
+    owner, other = here.client(), here.client()
+    address = owner.receiver(None, dynamic=True).link.source.address
+    assert other.receiver(address).error == "amqp:unauthorized-access"
+    assert other.receiver(address, distribution_mode="copy").error == "amqp:unauthorized-access"
+    other.sender(address).send("m")
+    assert owner.receiver(address, credit=1).bodies == ["m"]
+
+
+@pytest.mark.parametrize("how", ["close", "cut"])
+def test_dynamic_nodes_go_with_their_connection(how: str) -> None:
+    here = world()
+    client, other = here.client(), here.client()
+    address = client.receiver(None, dynamic=True).link.source.address
+    sender = other.sender(address)
+    sender.send("m")
+    if how == "cut":
+        client.cut()
+    else:
+        client.joined.client.close()
+    here.pump()
+    assert sender.error == "amqp:resource-deleted"
+    assert [declared.name for declared in here.host.nodes()] == ["q", "t"]
+    assert here.host.memory.held == 0
+    assert not here.host._dynamic
+
+
+def test_dynamic_nodes_are_bounded_for_each_connection() -> None:
+    here = World(limits=Limits(dynamic_nodes_max=2))
+    client = here.client()
+    first, _ = (client.receiver(None, dynamic=True) for _ in range(2))
+    assert client.receiver(None, dynamic=True).error == "amqp:resource-limit-exceeded"
+    assert here.client().receiver(None, dynamic=True).error is None
+    first.detach()
+    assert client.receiver(None, dynamic=True).error is None
+
+
+def test_the_outcome_types_of_the_answer_are_those_of_the_text() -> None:
+    source = world().client().receiver("q").link.source
+    assert list(source.outcomes) == list(STANDARD_OUTCOMES)
+    assert not isinstance(source.default_outcome, Accepted | Error)

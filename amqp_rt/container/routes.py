@@ -752,14 +752,6 @@ class Route:
         if self.middleware:
             self._call = _wrapped(self._direct, self.middleware)
             self.awaits = True
-        if self.kind == "source" and not self.streams:
-            raise TypeError(
-                f"{self.name}: a source is an async generator: `async def` with `yield` in it"
-            )
-        if self.kind == "link" and (self.streams or not self.awaits):
-            raise TypeError(f"{self.name}: the handler of a link is an `async def` without `yield`")
-        if self.kind == "node" and self.streams:
-            raise TypeError(f"{self.name}: a node yields nothing: @rpc streams replies")
 
     def _read_signature(self, called: Any, names: Mapping[str, Any]) -> None:
         try:
@@ -776,6 +768,7 @@ class Route:
         if get_origin(self.reply) in _STREAMS:
             self.reply = get_args(self.reply)[0]
             self.streams = True
+        self._check_kind()
         main: list[Any] = []  # types of what takes the payload, or the link
         for parameter in signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -823,6 +816,16 @@ class Route:
             key = found
             return lambda context: resources[key]
         return None
+
+    def _check_kind(self) -> None:
+        if self.kind == "source" and not self.streams:
+            raise TypeError(
+                f"{self.name}: a source is an async generator: `async def` with `yield` in it"
+            )
+        if self.kind == "link" and (self.streams or not self.awaits):
+            raise TypeError(f"{self.name}: the handler of a link is an `async def` without `yield`")
+        if self.kind == "node" and self.streams:
+            raise TypeError(f"{self.name}: a node yields nothing: @rpc streams replies")
 
     def _takes_another(self, parameter: inspect.Parameter) -> bool:
         """A request may have several arguments, which come as a list."""

@@ -1,35 +1,47 @@
 """Carry an engine over a stream until both sides are done.
 
-Two carriers behind one function: sockets, where the task that makes output sends it at once,
-and any other trio stream. Both read and write whole chunks; neither knows a protocol.
+One function for every stream. A socket, and a stream in memory, are carried directly, without a
+task between the engine and the bytes; with a :class:`~amqp_rt.net.reactor.Reactor` one task waits
+for all sockets together. Any other stream, such as TLS or WebSocket, gets tasks that read and send.
 """
 
 from __future__ import annotations
 
-import socket as stdlib_socket
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from math import inf
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ..events import Event
+from ..clock import Clock
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
+from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Channel, Handle
+from .memory import MemoryStream
 
-#: Bytes asked of a socket at a time; more gains nothing.
-READ_SIZE: Final = 65_536
-#: Chunks read from one connection before the others get a turn.
-READS_IN_A_ROW: Final = 16
-#: Buffers up to this size together are joined; larger ones are gathered by ``sendmsg``.
-_JOIN_MAX: Final = 65_536
-#: Buffers handed to one ``sendmsg``; below every system's IOV_MAX.
-_GATHER_MAX: Final = 512
+if TYPE_CHECKING:
+    from .reactor import Reactor
 
-#: Windows has no ``sendmsg``.
-_GATHERS: Final = hasattr(stdlib_socket.socket, "sendmsg")
+__all__ = ["READ_SIZE", "Handle", "TrioClock", "run_connection"]
 
-Handle: TypeAlias = Callable[[list[Event]], None]
+
+class TrioClock:
+    """The clock of the running event loop: virtual wherever trio's is."""
+
+    def monotonic(self) -> float:
+        """The time that engines get and deadlines are in."""
+        return trio.current_time()
+
+    def wall(self) -> float:
+        """Seconds since 1970-01-01 UTC."""
+        return time.time()
+
+
+_TRIO_CLOCK: Final = TrioClock()
 
 
 async def run_connection(
@@ -37,381 +49,323 @@ async def run_connection(
     engine: ProtocolEngine,
     handle: Handle,
     *,
+    stopping: trio.Event | None = None,
+    grace_s: float = 5.0,
+    clock: Clock = _TRIO_CLOCK,
     limits: Limits = DEFAULT_LIMITS,
     initial: bytes = b"",
+    reactor: Reactor | None = None,
 ) -> None:
     """Carry *engine* over *stream* until it has nothing more to say or hear.
 
-    The polite end is ``engine.close()``, from anywhere: its close goes out, and the engine
-    itself bounds how long it waits for the answer. Cancelling is the abrupt end: the stream is
-    dropped, because a cancelled send may have left half a frame. The network never makes this
-    raise; the events say what happened.
+    The polite end is ``engine.close()``, from anywhere, or setting *stopping*: the close goes out
+    and the peer has its time to answer. Cancelling is the abrupt end: the stream is dropped,
+    because a cancelled send may have left half a frame. Either way every link hears of it before
+    this returns. The network never makes this raise; the events say what happened. What *handle*
+    or an endpoint raises is raised here, after the connection was dropped.
 
     Args:
-        stream: Any trio stream; a ``SocketStream`` is driven directly on its socket.
+        stream: Any trio stream; it belongs to the driver from now on, and is closed at the end.
         engine: Whose bytes these are.
-        handle: Called with the events of each chunk, from within this task tree. Not async.
+        handle: Called with the events of each chunk. A plain call, which must not wait.
+        stopping: Set it to end politely.
+        grace_s: Seconds that the peer has to answer our close after *stopping*.
+        clock: The clock that the engine was made with.
         limits: ``output_max`` and ``write_stall_s`` are used here.
         initial: Bytes that were read from the stream already.
+        reactor: Waits for this connection's socket together with others. Without one, the
+            connection has two tasks of its own.
     """
-    carrier: _Carrier
-    if isinstance(stream, trio.SocketStream):
-        carrier = _SocketCarrier(stream, engine, handle, limits)
-    else:
-        carrier = _StreamCarrier(stream, engine, handle, limits)
-    await carrier.run(initial)
 
+    def carrier_of(channel: Channel, *, gathers: bool) -> Carrier:
+        return Carrier(channel, engine, handle, limits=limits, clock=clock, gathers=gathers)
 
-class _Carrier:
-    """What both carriers share: a reader, and a task that writes and watches the clock."""
-
-    def __init__(self, engine: ProtocolEngine, handle: Handle, limits: Limits) -> None:
-        self.engine = engine
-        self.handle = handle
-        self.limits = limits
-        #: The stream is gone; nothing can be sent.
-        self.broken = False
-        self._reading = False
-        self._writer: trio.lowlevel.Task | None = None
-        self._woken = False
-        self._wakes_at = inf
-        self._alarm = trio.CancelScope()
-        self._room: trio.lowlevel.Task | None = None
-
-    async def run(self, initial: bytes) -> None:
-        """Until the engine has finished, or the stream is gone."""
-        engine = self.engine
-        engine.on_output = self.on_output
+    async with AsyncExitStack() as stack:
+        carry: Callable[[bytes], Awaitable[None]]
+        if isinstance(stream, trio.SocketStream):
+            # trio's socket gives the descriptor up, so that nobody else can close it under us.
+            sock = socket.socket(fileno=stream.socket.detach())
+            stack.callback(sock.close)
+            carrier = carrier_of(sock, gathers=hasattr(sock, "sendmsg"))
+            if reactor is not None:
+                carry = partial(reactor.carry, carrier, sock)
+            else:
+                carry = _Tasks(
+                    carrier,
+                    partial(trio.lowlevel.wait_readable, sock),
+                    partial(trio.lowlevel.wait_writable, sock),
+                ).carry
+        elif isinstance(stream, MemoryStream):
+            stack.callback(stream.close)
+            carrier = carrier_of(stream, gathers=True)
+            carry = _Tasks(carrier, stream.wait_readable, stream.wait_writable).carry
+        else:
+            stack.push_async_callback(_close_forcefully, stream)
+            channel = _StreamChannel()
+            carrier = carrier_of(channel, gathers=False)
+            carry = _StreamTasks(carrier, stream, channel, limits).carry
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read_until_over, initial)
-                await self._write_until_over()
-                nursery.cancel_scope.cancel()
+            if stopping is None:
+                await carry(initial)
+            else:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_stop_when, stopping, carrier, grace_s)
+                    await carry(initial)
+                    nursery.cancel_scope.cancel()
         finally:
-            engine.on_output = _nowhere
-            if not engine.finished:
-                # Cancelled, or the stream broke under the writer: the links must hear of it.
-                self.handle(engine.receive_eof(trio.current_time()))
-            with trio.CancelScope(shield=True):
-                await self.aclose()
+            carrier.drop("the connection was dropped")
+        if carrier.failure is not None:
+            raise carrier.failure
 
-    def on_output(self) -> None:
-        """The engine has something to send, or has finished. Any task of this run may cause it."""
-        self.wake()
 
-    def wake(self) -> None:
-        """Let the writer run in the scheduler's next pass, however often this is called."""
-        self._woken = True
-        writer = self._writer
-        if writer is not None:
-            self._writer = None
-            trio.lowlevel.reschedule(writer)
+async def _stop_when(stopping: trio.Event, carrier: Carrier, grace_s: float) -> None:
+    await stopping.wait()
+    carrier.stop(grace_s)
 
-    async def _park(self) -> None:
-        """Wait for output, or for the engine's deadline."""
-        if self._woken:
-            self._woken = False
-            return
-        self._wakes_at = self.engine.deadline
-        with trio.CancelScope(deadline=self._wakes_at) as self._alarm:
-            self._writer = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._unpark)
-        self._wakes_at = inf
-        self._woken = False
 
-    def _unpark(self, raise_cancel: object) -> trio.lowlevel.Abort:
-        self._writer = None
+async def _close_forcefully(stream: trio.abc.Stream) -> None:
+    with trio.CancelScope(shield=True):
+        await trio.aclose_forcefully(stream)
+
+
+class Turn:
+    """Where one task waits until it is called; calling twice before it runs is as once."""
+
+    def __init__(self) -> None:
+        self._called = False
+        self._waiting: trio.lowlevel.Task | None = None
+
+    def call(self) -> None:
+        """Let the task run in the scheduler's next pass."""
+        self._called = True
+        if self._waiting is not None:
+            trio.lowlevel.reschedule(self._waiting)
+            self._waiting = None
+
+    async def wait(self) -> None:
+        """Until called. Always a checkpoint; a cancelled wait loses no call."""
+        if self._called:
+            await trio.lowlevel.checkpoint()
+        else:
+            self._waiting = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+        self._called = False
+
+    def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self._waiting = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def _watch_clock(self) -> None:
-        """The engine's deadline may have come nearer."""
-        deadline = self.engine.deadline
-        if deadline < self._wakes_at:
-            self._wakes_at = deadline
-            self._alarm.deadline = deadline
 
-    def feed(self, data: bytes) -> None:
-        """One chunk through the engine, and what it reports to the owner."""
-        self._reading = True
+def in_trio_time(carrier: Carrier) -> float:
+    """When *carrier* wants to be woken, for trio's deadlines."""
+    if carrier.wakes_at == inf:
+        return inf
+    return trio.current_time() + (carrier.wakes_at - carrier.clock.monotonic())
+
+
+class _TaskHost:
+    """What hosts with tasks of their own have in common: turns, an alarm, and one way to fail."""
+
+    passing = False
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.carrier = carrier
+        self._turn = Turn()
+        self._reading = Turn()
+        self._alarm = trio.CancelScope()
+        self._scope = trio.CancelScope()
+
+    def watch(self, carrier: Carrier) -> None:
+        """Wake whoever has something to wait for now."""
+        if carrier.wants_read:
+            self._reading.call()
+        if carrier.wants_write:
+            self._turn.call()
+
+    def alarm(self, carrier: Carrier) -> None:
+        """The carrier wants to be woken earlier."""
+        self._alarm.deadline = in_trio_time(carrier)
+
+    def later(self, carrier: Carrier) -> None:
+        """The carrier has more to send."""
+        self._turn.call()
+
+    def ended(self, carrier: Carrier) -> None:
+        """The tasks have nothing left to do."""
+        self._scope.cancel()
+
+    def _call(self, step: Callable[[], object]) -> None:
         try:
-            events = self.engine.receive(data, trio.current_time())
-            if events:
-                self.handle(events)
-        finally:
-            self._reading = False
-        self._watch_clock()
+            step()
+        except Exception as error:
+            self.carrier.fail(error)
 
-    def _tick(self) -> None:
-        now = trio.current_time()
-        if now >= self.engine.deadline:
-            events = self.engine.tick(now)
-            if events:
-                self.handle(events)
+    def _expire(self) -> None:
+        self.carrier.expire(self.carrier.clock.monotonic())
 
-    async def _read_until_over(self, initial: bytes) -> None:
-        if initial:
-            self.feed(initial)
-            self.after_read()
-        engine = self.engine
-        reads = 0
-        while not engine.finished and not self.broken:
-            data = self.read_now() if reads else b""
-            if not data:
-                reads = 0
-                if self.output_waiting() > self.limits.output_max:
-                    await self._wait_for_room()
-                    continue
-                data = await self.read()
-                if not data:
-                    break
-            self.feed(data)
-            self.after_read()
-            reads = reads + 1 if len(data) == READ_SIZE else 0
-            if reads >= READS_IN_A_ROW:
-                reads = 0
-                await trio.lowlevel.checkpoint()
-        if not engine.finished:
-            self.handle(engine.receive_eof(trio.current_time()))
-        self.wake()
-
-    async def _wait_for_room(self) -> None:
-        """The peer does not read: neither do we, until it has."""
-        self._room = trio.lowlevel.current_task()
-
-        def abort(raise_cancel: object) -> trio.lowlevel.Abort:
-            self._room = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _give_room(self) -> None:
-        if self._room is not None and self.output_waiting() <= self.limits.output_max:
-            room = self._room
-            self._room = None
-            trio.lowlevel.reschedule(room)
-
-    async def _write_until_over(self) -> None:
-        raise AssertionError("each carrier writes in its own way")
-
-    def after_read(self) -> None:
-        """A chunk has been handled."""
-
-    def read_now(self) -> bytes:
-        """What can be read without waiting; nothing if there is nothing, or no way to tell."""
-        return b""
-
-    async def read(self) -> bytes:
-        """The next chunk; nothing at the end of the stream."""
-        raise AssertionError("each carrier reads in its own way")
-
-    def output_waiting(self) -> int:
-        """Bytes that the peer has not taken yet."""
-        return self.engine.output_size
-
-    async def aclose(self) -> None:
-        """Drop the stream."""
+    async def _run(self, initial: bytes, *tasks: Callable[[], Awaitable[None]]) -> None:
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            self._call(lambda: self.carrier.start(self, initial))
+            for task in tasks:
+                nursery.start_soon(task)
 
 
-def _nowhere() -> None:
-    """The connection is over."""
-
-
-class _StreamCarrier(_Carrier):
-    """Any trio stream: memory, and later TLS and WebSocket."""
+class _Tasks(_TaskHost):
+    """Two tasks beside a channel: one reads; one sends what could not be sent at once, and
+    watches the clock."""
 
     def __init__(
-        self, stream: trio.abc.Stream, engine: ProtocolEngine, handle: Handle, limits: Limits
+        self,
+        carrier: Carrier,
+        wait_readable: Callable[[], Awaitable[None]],
+        wait_writable: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(engine, handle, limits)
-        self.stream = stream
+        super().__init__(carrier)
+        self._wait_readable = wait_readable
+        self._wait_writable = wait_writable
 
-    async def read(self) -> bytes:
-        try:
-            return bytes(await self.stream.receive_some(READ_SIZE))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.broken = True
-            return b""
+    async def carry(self, initial: bytes) -> None:
+        """Until the carrier is over."""
+        await self._run(initial, self._read, self._write)
 
-    def after_read(self) -> None:
-        if self.engine.output_size or self.engine.finished:
-            self.wake()
-
-    async def _write_until_over(self) -> None:
-        engine = self.engine
-        while not self.broken:
-            while buffers := engine.take():
-                with trio.move_on_after(self.limits.write_stall_s) as scope:
-                    try:
-                        await self.stream.send_all(b"".join(buffers))
-                    except (trio.BrokenResourceError, trio.ClosedResourceError):
-                        self.broken = True
-                        return
-                if scope.cancelled_caught:
-                    self.broken = True
-                    return
-                self._give_room()
-            if engine.finished:
-                await self._end()
-                return
-            await self._park()
-            self._tick()
-
-    async def _end(self) -> None:
-        """Let the peer read our last bytes before the stream goes."""
-        if isinstance(self.stream, trio.abc.HalfCloseableStream):
-            try:
-                await self.stream.send_eof()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self.broken = True
-
-    async def aclose(self) -> None:
-        await trio.aclose_forcefully(self.stream)
-
-
-class _SocketCarrier(_Carrier):
-    """A socket, used directly.
-
-    The first output after a read, or after the writer's turn, is sent by the task that made it:
-    a reply leaves without another task switch. What follows in the same pass of the scheduler
-    goes with the writer's turn, so that many sends make one write.
-    """
-
-    def __init__(
-        self, stream: trio.SocketStream, engine: ProtocolEngine, handle: Handle, limits: Limits
-    ) -> None:
-        super().__init__(engine, handle, limits)
-        self.stream = stream
-        # trio's socket is non-blocking; its plain methods are what we want.
-        fileno = stream.socket.fileno()
-        self._socket = stdlib_socket.socket(fileno=fileno)
-        self._blocked = False
-        self._corked = False
-        self._pending: list[bytes | memoryview] = []
-        self._pending_size = 0
-
-    def on_output(self) -> None:
-        if self._reading or self._blocked:
-            return
-        if self._corked:
-            self.wake()
-        else:
-            self._corked = True
-            if self._send():
-                self._watch_clock()
-            else:
-                self.wake()
-
-    def output_waiting(self) -> int:
-        return self._pending_size + self.engine.output_size
-
-    def after_read(self) -> None:
-        self._corked = False
-        if not self._blocked and not self._send():
-            self.wake()
-
-    def read_now(self) -> bytes:
-        try:
-            return self._socket.recv(READ_SIZE)
-        except (BlockingIOError, InterruptedError):
-            return b""
-        except OSError:
-            self.broken = True
-            return b""
-
-    async def read(self) -> bytes:
+    async def _read(self) -> None:
+        carrier = self.carrier
         while True:
-            await trio.lowlevel.wait_readable(self._socket)
-            try:
-                return self._socket.recv(READ_SIZE)
-            except (BlockingIOError, InterruptedError):
+            if not carrier.wants_read:
+                await self._reading.wait()
                 continue
-            except OSError:
-                return b""
-
-    def _send(self) -> bool:
-        """Send what there is; never waits. False if there is work for the writer.
-
-        That is when the socket is full or broken, or the engine has finished.
-        """
-        engine = self.engine
-        while not self.broken:
-            if not self._pending:
-                buffers = engine.take()
-                if not buffers:
-                    return not engine.finished
-                size = sum(map(len, buffers))
-                self._pending_size = size
-                if len(buffers) > 1 and size <= _JOIN_MAX:
-                    self._pending = [b"".join(buffers)]
-                else:
-                    self._pending = list(buffers)
+            await self._wait_readable()
             try:
-                if len(self._pending) == 1 or not _GATHERS:
-                    sent = self._socket.send(self._pending[0])
-                else:
-                    sent = self._socket.sendmsg(self._pending[:_GATHER_MAX])
-            except (BlockingIOError, InterruptedError):
-                self._blocked = True
-                return False
-            except OSError:
-                self.broken = True
-                break
-            self._pending_size -= sent
-            self._drop(sent)
-        return False
+                for _ in range(READS_IN_A_ROW):
+                    if carrier.readable() < READ_SIZE or not carrier.wants_read:
+                        break
+            except Exception as error:
+                carrier.fail(error)
 
-    def _drop(self, sent: int) -> None:
-        pending = self._pending
-        gone = 0
-        for buffer in pending:
-            size = len(buffer)
-            if sent < size:
-                break
-            sent -= size
-            gone += 1
-        del pending[:gone]
-        if sent:
-            pending[0] = memoryview(pending[0])[sent:]
+    async def _write(self) -> None:
+        carrier = self.carrier
+        while True:
+            with trio.CancelScope(deadline=in_trio_time(carrier)) as self._alarm:
+                # One scope for many turns: nothing in here is spoilt by being cancelled.
+                while True:
+                    if carrier.wants_write:
+                        await self._wait_writable()
+                        self._call(carrier.writable)
+                    else:
+                        await self._turn.wait()
+                        if not carrier.wants_write:
+                            self._call(carrier.flush)
+            self._call(self._expire)
 
-    async def _write_until_over(self) -> None:
-        engine = self.engine
-        while not self.broken:
-            if self._blocked:
-                with trio.move_on_after(self.limits.write_stall_s) as scope:
+
+class _StreamChannel:
+    """The channel of a stream that can only be awaited: one chunk each way at a time."""
+
+    def __init__(self) -> None:
+        self.arrived: bytes | None = None
+        self.departing: bytes | memoryview | None = None
+        self.ending = False
+        self.turn = Turn()
+
+    def recv(self, size: int, /) -> bytes:
+        """What the reading task left here."""
+        arrived = self.arrived
+        if arrived is None:
+            raise BlockingIOError
+        self.arrived = None
+        return arrived
+
+    def send(self, data: bytes | memoryview, /) -> int:
+        """Leave *data* for the sending task."""
+        if self.departing is not None:
+            raise BlockingIOError
+        self.departing = data
+        self.turn.call()
+        return len(data)
+
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
+        """Take the first; the carrier comes back for the others."""
+        return self.send(buffers[0])
+
+    def shutdown(self, how: int, /) -> None:
+        """Nothing more will be sent."""
+        self.ending = True
+        self.turn.call()
+
+    def close(self) -> None:
+        """The stream is closed by its driver."""
+
+
+class _StreamTasks(_TaskHost):
+    """Tasks beside any stream. A send that has begun is never cancelled for a timer's sake."""
+
+    def __init__(
+        self, carrier: Carrier, stream: trio.abc.Stream, channel: _StreamChannel, limits: Limits
+    ) -> None:
+        super().__init__(carrier)
+        self._stream = stream
+        self._channel = channel
+        self._stall_s = limits.write_stall_s
+
+    async def carry(self, initial: bytes) -> None:
+        """Until the carrier is over."""
+        await self._run(initial, self._read, self._send, self._flush, self._watch_clock)
+
+    async def _read(self) -> None:
+        carrier = self.carrier
+        while True:
+            if not carrier.wants_read:
+                await self._reading.wait()
+                continue
+            try:
+                data = await self._stream.receive_some(READ_SIZE)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                carrier.drop("the stream broke")
+                return
+            self._channel.arrived = bytes(data)
+            self._call(carrier.readable)
+
+    async def _send(self) -> None:
+        channel = self._channel
+        while True:
+            await channel.turn.wait()
+            while channel.departing is not None:
+                with trio.move_on_after(self._stall_s) as scope:
                     try:
-                        await trio.lowlevel.wait_writable(self._socket)
-                    except (OSError, trio.ClosedResourceError):
+                        await self._stream.send_all(channel.departing)
+                    except (trio.BrokenResourceError, trio.ClosedResourceError):
+                        self.carrier.drop("the stream broke")
                         return
                 if scope.cancelled_caught:
+                    self.carrier.drop(f"the peer has not read for {self._stall_s:g} s")
                     return
-                self._blocked = False
-            self._send()
-            self._give_room()
-            if self._blocked:
-                continue
-            if engine.finished:
+                channel.departing = None
+                if self.carrier.wants_write:
+                    self._call(self.carrier.writable)
+            if channel.ending:
                 await self._end()
                 return
-            self._corked = False
-            await self._park()
-            self._tick()
 
     async def _end(self) -> None:
-        """Say that we are done, and let the peer read our last bytes.
-
-        Closing a socket with unread input makes the system reset it, and the reset may overtake
-        what the peer has not read yet.
-        """
+        """Say that nothing more comes. Where a stream has no such words, closing says it."""
         try:
-            self._socket.shutdown(stdlib_socket.SHUT_WR)
-        except OSError:
-            return
-        with trio.move_on_after(1.0):
-            for _ in range(READS_IN_A_ROW):
-                if not await self.read():
-                    return
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+            else:
+                await self._stream.aclose()
+                self.carrier.drop("the stream is closed")
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.carrier.drop("the stream broke")
 
-    async def aclose(self) -> None:
-        # The descriptor belongs to trio's socket.
-        self._socket.detach()
-        await trio.aclose_forcefully(self.stream)
+    async def _flush(self) -> None:
+        while True:
+            await self._turn.wait()
+            if not self.carrier.wants_write:
+                self._call(self.carrier.flush)
+
+    async def _watch_clock(self) -> None:
+        while True:
+            with trio.CancelScope(deadline=in_trio_time(self.carrier)) as self._alarm:
+                await trio.sleep_forever()
+            self._call(self._expire)

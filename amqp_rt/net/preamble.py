@@ -3,44 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import trio
 
 from ..fronts.base import Front
-from .driver import READ_SIZE
+from ..limits import DEFAULT_LIMITS, Limits
+from .carrier import READ_SIZE
+
+#: Octets of a protocol header.
+HEADER_SIZE: Final = 8
+#: Seconds for a refused client to take its answer.
+_LINGER_S: Final = 1.0
+#: Chunks of a refused client that are thrown away while it does.
+_LINGER_READS: Final = 16
 
 
-def match(data: bytes, fronts: Sequence[Front]) -> Front | bool | None:
-    """The front that answers to *data*, None for nobody, True while it is not decidable yet."""
-    undecided = False
+def match(data: bytes, fronts: Sequence[Front]) -> Front | None:
+    """The front that answers to the header at the beginning of *data*."""
     for front in fronts:
-        for header in front.headers:
-            if data[:8] == header:
-                return front
-            if len(data) < 8 and header.startswith(data):
-                undecided = True
-    return undecided or None
+        if data[:HEADER_SIZE] in front.headers:
+            return front
+    return None
 
 
-async def recognise(stream: trio.abc.Stream, fronts: Sequence[Front]) -> tuple[Front, bytes] | None:
-    """Read until a front is recognised; returns it and what was read.
+def decidable(data: bytes, fronts: Sequence[Front]) -> bool:
+    """Whether more bytes cannot change what :func:`match` says.
 
-    A client that nobody understands is told the header of the first front, which is what the
-    standard asks for, and None is returned; so it is when the stream ends. The caller bounds the
-    time and closes the stream.
+    A foreign header is known at its first octet that differs: an HTTP request at ``G``.
+    """
+    return len(data) >= HEADER_SIZE or not any(
+        header.startswith(data) for front in fronts for header in front.headers
+    )
+
+
+async def recognise(
+    stream: trio.abc.Stream, fronts: Sequence[Front], *, limits: Limits = DEFAULT_LIMITS
+) -> tuple[Front, bytes] | None:
+    """Read until it is clear which front is meant; returns it and what was read.
+
+    A client that nobody understands is told the preferred header of the first front, as the
+    standard asks; then, or if the stream ends, or if ``limits.handshake_s`` pass before eight
+    octets have come, this returns None and the stream is closed.
+
+    Never raises for what the peer does.
     """
     data = b""
     try:
-        while True:
-            piece = bytes(await stream.receive_some(READ_SIZE))
-            if not piece:
-                return None
-            data += piece
-            found = match(data, fronts)
-            if found is None:
-                await stream.send_all(fronts[0].preferred_header)
-                return None
-            if found is not True and not isinstance(found, bool):
-                return found, data
+        with trio.move_on_after(limits.handshake_s):
+            while not decidable(data, fronts):
+                piece = await stream.receive_some(READ_SIZE)
+                if not piece:
+                    break
+                data += piece
+            else:
+                front = match(data, fronts)
+                if front is not None:
+                    return front, data
+                await _refuse(stream, fronts[0].preferred_header)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
-        return None
+        pass
+    with trio.CancelScope(shield=True):
+        await trio.aclose_forcefully(stream)
+    return None
+
+
+async def _refuse(stream: trio.abc.Stream, header: bytes) -> None:
+    """Say which header would have been right, and give the client a moment to read it.
+
+    Closing with unread input would reset the connection, and the reset may overtake the answer.
+    """
+    with trio.move_on_after(_LINGER_S):
+        await stream.send_all(header)
+        if not isinstance(stream, trio.abc.HalfCloseableStream):
+            await stream.aclose()
+            return
+        await stream.send_eof()
+        for _ in range(_LINGER_READS):
+            if not await stream.receive_some(READ_SIZE):
+                return

@@ -1,0 +1,467 @@
+"""One engine on one byte stream, as plain calls that never wait.
+
+A carrier moves bytes between a channel, which is a non-blocking socket or looks like one, and an
+engine. It decides what to read and to send, when to give up, and how to leave. Who waits is the
+host: two tasks (:mod:`.driver`), one task for all sockets (:mod:`.reactor`), or a plain thread
+(:mod:`.blocking`). Hence this module knows neither trio nor a protocol.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Final, Protocol, TypeAlias
+
+from ..clock import Clock
+from ..events import ConnectionFailed, Event
+from ..fronts.base import ProtocolEngine
+from ..limits import Limits
+from ..outcomes import Error
+
+#: Bytes asked of a channel at a time; more gains nothing.
+READ_SIZE: Final = 65_536
+#: Chunks read from one connection before the others get a turn.
+READS_IN_A_ROW: Final = 4
+#: Bytes sent by one connection before the others get a turn.
+_SENT_IN_A_ROW: Final = 1_048_576
+#: Small buffers are joined up to this size; larger ones stay as they are.
+_JOIN_MAX: Final = 65_536
+_LARGE: Final = 16_384
+#: Buffers handed to one ``sendmsg``; below every system's IOV_MAX.
+_GATHER_MAX: Final = 512
+#: Seconds, and bytes, that a peer has to read our last words before the stream is dropped.
+_LINGER_S: Final = 1.0
+_LINGER_BYTES: Final = 1_048_576
+#: Reading stops at this many times ``output_max``. What links send is held back by the engine
+#: at one; another one may be on its way. Only what reading itself provokes comes on top, and
+#: two peers that both send as much as they can must not stop reading each other.
+_PAUSE_AT: Final = 3
+
+#: Windows has no ``sendmsg``.
+_GATHERS: Final = hasattr(socket.socket, "sendmsg")
+
+Handle: TypeAlias = Callable[[list[Event]], None]
+
+
+class Channel(Protocol):
+    """What a non-blocking socket can do; ``BlockingIOError`` says "not now"."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def send(self, data: bytes | memoryview, /) -> int: ...
+    def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Host(Protocol):
+    """Who waits on behalf of a carrier. Its calls come back in the host's own context."""
+
+    #: The host is serving carriers and calls ``flush`` before it waits again.
+    passing: bool
+
+    def watch(self, carrier: Carrier) -> None:
+        """``wants_read`` or ``wants_write`` has changed."""
+
+    def alarm(self, carrier: Carrier) -> None:
+        """``wakes_at`` has come nearer."""
+
+    def later(self, carrier: Carrier) -> None:
+        """Call ``flush`` soon: when what runs now is through, before any further wait."""
+
+    def ended(self, carrier: Carrier) -> None:
+        """``over`` is true."""
+
+
+class Carrier:
+    """Carries *engine* over *channel*, driven by a host.
+
+    The first output after a read, or after a flush, is sent at once by whoever made it: a reply
+    leaves without a task switch. What follows waits for the host's ``flush``, so that many sends
+    make one write.
+
+    Args:
+        channel: Where the bytes go; the carrier closes it in ``drop``.
+        engine: Whose bytes these are.
+        handle: Called with the events of each chunk. A plain call.
+        limits: ``output_max`` and ``write_stall_s`` are used here.
+        clock: The clock of the engine.
+        gathers: The channel has ``sendmsg``.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        engine: ProtocolEngine,
+        handle: Handle,
+        *,
+        limits: Limits,
+        clock: Clock,
+        gathers: bool = _GATHERS,
+    ) -> None:
+        self.channel = channel
+        self.engine = engine
+        self.clock = clock
+        #: The host may forget this carrier: nothing more will be read or sent.
+        self.over = False
+        #: What the program raised in a step, if anything.
+        self.failure: Exception | None = None
+        self.wants_read = True
+        #: The channel is full; ``writable`` is due when it has room.
+        self.wants_write = False
+        #: When ``expire`` is due, in the engine's clock.
+        self.wakes_at = inf
+        #: Free for the host.
+        self.token = -1
+        self._handle = handle
+        self._limits = limits
+        self._gathers = gathers
+        self._host: Host | None = None
+        self._pending: list[bytes | memoryview] = []
+        self._pending_size = 0
+        self._inside = False
+        self._sending = False
+        self._corked = False
+        self._eof = False
+        self._broken: str | None = None
+        self._watched_write = False
+        self._leaving = False
+        self._discarded = 0
+        #: One of the three below is set.
+        self._bounded = False
+        self._stalls_at = inf
+        self._leaves_at = inf
+        self._gives_up_at = inf
+
+    # --- what the host calls -------------------------------------------------------------
+
+    def start(self, host: Host, initial: bytes = b"") -> None:
+        """Begin, with bytes that were read from the channel already."""
+        self._host = host
+        self.engine.on_output = self.output
+        if initial:
+            self._feed(initial)
+        self._send()
+        self._settle()
+
+    def readable(self) -> int:
+        """Take one chunk from the channel; returns its size."""
+        try:
+            data = self.channel.recv(READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._break(error)
+            self._settle()
+            return 0
+        if not data:
+            self._take_eof()
+        elif self.engine.finished:
+            self._discarded += len(data)
+            if self._discarded > _LINGER_BYTES:
+                self._end()
+                return 0
+        else:
+            self._feed(data)
+            self._corked = False
+            self._send()
+        self._settle()
+        return len(data)
+
+    def writable(self) -> None:
+        """The channel has room again."""
+        self.wants_write = False
+        self._stalls_at = inf
+        self.flush()
+
+    def hang_up(self) -> None:
+        """The channel is dead in both directions."""
+        if self.wants_write:
+            self.writable()
+        else:
+            self.drop("the peer is gone")
+
+    def flush(self) -> None:
+        """Send what there is."""
+        self._corked = False
+        self._send()
+        self._settle()
+
+    def expire(self, now: float) -> None:
+        """``wakes_at`` may have come."""
+        self.wakes_at = inf
+        if now >= self._stalls_at:
+            self.drop(f"the peer has not read for {self._limits.write_stall_s:g} s")
+        elif now >= self._gives_up_at:
+            self.drop("the peer did not answer our close in time")
+        elif now >= self._leaves_at:
+            self._end()
+        else:
+            if now >= self.engine.deadline:
+                self._inside = True
+                try:
+                    self._report(self.engine.tick(now))
+                finally:
+                    self._inside = False
+            self._send()
+            self._settle()
+
+    def stop(self, grace_s: float) -> None:
+        """End politely: our close goes out, and the peer has *grace_s* to answer."""
+        if self.over:
+            return
+        self._bounded = True
+        self._gives_up_at = self.clock.monotonic() + grace_s
+        self.engine.close()
+        self.flush()
+
+    def drop(self, why: str) -> None:
+        """End abruptly. The engine, and with it every link, hears of it; *why* goes to the owner."""
+        if self.over:
+            return
+        self.engine.on_output = _nowhere
+        if not self.engine.finished:
+            events = self.engine.receive_eof(self.clock.monotonic())
+            for at, event in enumerate(events):
+                if isinstance(event, ConnectionFailed):
+                    events[at] = ConnectionFailed(Error(event.error.condition, why))
+            self._end()
+            self._report(events)
+        else:
+            self._end()
+
+    def fail(self, error: Exception) -> None:
+        """A step raised: a fault of the program. The connection is dropped, the owner gets *error*."""
+        if self.failure is None:
+            self.failure = error
+        try:
+            self.drop("an internal error")
+        except Exception as another:
+            self.failure.add_note(f"dropping the connection then raised {another!r}")
+            if not self.over:
+                self._end()
+
+    # --- output --------------------------------------------------------------------------
+
+    def output(self) -> None:
+        """The engine has something to send, or has finished. Called from anywhere in the run.
+
+        Errors wait for the host: this may be deep inside a call to the engine.
+        """
+        if self._inside or self._sending or self.over:
+            return
+        host = self._host
+        assert host is not None
+        if self.wants_write:
+            self._watch_clock()
+        elif self._corked or host.passing:
+            host.later(self)
+        else:
+            self._corked = True
+            self._send()
+            if self._broken is None:
+                self._settle()
+            else:
+                host.later(self)
+
+    def _send(self) -> None:
+        """Send until there is nothing left, the channel is full, or it is somebody else's turn."""
+        if self.wants_write or self._leaving or self._broken is not None:
+            return
+        engine = self.engine
+        sent_in_a_row = 0
+        self._sending = True
+        try:
+            while self._pending or self._take():
+                sent, offered = self._send_some()
+                self._pending_size -= sent
+                if self._pending_size:
+                    self._drop_sent(sent)
+                else:
+                    self._pending = []
+                if sent < offered:
+                    self._block()
+                    return
+                sent_in_a_row += sent
+                if sent_in_a_row >= _SENT_IN_A_ROW:
+                    assert self._host is not None
+                    self._host.later(self)
+                    return
+        except (BlockingIOError, InterruptedError):
+            self._block()
+            return
+        except OSError as error:
+            self._break(error)
+            return
+        finally:
+            self._sending = False
+        if engine.finished:
+            self._leave()
+
+    def _send_some(self) -> tuple[int, int]:
+        """One call to the system: bytes that it took, and bytes that it was offered."""
+        pending = self._pending
+        if len(pending) == 1 or not self._gathers:
+            buffer = pending[0]
+            return self.channel.send(buffer), len(buffer)
+        if len(pending) > _GATHER_MAX:
+            pending = pending[:_GATHER_MAX]
+        return self.channel.sendmsg(pending), sum(map(len, pending))
+
+    def _take(self) -> bool:
+        """Ask the engine for output. Small buffers are joined, large ones gathered by the system."""
+        buffers = self.engine.take()
+        if not buffers:
+            return False
+        size = self._pending_size = sum(map(len, buffers))
+        if len(buffers) == 1:
+            self._pending = [*buffers]
+        elif size <= _JOIN_MAX:
+            self._pending = [b"".join(buffers)]
+        else:
+            self._pending = _join_small(buffers)
+        return True
+
+    def _drop_sent(self, sent: int) -> None:
+        pending = self._pending
+        gone = 0
+        for buffer in pending:
+            if sent < len(buffer):
+                break
+            sent -= len(buffer)
+            gone += 1
+        del pending[:gone]
+        if sent:
+            pending[0] = memoryview(pending[0])[sent:]
+
+    def _block(self) -> None:
+        self.wants_write = True
+        self._bounded = True
+        self._stalls_at = self.clock.monotonic() + self._limits.write_stall_s
+
+    def _break(self, error: OSError) -> None:
+        if self._broken is None:
+            self._broken = error.strerror or str(error)
+
+    # --- input ---------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        self._inside = True
+        try:
+            events = self.engine.receive(data, self.clock.monotonic())
+            if events:
+                self._handle(events)
+        finally:
+            self._inside = False
+
+    def _take_eof(self) -> None:
+        self._eof = True
+        if self._leaving:
+            self._end()
+            return
+        if not self.engine.finished:
+            self._inside = True
+            try:
+                self._report(self.engine.receive_eof(self.clock.monotonic()))
+            finally:
+                self._inside = False
+        self._send()
+        if not self.engine.finished:
+            # It may have more to say, but not for ever.
+            self._bounded = True
+            self._gives_up_at = self.clock.monotonic() + self._limits.write_stall_s
+
+    def _report(self, events: list[Event]) -> None:
+        if events:
+            self._handle(events)
+
+    # --- the end -------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """After whatever happened: tell the host what it has to wait for now."""
+        if self.over:
+            return
+        if self._broken is not None:
+            self._read_last_words()
+            self.drop(self._broken)
+            return
+        host = self._host
+        assert host is not None
+        reads = not self._eof
+        writes = self.wants_write
+        if writes and reads:
+            waiting = self._pending_size + self.engine.output_size
+            reads = waiting <= _PAUSE_AT * self._limits.output_max
+        if reads != self.wants_read or writes != self._watched_write:
+            self.wants_read = reads
+            self._watched_write = writes
+            host.watch(self)
+        self._watch_clock()
+
+    def _watch_clock(self) -> None:
+        deadline = self.engine.deadline
+        if self._bounded:
+            deadline = min(deadline, self._stalls_at, self._leaves_at, self._gives_up_at)
+        if deadline < self.wakes_at:
+            self.wakes_at = deadline
+            assert self._host is not None
+            self._host.alarm(self)
+
+    def _read_last_words(self) -> None:
+        """A peer may have said why before it shut the door on us."""
+        for _ in range(READS_IN_A_ROW):
+            if self._eof or self.engine.finished:
+                return
+            try:
+                data = self.channel.recv(READ_SIZE)
+            except OSError:
+                return
+            if not data:
+                return
+            self._feed(data)
+
+    def _leave(self) -> None:
+        """All is said. Closing with unread input would reset the connection, and the reset may
+        overtake what the peer has not read yet: so it gets a moment to read."""
+        self._leaving = True
+        if self._eof:
+            self._end()
+            return
+        try:
+            self.channel.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._end()
+            return
+        self._bounded = True
+        self._leaves_at = self.clock.monotonic() + _LINGER_S
+
+    def _end(self) -> None:
+        self.over = True
+        self.engine.on_output = _nowhere
+        if self._host is not None:
+            self._host.ended(self)
+
+
+def _join_small(buffers: list[bytes]) -> list[bytes | memoryview]:
+    """The same bytes in fewer buffers: neighbours that are small become one."""
+    joined: list[bytes | memoryview] = []
+    run: list[bytes] = []
+    size = 0
+    for buffer in buffers:
+        if len(buffer) < _LARGE:
+            run.append(buffer)
+            size += len(buffer)
+            if size < _JOIN_MAX:
+                continue
+        if run:
+            joined.append(b"".join(run))
+            run, size = [], 0
+        if len(buffer) >= _LARGE:
+            joined.append(buffer)
+    if run:
+        joined.append(b"".join(run))
+    return joined
+
+
+def _nowhere() -> None:
+    """The connection is over."""

@@ -1,0 +1,221 @@
+"""One task that waits for many sockets.
+
+A task per socket pays the scheduler for every chunk. The reactor has its own epoll set, which is
+itself one descriptor to trio: one task waits for that, then serves every socket that is ready, a
+bounded amount of work at a time. Deadlines are in one heap with one alarm.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Final
+
+import trio
+
+from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier
+from .driver import Turn, in_trio_time
+
+#: Sockets served between two checkpoints.
+_SOCKETS_IN_A_ROW: Final = 64
+#: Bytes read between two checkpoints.
+_BYTES_IN_A_ROW: Final = READS_IN_A_ROW * READ_SIZE
+#: Alarms rung between two checkpoints.
+_ALARMS_IN_A_ROW: Final = 64
+#: Alarms of connections that are gone are swept out when they outnumber the living by this many.
+_STALE_ALARMS: Final = 1_024
+
+
+@asynccontextmanager
+async def open_reactor() -> AsyncIterator[Reactor | None]:
+    """A reactor for the connections that run within the block; those left at its end are dropped.
+
+    None where the system has no epoll: connections then have tasks of their own.
+    """
+    if sys.platform != "linux":
+        yield None
+        return
+    failure: BaseException | None = None
+    reactor = Reactor()
+    try:
+        async with trio.open_nursery() as nursery:
+            reactor.start(nursery)
+            try:
+                yield reactor
+            except BaseException as error:
+                # Raised again below: the nursery would make a group of it.
+                failure = error
+            nursery.cancel_scope.cancel()
+    finally:
+        reactor.close()
+    if failure is not None:
+        raise failure
+
+
+class Reactor:
+    """Hosts carriers on sockets; see :class:`~amqp_rt.net.carrier.Host`.
+
+    Output that one connection causes on others within a pass is sent once, at its end.
+    """
+
+    def __init__(self) -> None:
+        #: Sockets are being served.
+        self.passing = False
+        self._epoll = select.epoll()
+        self._carriers: dict[int, Carrier] = {}
+        #: Who runs a connection waits here for its end.
+        self._parked: dict[int, trio.lowlevel.Task] = {}
+        self._flushes: list[Carrier] = []
+        self._turn = Turn()
+        #: Moments in trio's time, and descriptors; checked when they come.
+        self._alarms: list[tuple[float, int]] = []
+        self._alarm = trio.CancelScope()
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Serve from *nursery*, until it is cancelled."""
+        nursery.start_soon(self._serve)
+        nursery.start_soon(self._flush)
+        nursery.start_soon(self._ring)
+
+    def close(self) -> None:
+        """Drop whatever is still carried."""
+        for carrier in list(self._carriers.values()):
+            carrier.drop("the program is stopping")
+        self._epoll.close()
+
+    async def carry(self, carrier: Carrier, sock: socket.socket, initial: bytes) -> None:
+        """Carry *carrier*, whose channel is *sock*, until it is over."""
+        descriptor = carrier.token = sock.fileno()
+        self._carriers[descriptor] = carrier
+        self._epoll.register(descriptor, select.EPOLLIN)
+        try:
+            try:
+                carrier.start(self, initial)
+            except Exception as error:
+                carrier.fail(error)
+            if not carrier.over:
+                self._parked[descriptor] = trio.lowlevel.current_task()
+
+                def abort(raise_cancel: object) -> trio.lowlevel.Abort:
+                    del self._parked[descriptor]
+                    return trio.lowlevel.Abort.SUCCEEDED
+
+                await trio.lowlevel.wait_task_rescheduled(abort)
+        finally:
+            del self._carriers[descriptor]
+            if not self._epoll.closed:
+                self._epoll.unregister(descriptor)
+
+    # --- what carriers call --------------------------------------------------------------
+
+    def watch(self, carrier: Carrier) -> None:
+        """``wants_read`` or ``wants_write`` has changed."""
+        mask = select.EPOLLIN if carrier.wants_read else 0
+        if carrier.wants_write:
+            mask |= select.EPOLLOUT
+        self._epoll.modify(carrier.token, mask)
+
+    def alarm(self, carrier: Carrier) -> None:
+        """``wakes_at`` has come nearer."""
+        alarms = self._alarms
+        if len(alarms) > 2 * len(self._carriers) + _STALE_ALARMS:
+            alarms[:] = [
+                (in_trio_time(each), each.token)
+                for each in self._carriers.values()
+                if each is not carrier and each.wakes_at < inf
+            ]
+            heapify(alarms)
+        heappush(alarms, (in_trio_time(carrier), carrier.token))
+        self._alarm.deadline = alarms[0][0]
+
+    def later(self, carrier: Carrier) -> None:
+        """Flush *carrier* at the end of this pass, or in the scheduler's next one."""
+        self._flushes.append(carrier)
+        if not self.passing:
+            self._turn.call()
+
+    def ended(self, carrier: Carrier) -> None:
+        """``over`` is true: who waits for that may go on."""
+        task = self._parked.pop(carrier.token, None)
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    # --- the tasks -----------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        ready: list[tuple[int, int]] = []
+        at = 0
+        while True:
+            if at == len(ready):
+                full = len(ready) == _SOCKETS_IN_A_ROW
+                ready = self._epoll.poll(0, _SOCKETS_IN_A_ROW) if full else []
+                at = 0
+                if not ready:
+                    await trio.lowlevel.wait_readable(self._epoll)
+                    ready = self._epoll.poll(0, _SOCKETS_IN_A_ROW)
+            else:
+                await trio.lowlevel.checkpoint()
+            at = self._pass(ready, at)
+
+    def _pass(self, ready: list[tuple[int, int]], at: int) -> int:
+        """Serve sockets from *at* on, as many as fit one pass; returns where it stopped."""
+        self.passing = True
+        room = _BYTES_IN_A_ROW
+        carriers = self._carriers
+        while at < len(ready) and room > 0:
+            descriptor, mask = ready[at]
+            at += 1
+            carrier = carriers.get(descriptor)
+            if carrier is None or carrier.over:
+                continue
+            try:
+                if mask & select.EPOLLOUT and carrier.wants_write:
+                    carrier.writable()
+                if mask & ~select.EPOLLOUT and carrier.wants_read:
+                    room -= carrier.readable()
+                elif mask & (select.EPOLLHUP | select.EPOLLERR):
+                    carrier.hang_up()
+            except Exception as error:
+                carrier.fail(error)
+        self._flush_now()
+        self.passing = False
+        if self._flushes:
+            self._turn.call()
+        return at
+
+    def _flush_now(self) -> None:
+        flushes = self._flushes
+        self._flushes = []
+        for carrier in flushes:
+            if not carrier.over:
+                try:
+                    carrier.flush()
+                except Exception as error:
+                    carrier.fail(error)
+
+    async def _flush(self) -> None:
+        while True:
+            await self._turn.wait()
+            self._flush_now()
+
+    async def _ring(self) -> None:
+        alarms = self._alarms
+        while True:
+            deadline = alarms[0][0] if alarms else inf
+            with trio.CancelScope(deadline=deadline) as self._alarm:
+                await trio.sleep_forever()
+            now = trio.current_time()
+            for _ in range(_ALARMS_IN_A_ROW):
+                if not alarms or alarms[0][0] > now:
+                    break
+                carrier = self._carriers.get(heappop(alarms)[1])
+                if carrier is not None and not carrier.over:
+                    try:
+                        carrier.expire(carrier.clock.monotonic())
+                    except Exception as error:
+                        carrier.fail(error)

@@ -8,7 +8,7 @@ queued message; they refer to nothing that refers back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 
@@ -27,9 +27,6 @@ from ..outcomes import Error
 from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
 
 __all__ = ["NEVER", "Door", "Entry", "Unwelcome", "annotate", "dead_letter", "departing"]
-
-#: Headers that are remembered with their meaning. Most senders write the same one all the time.
-_HEADERS_MAX: Final = 256
 
 
 class Entry(Struct, gc=False):
@@ -87,8 +84,6 @@ class Door:
     ) -> None:
         self.annotations = annotations
         self.limits = limits
-        #: Encoded header without ttl → durable, priority, first-acquirer, delivery-count.
-        self._headers: dict[bytes, tuple[bool, int, bool, int]] = {}
 
     def admit(
         self, payload: bytes, message_format: int, now: float, ttl_s: float | None = None
@@ -103,28 +98,6 @@ class Door:
         """
         if message_format != MESSAGE_FORMAT:
             return Entry(payload, message_format, expires_at=expiry(None, ttl_s, now))
-        code = payload[:3]
-        if code == b"\x00\x53\x70" and payload[3:4] == b"\xc0":
-            # A header of the usual shape. Nothing else that concerns us may follow it.
-            end = 5 + payload[4] if len(payload) > 4 else 0
-            follows = payload[end : end + 3]
-            if follows[:2] == b"\x00\x53" and follows > b"\x00\x53\x72":
-                known = self._headers.get(payload[:end])
-                if known is not None:
-                    durable, priority, first_acquirer, delivery_count = known
-                    return Entry(
-                        payload,
-                        MESSAGE_FORMAT,
-                        durable,
-                        priority,
-                        first_acquirer,
-                        delivery_count,
-                        NEVER if ttl_s is None else now + ttl_s,
-                    )
-        elif code[:2] == b"\x00\x53" and code > b"\x00\x53\x72":
-            if ttl_s is None:
-                return Entry(payload)
-            return Entry(payload, expires_at=now + ttl_s)
         head = walk_head(payload, self.limits)
         if head.delivery_annotations or head.message_annotations:
             error = check_annotations(head, self.annotations, limits=self.limits)
@@ -133,15 +106,6 @@ class Door:
             if head.delivery_annotations:
                 # They were said to us and do not go on (§3.2.2).
                 payload = head.header + head.message_annotations + head.rest
-        elif head.ttl_ms is None and head.header:
-            if len(self._headers) >= _HEADERS_MAX:
-                self._headers.clear()
-            self._headers[head.header] = (
-                head.durable,
-                head.priority,
-                head.first_acquirer,
-                head.delivery_count,
-            )
         return Entry(
             payload,
             MESSAGE_FORMAT,

@@ -157,11 +157,6 @@ class MessageQueue(DistributionNode):
 
     # --- Room ---
 
-    @property
-    def held(self) -> int:
-        """Messages that take up room: available or acquired."""
-        return self.available + self.acquired
-
     def room(self) -> int:
         """How many more messages the queue can hold, at the mean size of those it has."""
         held = self.available + self.acquired

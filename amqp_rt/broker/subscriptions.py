@@ -82,8 +82,7 @@ class Subscription:
             outcome = delivery.state
             entry = delivery.context
             if not isinstance(entry, Entry):
-                if outcome is not None and entry != outcome:
-                    self._contradicted(link)
+                # It has had its outcome.
                 continue
             if type(outcome) not in _OUTCOMES:
                 if not delivery.remote_settled:
@@ -107,12 +106,6 @@ class Subscription:
             if not delivery.settled:
                 delivery.settle(outcome)
         node.concluded()
-
-    def _contradicted(self, link: SendingLink) -> None:
-        """Two outcomes for one delivery are an error (decision 6)."""
-        link.detach(
-            Error("amqp:illegal-state", "a delivery was given two outcomes that contradict")
-        )
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         node = self.node

@@ -280,6 +280,23 @@ def test_dynamic_nodes_are_bounded_for_each_connection() -> None:
     assert client.receiver(None, dynamic=True).error is None
 
 
+@pytest.mark.req("B8")
+@pytest.mark.parametrize(
+    ("asked", "condition"),
+    [
+        ({"address": "mine"}, "amqp:invalid-field"),
+        ({"capabilities": ("queue", "topic")}, "amqp:invalid-field"),
+        ({"capabilities": ("topic",), "distribution_mode": "move"}, "amqp:not-implemented"),
+        ({"outcomes": ("x:outcome",)}, "amqp:not-implemented"),
+    ],
+)
+def test_a_dynamic_source_that_cannot_be_is_refused(asked: dict[str, Any], condition: str) -> None:
+    here = world()
+    source = Source(dynamic=True, **asked)
+    assert here.client().receiver(None, source=source).error == condition
+    assert [declared.name for declared in here.host.nodes()] == ["q", "t"]
+
+
 def test_the_outcome_types_of_the_answer_are_those_of_the_text() -> None:
     source = world().client().receiver("q").link.source
     assert list(source.outcomes) == list(STANDARD_OUTCOMES)

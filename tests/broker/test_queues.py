@@ -20,6 +20,7 @@ from amqp_rt.outcomes import (
     Error,
     Modified,
     Outcome,
+    Received,
     Rejected,
     rejected,
 )
@@ -573,6 +574,57 @@ def test_no_header_is_inserted_unless_it_says_something() -> None:
     assert first == second == payload
     assert third == bytes.fromhex("005370c00705404040405201") + payload or third.endswith(payload)
     assert Message.decode(third).delivery_count == 1
+
+
+@pytest.mark.req("M18", "M22")
+def test_the_header_of_another_message_format_is_not_touched() -> None:
+    world = World(Queue("q"))
+    client = world.client()
+    client.sender("q").send_raw(b"\x00\x53\x70opaque", message_format=7)
+    receiver = client.receiver("q", credit=3)
+    receiver.settle(Modified(delivery_failed=True, message_annotations={"x-opt-a": 1}), 0)
+    receiver.settle(RELEASED, 1)
+    found = [(d.payload, d.message_format) for d in receiver.endpoint.deliveries]
+    assert found == [(b"\x00\x53\x70opaque", 7)] * 3
+
+
+def test_a_large_message_gets_its_header_too() -> None:
+    world = World(Queue("q"))
+    client = world.client()
+    client.sender("q").send(b"x" * 300_000, ttl_s=10)
+    receiver = client.receiver("q", credit=2)
+    receiver.settle(MODIFIED_FAILED, 0)
+    world.time.now += 1
+    again = receiver.messages[1]
+    assert (len(again.body), again.ttl_s, again.delivery_count) == (300_000, 10, 1)
+
+
+@pytest.mark.req("M25")
+def test_received_is_not_an_outcome() -> None:
+    world = World(Queue("q"))
+    client = world.client()
+    client.sender("q").send("m")
+    receiver = client.receiver("q", credit=2, rcv_settle_mode=RCV_SECOND)
+    (delivery,) = receiver.endpoint.deliveries
+    delivery.update(Received(1, 5))
+    world.pump()
+    assert counts(world) == (0, 1)
+    receiver.settle(ACCEPTED)
+    assert counts(world) == (0, 0)
+    # Settled while that was all it said: the default outcome holds.
+    client.sender("q").send("n")
+    (_, second) = receiver.endpoint.deliveries
+    client.session.queue_disposition(RECEIVER, second.delivery_id, True, Received(1, 5))
+    world.pump()
+    assert counts(world) == (1, 0)
+
+
+def test_a_message_too_large_for_a_browser_is_passed_over() -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send(b"x" * 5_000, b"small")
+    small = world.client(limits=Limits(message_size_max=2_000))
+    assert small.receiver("q", credit=5, distribution_mode="copy").bodies == [b"small"]
+    assert counts(world) == (2, 0)
 
 
 # --- cost ----------------------------------------------------------------------------------

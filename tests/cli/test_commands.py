@@ -1,0 +1,312 @@
+"""The command line as scripts rely on it: real processes, their output and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "amqp_rt.cli"]
+
+
+class Served:
+    """A running ``amqp-rt serve``."""
+
+    def __init__(self, *arguments: str, cwd: Path | None = None, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", "--listen", "amqp://127.0.0.1:0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, **environ},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), line + self.stop()[1]
+        self.ready = json.loads(line.removeprefix("ready "))
+        self.url: str = self.ready["listeners"][0]
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code and what stood on standard error."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+def amqp_rt(*arguments: str, stdin: str = "", url: str = "") -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "AMQP_URL": url} if url else dict(os.environ)
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environ,
+        check=False,
+    )
+
+
+def ok(*arguments: str, stdin: str = "", url: str = "") -> str:
+    done = amqp_rt(*arguments, stdin=stdin, url=url)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Served]:
+    served = Served(
+        *("--anonymous", "--node", "queue:work", "--node", "topic:news"),
+        *("--auto-create", "queue:orders-*", "--auto-create", "topic:orders-live-*"),
+    )
+    yield served
+    code, _ = served.stop()
+    assert code == 0
+
+
+def test_the_ready_line_tells_where_and_who(broker: Served) -> None:
+    assert set(broker.ready) == {"listeners", "pid"}
+    assert broker.ready["pid"] == broker.process.pid
+    assert broker.url.startswith("amqp://127.0.0.1:")
+    assert not broker.url.endswith(":0")
+
+
+def test_send_and_receive(broker: Served) -> None:
+    ok("send", "work", '{"sku": "A-1"}', url=broker.url)
+    ok("send", "--url", broker.url, "work", "-", stdin="from standard input")
+    told = ok("receive", "work", "--count", "2", url=broker.url)
+    assert told.splitlines() == ['{"sku": "A-1"}', "from standard input"]
+
+
+def test_whole_messages_as_json(broker: Served) -> None:
+    ok(
+        *("send", "work", "hello", "--subject", "greeting", "--property", "lang=en"),
+        *("--priority", "7", "--ttl", "60", "--message-id", "m1", "--durable"),
+        url=broker.url,
+    )
+    (line,) = ok("receive", "work", "--count", "1", "--json", url=broker.url).splitlines()
+    message = json.loads(line)
+    assert message["body"] == "hello"
+    assert message["application_properties"] == {"lang": "en"}
+    assert message["properties"]["subject"] == "greeting"
+    assert message["properties"]["message_id"] == "m1"
+    assert message["header"]["priority"] == 7
+    assert message["header"]["durable"] is True
+
+
+def test_browsing_takes_nothing(broker: Served) -> None:
+    ok("send", "orders-browse", "stays", url=broker.url)
+    for _ in range(2):
+        told = ok("receive", "orders-browse", "--browse", "--count", "1", url=broker.url)
+        assert told == "stays\n"
+    assert ok("receive", "orders-browse", "--count", "1", url=broker.url) == "stays\n"
+
+
+def test_the_most_specific_pattern_makes_the_node(broker: Served) -> None:
+    ok("send", "orders-eu", "x", url=broker.url)
+    ok("send", "orders-live-eu", "x", url=broker.url)
+    rows = [line.split() for line in ok("node", "list", url=broker.url).splitlines()]
+    kinds = {row[0]: row[1] for row in rows}
+    assert kinds["orders-eu"] == "queue"
+    assert kinds["orders-live-eu"] == "topic"
+    assert kinds["news"] == "topic"
+
+
+def test_too_few_messages_in_time_is_exit_code_1(broker: Served) -> None:
+    done = amqp_rt("receive", "orders-empty", "--count", "1", "--timeout", "0.2", url=broker.url)
+    assert done.returncode == 1
+    assert done.stderr == "Error: 0 of 1 messages came within 0.2 s each\n"
+
+
+def test_nodes_are_looked_at_and_tidied_up(broker: Served) -> None:
+    ok("send", "orders-tidy", "job", "--count", "5", url=broker.url)
+    assert ok("node", "peek", "orders-tidy", "--count", "2", url=broker.url) == "job\njob\n"
+    shown = dict(
+        line.split(maxsplit=1)
+        for line in ok("node", "show", "orders-tidy", url=broker.url).splitlines()
+    )
+    assert shown["available"] == "5"
+    ok("send", "orders-other", "x", url=broker.url)
+    moved = ok("node", "move", "orders-tidy", "orders-other", "--count", "2", url=broker.url)
+    assert moved == "2 messages moved\n"
+    assert ok("node", "purge", "orders-tidy", "--yes", url=broker.url) == "3 messages dropped\n"
+    told = ok("receive", "orders-other", "--count", "3", url=broker.url)
+    assert told.splitlines() == ["x", "job", "job"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["send", "nowhere", "x"], "has no node 'nowhere'"),
+        (["receive", "nowhere", "--count", "1"], "has no node 'nowhere'"),
+        (["request", "nowhere", "x"], "has no node 'nowhere'"),
+        (["node", "show", "nowhere"], "no node 'nowhere'"),
+        (["node", "move", "work", "nowhere"], "no node 'nowhere'"),
+        (["node", "peek", "news"], "'news' is not a queue"),
+    ],
+)
+def test_what_is_not_there_is_one_sentence(
+    broker: Served, arguments: list[str], sentence: str
+) -> None:
+    done = amqp_rt(*arguments, url=broker.url)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["send", "--url", "http://x", "a", "b"], "there is no such scheme"),
+        (["send", "--url", "amqp://127.0.0.1:1", "a", "b"], "cannot connect to amqp://127.0.0.1:1"),
+        (["send", "--url", "amqp://h:99999", "a", "b"], "port"),
+        (["send", "a", "b", "--property", "x"], "'x' is not NAME=VALUE"),
+        (["serve", "--node", "orders"], "'orders' is not KIND:NAME"),
+        (["serve", "--auto-create", "stack:x"], "'stack:x' is not KIND:NAME"),
+        (["serve", "--store", "sqlite:x.db"], "this version keeps messages in memory"),
+        (["serve", "--listen", "amqps://127.0.0.1:0"], "amqps:// is not spoken by this version"),
+        (["serve", "--listen", "amqp://0.0.0.0:0"], "who may connect?"),
+        (["serve", "--user", "ada"], "AMQP_RT_PASSWORD_ADA"),
+        (["serve", "--user", "ada:@/no/such/file"], "/no/such/file"),
+        (["serve", "nofile.py:container"], "there is no file nofile.py"),
+        (["serve", "nofile"], "is not FILE.py:container"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    done = amqp_rt(*arguments)
+    assert done.returncode in (1, 2)
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_teaches() -> None:
+    for arguments in (
+        [],
+        ["serve"],
+        ["send"],
+        ["receive"],
+        ["request"],
+        ["node"],
+        ["node", "move"],
+    ):
+        assert "Usage:" in ok(*arguments, "--help")
+    assert "amqp-rt send orders" in ok("--help")
+
+
+APPLICATION = """
+from amqp_rt import Container, rpc, node, Reject
+
+@rpc("double")
+async def double(number: int) -> int:
+    return 2 * number
+
+@node("picky")
+async def picky(number: int) -> None:
+    raise Reject("not today")
+
+container = Container("app", nodes=[double, picky])
+other = 5
+"""
+
+
+def test_an_applications_nodes_and_a_brokers_queues_at_one_listener(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APPLICATION)
+    served = Served("app.py:container", "--node", "queue:work", cwd=tmp_path)
+    try:
+        assert ok("request", "double", "21", url=served.url) == "42\n"
+        ok("send", "work", "x", url=served.url)
+        rejected = amqp_rt("send", "picky", "1", url=served.url)
+        assert (rejected.returncode, "not today" in rejected.stderr) == (1, True)
+        malformed = amqp_rt("request", "double", '"x"', url=served.url)
+        assert malformed.returncode == 1
+        assert "Expected `int`" in malformed.stderr
+    finally:
+        code, _ = served.stop(signal.SIGINT)
+    assert code == 0
+    done = amqp_rt("serve", f"{tmp_path}/app.py:other")
+    assert "has a int called 'other', not a Container" in done.stderr
+
+
+@pytest.mark.req("SE2")
+def test_users_log_in_and_others_do_not(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("fr om file\n")
+    served = Served(
+        *("--user", "ada:pw", "--user", f"ben:@{tmp_path}/secret", "--user", "cy"),
+        *("--node", "queue:work"),
+        AMQP_RT_PASSWORD_CY="from-env",
+    )
+    try:
+        address = served.url.removeprefix("amqp://")
+        for login in ("ada:pw", "ben:fr%20om%20file", "cy:from-env"):
+            ok("send", "--url", f"amqp://{login}@{address}", "work", "x")
+        for login in ("ada:wrong@", "nobody:pw@", ""):
+            done = amqp_rt("send", "--url", f"amqp://{login}{address}", "work", "x")
+            assert done.returncode == 1
+            assert len(done.stderr.splitlines()) == 1
+            assert "wrong" not in done.stderr
+    finally:
+        code, errors = served.stop()
+    assert code == 0
+    assert "pw" not in errors
+    assert "from-env" not in errors
+
+
+def test_the_password_may_come_from_standard_input() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--listen", "amqp://127.0.0.1:0", "--user", "ada:-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("typed\n")
+    process.stdin.flush()
+    (url,) = json.loads(process.stdout.readline().removeprefix("ready "))["listeners"]
+    done = amqp_rt("node", "list", "--url", url.replace("amqp://", "amqp://ada:typed@"))
+    process.terminate()
+    process.communicate(timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0
+
+
+def test_logs_go_to_standard_error_as_json_if_wanted() -> None:
+    served = Served("--user", "ada:pw", "--log-format", "json", "--log-level", "debug")
+    amqp_rt("send", "--url", served.url.replace("amqp://", "amqp://ada:bad@"), "x", "y")
+    code, errors = served.stop()
+    assert code == 0
+    entries = [json.loads(line) for line in errors.splitlines()]
+    assert any("ada" in entry["message"] for entry in entries)
+    assert all({"time", "level", "logger", "message"} <= set(entry) for entry in entries)
+
+
+@pytest.mark.req("A10")
+def test_sigterm_lets_running_work_finish(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import trio\n"
+        "from amqp_rt import Container, rpc\n"
+        "@rpc('slow')\n"
+        "async def slow() -> str:\n"
+        "    print('started', flush=True)\n"
+        "    await trio.sleep(1)\n"
+        "    return 'finished'\n"
+        "container = Container('app', nodes=[slow])\n"
+    )
+    served = Served("app.py:container", cwd=tmp_path)
+    caller = subprocess.Popen(
+        [*COMMAND, "request", "--url", served.url, "slow"], stdout=subprocess.PIPE, text=True
+    )
+    assert served.process.stdout is not None
+    assert served.process.stdout.readline() == "started\n"
+    served.process.terminate()
+    told, _ = caller.communicate(timeout=30)
+    assert told == "finished\n"
+    assert served.stop()[0] == 0

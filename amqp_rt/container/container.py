@@ -345,10 +345,8 @@ class Container:
                     self._resources.made(kind, await resources.enter_async_context(make()))
                 async with trio.open_nursery() as connections:
                     try:
-                        async with (
-                            trio.open_nursery() as listeners,
-                            trio.open_nursery() as handlers,
-                        ):
+                        listeners = await connections.start(_open_nursery)
+                        async with trio.open_nursery() as handlers:
                             self._nurseries = _Nurseries(connections, listeners, handlers)
                             try:
                                 await _call(self._on_startup)
@@ -780,8 +778,15 @@ class Container:
         return f"<Container {self.name!r}, {len(self._routes)} nodes, {state}>"
 
 
+async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    """A nursery that can be cancelled by itself, since nothing else runs inside it."""
+    async with trio.open_nursery() as nursery:
+        task_status.started(nursery)
+        await trio.sleep_forever()
+
+
 class _Nurseries(NamedTuple):
-    """What runs inside a container, each in the one before it."""
+    """What runs inside a container; the last two inside the first."""
 
     connections: trio.Nursery
     listeners: trio.Nursery

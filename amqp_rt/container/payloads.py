@@ -1,42 +1,66 @@
 """Typed payloads: what a Python value becomes in a message, and back (A3).
 
-The content-type decides. Without one the body is an AMQP value, which every AMQP client reads
-as its own kind of value.
+The content-type says how data are read. Without one a body is an AMQP value, which every AMQP
+client in every language reads as a value of its own kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
-from decimal import Decimal
+import dataclasses
+import datetime as dt
+import types
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, Union, cast, get_args, get_origin
 from uuid import UUID
 
 import msgspec
 
+from ..codec.composites import from_described
 from ..errors import DecodeError, EncodeError
 from ..message import BodyKind, Message, Sequence
-from ..values import Described, Symbol, Timestamp
+from ..values import Array, Char, Described, Float32, Map, Symbol, Timestamp
 
 JSON: Final = "application/json"
 MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+OCTETS: Final = "application/octet-stream"
+#: In place of a content-type: send as amqp-value what would be sent as JSON.
+AMQP_VALUE: Final = "amqp-value"
 
 #: Content-type, body and kind of body for :class:`~amqp_rt.message.Message`.
 Encoded: TypeAlias = tuple[str | None, Any, BodyKind | None]
 
-#: Types that AMQP has itself: sent as amqp-value, so that every peer sees a value and not text.
-_VALUES: Final = (str, int, float, UUID, datetime, Described)
+#: Character sets of text. Python knows others that are slow, or are no character sets at all.
+_CHARSETS: Final = {
+    "utf-8": "utf-8",
+    "utf8": "utf-8",
+    "us-ascii": "ascii",
+    "ascii": "ascii",
+    "utf-16": "utf-16",
+    "iso-8859-1": "latin-1",
+    "latin1": "latin-1",
+    "iso-8859-15": "iso-8859-15",
+    "windows-1252": "cp1252",
+}
 
 _DECODERS_MAX: Final = 1024
-_REASON_MAX: Final = 500
+_REASON_MAX: Final = 300
+
+#: What msgspec raises for bad input. The last two come from types that cannot hold what is there.
+_FAULTS: Final = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
+
+
+# --- Sending -----------------------------------------------------------------------------------
 
 
 def encode_payload(value: object, content_type: str | None = None) -> Encoded:
     """The body for *value*.
 
-    Without *content_type*: bytes as data, values that AMQP has a type for as amqp-value, Structs,
-    dataclasses, maps and lists as JSON.
+    Without *content_type*, Structs, dataclasses, maps and lists are sent as JSON, bytes as data,
+    and anything else as the AMQP value that it is; a :class:`~amqp_rt.message.Sequence` and
+    objects of composite classes keep their form. ``AMQP_VALUE`` sends maps and lists as AMQP
+    values too, Structs and dataclasses as maps. With a content-type, bytes are taken as encoded
+    already.
 
     Raises:
         EncodeError: It cannot be encoded so.
@@ -44,130 +68,262 @@ def encode_payload(value: object, content_type: str | None = None) -> Encoded:
     if content_type is None:
         if isinstance(value, bytes | bytearray | memoryview):
             return None, bytes(value), "data"
-        if value is None or isinstance(value, _VALUES):
-            return None, value, "value"
         if isinstance(value, Sequence):
             return None, value, "sequence"
-        if isinstance(value, Decimal):
-            return None, str(value), "value"
-        return JSON, _to_json(value), "data"
-    kind = _kind(content_type)
+        if _is_structured(value):
+            return JSON, _encoded(msgspec.json.encode, value), "data"
+        return None, _as_value(value), "value"
+    kind = _media_type(content_type)
+    if kind == AMQP_VALUE:
+        try:
+            return None, _as_value(value), "value"
+        except RecursionError:
+            raise EncodeError("the payload is nested too deeply, or holds itself") from None
     if isinstance(value, bytes | bytearray | memoryview):
         return content_type, bytes(value), "data"
     if kind == JSON or kind.endswith("+json"):
-        return content_type, _to_json(value), "data"
+        return content_type, _encoded(msgspec.json.encode, value), "data"
     if kind in MESSAGE_PACK:
-        try:
-            return content_type, msgspec.msgpack.encode(value), "data"
-        except (TypeError, OverflowError, ValueError) as error:
-            raise EncodeError(f"no MessagePack for it: {error}") from error
+        return content_type, _encoded(msgspec.msgpack.encode, value), "data"
     if isinstance(value, str):
-        return content_type, value.encode(), "data"
+        charset = _charset(content_type)
+        if charset is None:
+            raise EncodeError(f"the charset of {content_type[:80]!r} is not known")
+        try:
+            return content_type, value.encode(charset), "data"
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"the text is not {charset}: {error.reason}") from None
     raise EncodeError(
-        f"{type(value).__name__} cannot be sent as {content_type!r}: give bytes, or text"
+        f"{type(value).__name__} cannot be sent as {content_type[:80]!r}: give bytes, or text"
     )
 
 
-def _to_json(value: object) -> bytes:
+def _is_structured(value: object) -> bool:
+    if hasattr(type(value), "__amqp_write__"):
+        return False  # of a composite class
+    return (
+        isinstance(value, msgspec.Struct | Mapping | list | tuple | set | frozenset)
+        and not isinstance(value, Described)
+    ) or (hasattr(type(value), "__dataclass_fields__") or hasattr(type(value), "__attrs_attrs__"))
+
+
+def _encoded(encode: Callable[..., bytes], value: object) -> bytes:
     try:
-        return msgspec.json.encode(value)
-    except (TypeError, OverflowError, ValueError, RecursionError) as error:
-        raise EncodeError(f"no JSON for it: {error}") from error
+        return encode(value, enc_hook=_encodable)
+    except _FAULTS as error:
+        raise EncodeError(f"the payload cannot be encoded: {_brief(error)}") from None
+
+
+def _encodable(value: Any) -> Any:
+    """What msgspec is to encode instead of an object of a class that only AMQP has."""
+    if isinstance(value, Timestamp):
+        return _moment(value)
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Map | Mapping):
+        return dict(value.items())
+    if isinstance(value, Array):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no encoding there")
+
+
+def _as_value(value: Any) -> Any:
+    """*value* out of types that AMQP has."""
+    kind = type(value)
+    if isinstance(value, Mapping):
+        return {_as_value(key): _as_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_as_value(item) for item in value]
+    if isinstance(value, dt.datetime):
+        return value if value.tzinfo is not None else value.isoformat()
+    if hasattr(kind, "__amqp_write__") or isinstance(
+        value, str | int | float | bytes | bytearray | memoryview | UUID | Described | Map | Array
+    ):
+        return value
+    if isinstance(value, msgspec.Struct):
+        return {
+            field.encode_name: _as_value(getattr(value, field.name))
+            for field in msgspec.structs.fields(value)
+        }
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: _as_value(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    try:
+        # Decimals, dates, enumerations and the like have a form in text or numbers. What has
+        # none may still be a type of AMQP's, and is refused where it is written if it is not.
+        return msgspec.to_builtins(value)
+    except (TypeError, ValueError):
+        return value
+
+
+# --- Receiving ---------------------------------------------------------------------------------
 
 
 def decode_payload(message: Message, kind: Any) -> Any:
     """The body of *message* as *kind*, by its content-type.
 
+    *kind* is any type that msgspec can validate, a class declared with ``@composite``, or ``Any``
+    for the value as it comes. Data without a content-type are bytes, text or JSON, whichever
+    *kind* can be made of.
+
     Raises:
-        DecodeError: It is none; the reason names the field, as msgspec does.
+        DecodeError: It is none; the reason names the field.
     """
     body = message.body
-    if isinstance(body, bytes):
-        content_type = message.content_type
-        if content_type is not None:
-            encoding = message.content_encoding
-            if encoding:
-                raise DecodeError(f"content-encoding {encoding!r:.50} is not decoded here")
-            return _decode_bytes(body, _kind(content_type), kind)
-        return _decode_untyped(body, kind)
-    return _from_value(body, kind)
-
-
-def _decode_bytes(body: bytes, content_type: str, kind: Any) -> Any:
+    if message.body_kind != "data":
+        return _from_value(body, kind)
+    properties = message.properties
     if kind is bytes:
         return body
+    if properties.content_encoding is not None:
+        raise DecodeError(f"content-encoding {properties.content_encoding[:40]!r} is not decoded")
+    content_type = properties.content_type
+    if content_type is None:
+        return _from_untyped(body, kind)
+    media_type = _media_type(content_type)
+    if media_type == JSON or media_type.endswith("+json"):
+        return _from_encoded(_json_decoder, body, kind)
+    if media_type in MESSAGE_PACK:
+        return _from_encoded(_message_pack_decoder, body, kind)
+    if media_type.startswith("text/"):
+        return _from_text(_text(body, content_type), kind)
+    if media_type == OCTETS or kind is Any or kind is object:
+        return _from_untyped(body, kind)
+    raise DecodeError(f"{_name(kind)} cannot be made of {content_type[:80]!r}")
+
+
+def _from_encoded(
+    decoder: Callable[[Any], msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]],
+    body: bytes,
+    kind: Any,
+) -> Any:
     try:
-        if content_type == JSON or content_type.endswith("+json"):
-            return _json_decoder(kind).decode(body)
-        if content_type in MESSAGE_PACK:
-            return _message_pack_decoder(kind).decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise DecodeError(_brief(error)) from error
-    if content_type.startswith("text/"):
-        return _from_value(_text(body), kind)
-    return _decode_untyped(body, kind)
+        return decoder(kind).decode(body)
+    except _FAULTS as error:
+        raise DecodeError(_brief(error)) from None
 
 
-def _decode_untyped(body: bytes, kind: Any) -> Any:
-    """Data without a content-type: bytes, unless something else is asked for."""
-    if kind is Any or kind is bytes:
-        return body
+def _from_untyped(body: bytes, kind: Any) -> Any:
+    """Data whose content-type says nothing."""
     if kind is str:
-        return _text(body)
+        return _text(body, "")
+    if kind is Any or kind is object or bytes in _members(kind):
+        return body
+    return _from_encoded(_json_decoder, body, kind)
+
+
+def _from_text(text: str, kind: Any) -> Any:
+    if kind is str or kind is Any or kind is object:
+        return text
     try:
-        return _json_decoder(kind).decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        try:
-            return msgspec.convert(body, kind)
-        except (msgspec.ValidationError, ValueError):
-            raise DecodeError(_brief(error)) from error
+        # There are no numbers in a text but those that are written in it.
+        return msgspec.convert(text, kind, strict=False)
+    except _FAULTS as error:
+        raise DecodeError(_brief(error)) from None
 
 
 def _from_value(value: Any, kind: Any) -> Any:
-    if kind is Any:
+    if kind is Any or kind is object:
         return value
+    members = _members(kind)
+    if type(value) in members and type(value) not in _PLAIN:
+        return value
+    if isinstance(value, Described):
+        composites = [member for member in members if hasattr(member, "__composite__")]
+        if composites:
+            return from_described(value, *composites)
+    moments: list[Timestamp] = []
     try:
-        return msgspec.convert(_plain(value), kind, strict=False, str_keys=False)
-    except (msgspec.ValidationError, RecursionError, ValueError, TypeError) as error:
-        raise DecodeError(_brief(error)) from error
+        plain = _plain(value, moments, numbers=False)
+        try:
+            return msgspec.convert(plain, kind)
+        except msgspec.ValidationError:
+            if not moments:
+                raise
+        # A timestamp is asked for as a number.
+        return msgspec.convert(_plain(value, moments, numbers=True), kind)
+    except _FAULTS as error:
+        raise DecodeError(_brief(error)) from None
 
 
-def _plain(value: Any) -> Any:
+_PLAIN: Final = frozenset({list, dict})
+
+
+def _plain(value: Any, moments: list[Timestamp], *, numbers: bool) -> Any:
     """*value* without the types that only AMQP has, so that msgspec knows what it is."""
     kind = type(value)
-    if kind is str or kind is int or kind is float or kind is bool or kind is bytes:
+    if kind is str or kind is int or kind is bool or kind is float or kind is bytes:
         return value
-    if isinstance(value, Timestamp):
-        return value.datetime
-    if isinstance(value, bool):
-        return bool(value)
-    if isinstance(value, Symbol | str):
+    if kind is dict or kind is Map:
+        return {
+            _plain(key, moments, numbers=numbers): _plain(item, moments, numbers=numbers)
+            for key, item in value.items()
+        }
+    if isinstance(value, list) or kind is Array:
+        return [_plain(item, moments, numbers=numbers) for item in value]
+    if kind is Symbol or kind is Char:
         return str(value)
+    if kind is Timestamp:
+        moments.append(value)
+        return int(value) if numbers else _moment(value)
     if isinstance(value, int):
         return int(value)
-    if isinstance(value, float):
+    if kind is Float32:
         return float(value)
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, Described):
-        return _plain(value.value)
+    if kind is Described:
+        return _plain(value.value, moments, numbers=numbers)
     return value
 
 
-def _text(body: bytes) -> str:
+def _moment(timestamp: Timestamp) -> dt.datetime | int:
     try:
-        return body.decode()
-    except UnicodeDecodeError:
-        raise DecodeError("the text is not UTF-8") from None
+        return timestamp.datetime
+    except OverflowError:
+        return int(timestamp)
 
 
-def _kind(content_type: str) -> str:
+# --- Types and content-types -------------------------------------------------------------------
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or *kind* alone."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return get_args(kind)
+    return (kind,)
+
+
+def _name(kind: Any) -> str:
+    return cast("str", getattr(kind, "__name__", None)) or str(kind)[:80]
+
+
+def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
+def _charset(content_type: str) -> str | None:
+    """Python's name for the character set; UTF-8 if none is given, None if it is not known."""
+    for parameter in content_type.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            return _CHARSETS.get(value.strip().strip('"').lower())
+    return "utf-8"
+
+
+def _text(body: bytes, content_type: str) -> str:
+    charset = _charset(content_type)
+    if charset is None:
+        raise DecodeError(f"the charset of {content_type[:80]!r} is not known")
+    try:
+        return body.decode(charset)
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"the text is not {charset}: {error.reason}") from None
+
+
 def _brief(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     text = str(error) or type(error).__name__
     return text if len(text) <= _REASON_MAX else text[:_REASON_MAX] + "…"
 

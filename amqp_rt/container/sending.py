@@ -1,15 +1,16 @@
 """Sending: messages out, outcomes back.
 
-A message that has no credit yet waits in the sender, at most ``max_pending`` of them, and leaves
-in order as credit comes. Outcomes arrive a batch at a time; nothing here costs a task, a channel
-or an event per message.
+A message that has no credit yet waits in the sender and leaves in order as credit comes. Outcomes
+arrive a batch at a time, and wake only tasks that wait for them: nothing here costs a task, a
+channel or an event per message.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
 
 import trio
 
@@ -19,7 +20,6 @@ from ..errors import (
     DeliveryNotAccepted,
     DeliveryRejected,
     LinkDetached,
-    LinkRefused,
     LocalProtocolError,
     WouldBlock,
 )
@@ -27,42 +27,122 @@ from ..fronts.base import (
     RCV_FIRST,
     SND_MIXED,
     SND_SETTLED,
+    SND_UNSETTLED,
     OutgoingDelivery,
     Payload,
     SendingLink,
 )
-from ..message import Message
-from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Outcome, Received, Rejected
+from ..message import BodyKind, Message, MessageId, Moment, write_data
+from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Received, Rejected
 from ..termini import Source, Target
 from ..values import Symbol
+from .links import LinkHandle, fresh, park_aborts
 from .payloads import encode_payload
-from .receiving import gone
 
 if TYPE_CHECKING:
     from .connections import Session
 
-#: What becomes of messages whose outcome a lost connection kept from us.
+#: What becomes of messages whose outcome a lost connection kept from us: the caller hears
+#: ``ConnectionLost``, or they are sent again and may arrive twice.
 InDoubt = Literal["raise", "resend"]
 
-R = TypeVar("R", bound="Receipt")
-
+#: Messages without an outcome that a sender holds, unless said otherwise.
+PENDING_MAX: Final = 1000
+#: Messages that a loop of sends may submit before others get their turn.
+_TURN_MESSAGES: Final = 64
+#: Bytes of a streamed body handed to the link at a time.
 _PIECE_MAX: Final = 65_536
+
+
+class MessageProperties(TypedDict, total=False):
+    """What can be said of a message beside its body; see :class:`~amqp_rt.message.Message`."""
+
+    body_kind: BodyKind | None
+    durable: bool
+    priority: int
+    ttl_ms: int | None
+    ttl_s: float | None
+    first_acquirer: bool
+    delivery_count: int
+    delivery_annotations: Mapping[Any, Any] | None
+    message_annotations: Mapping[Any, Any] | None
+    message_id: MessageId | None
+    user_id: bytes | None
+    to: str | None
+    subject: str | None
+    reply_to: str | None
+    correlation_id: MessageId | None
+    content_type: str | None
+    content_encoding: str | None
+    absolute_expiry_time: Moment | None
+    creation_time: Moment | None
+    group_id: str | None
+    group_sequence: int | None
+    reply_to_group_id: str | None
+    application_properties: Mapping[str, Any] | None
+    footer: Mapping[Any, Any] | None
+
+
+class SenderOptions(TypedDict, total=False):
+    """What ``peer.sender(address, …)`` takes.
+
+    ``name``: of the link; made up if left out.
+    ``max_pending``: messages without an outcome that it holds, waiting for credit or sent.
+    ``settled``: True sends everything settled (at most once, no outcomes), False nothing.
+    ``rcv_settle_mode``: 1 asks the receiver to wait for us to settle (Part 2 §2.8.3).
+    ``in_doubt``: ``"resend"`` sends again what a lost connection left without an outcome.
+    ``dynamic``: the peer makes a node and its address.
+    ``durable``: 1 or 2, see Part 3 §3.5.5.
+    ``capabilities``: of the target, for example ``"queue"``.
+    ``properties``: of the link.
+    ``source``: our own address, for peers that look at it.
+    """
+
+    name: str
+    max_pending: int
+    settled: bool | None
+    rcv_settle_mode: int
+    in_doubt: InDoubt
+    dynamic: bool
+    durable: int
+    capabilities: Sequence[str]
+    properties: Mapping[object, object] | None
+    source: str | None
 
 
 class Receipt:
     """A message that was sent, or waits to be; tells its outcome."""
 
-    __slots__ = ("_error", "_outcome", "_sender", "_waiting", "message_format", "payload", "raw")
+    __slots__ = (
+        "_error",
+        "_outcome",
+        "_sender",
+        "_waiting",
+        "message_format",
+        "payload",
+        "raw",
+        "unfinished",
+    )
 
-    def __init__(self, sender: Sender, payload: Payload, message_format: int) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        payload: Payload,
+        message_format: int = 0,
+        *,
+        unfinished: bool = False,
+    ) -> None:
         self._sender = sender
+        #: What is to be sent; dropped when it cannot be needed any more.
         self.payload = payload
         self.message_format = message_format
         #: The delivery, once it has left.
         self.raw: OutgoingDelivery | None = None
+        #: The payload is only the beginning of the message.
+        self.unfinished = unfinished
         self._outcome: Outcome | None = None
         self._error: AmqpError | None = None
-        self._waiting: trio.lowlevel.Task | None = None
+        self._waiting: list[trio.lowlevel.Task] | None = None
 
     @property
     def done(self) -> bool:
@@ -70,31 +150,22 @@ class Receipt:
         return self._outcome is not None or self._error is not None
 
     async def outcome(self) -> Outcome:
-        """Wait for the outcome, whatever it is.
+        """Wait for the outcome, whatever it is. A message sent settled counts as accepted.
 
-        Cancelled, the message stays sent and its outcome can be asked for again.
+        Cancelled, the message stays sent, or in line; its outcome can be asked for again.
 
         Raises:
             LinkDetached: The link went before the outcome came: it is in doubt.
             ConnectionLost: So did the connection.
         """
-        if not self.done:
-            if self._waiting is not None:
-                raise LocalProtocolError("another task is waiting for this outcome")
-            self._waiting = trio.lowlevel.current_task()
-
-            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                self._waiting = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
+        await self._wait()
         if self._error is not None:
-            raise self._error
+            raise fresh(self._error)
         assert self._outcome is not None
         return self._outcome
 
     async def accepted(self) -> Outcome:
-        """Wait for the outcome, and raise if it is not *accepted*.
+        """Wait for the outcome, and raise if it is not *accepted*. Cancelled: as :meth:`outcome`.
 
         Raises:
             DeliveryRejected: The message is invalid to the receiver, which says why.
@@ -107,39 +178,56 @@ class Receipt:
             raise refusal(outcome)
         return outcome
 
+    async def _wait(self) -> None:
+        if self._outcome is None and self._error is None:
+            task = trio.lowlevel.current_task()
+            if self._waiting is None:
+                self._waiting = [task]
+            else:
+                self._waiting.append(task)
+
+            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+                assert self._waiting is not None
+                self._waiting.remove(task)
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
     def withdraw(self) -> bool:
         """Take the message back if it has not left yet; whether it was taken back."""
         return self._sender.withdraw(self)
 
     def give_up(self) -> None:
-        """Settle the delivery without waiting for its outcome, or withdraw the message.
+        """Take the message back, or if it has left, settle it without waiting for its outcome.
 
-        The receiver hears that nobody waits any more: a request's handler is cancelled.
+        The receiver hears that nobody waits any more: the handler of a request is cancelled.
         """
         if self.done or self._sender.withdraw(self):
             return
         if self.raw is not None:
             self.raw.settle()
-        self.fail(LinkDetached("given up by the caller", condition="amqp:not-allowed"))
+        self.fail(LinkDetached("the sender gave up the message", condition="amqp:not-allowed"))
 
     def finish(self, outcome: Outcome) -> None:
         """The outcome is known."""
-        if not self.done:
+        if self._outcome is None and self._error is None:
             self._outcome = outcome
-            self._resume()
+            self._settle()
 
     def fail(self, error: AmqpError) -> None:
         """The outcome will not be known."""
-        if not self.done:
+        if self._outcome is None and self._error is None:
             self._error = error
-            self._resume()
+            self._settle()
 
-    def _resume(self) -> None:
+    def _settle(self) -> None:
         self.payload = b""
         self._sender.done(self)
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            trio.lowlevel.reschedule(waiting)
+        waiting = self._waiting
+        if waiting is not None:
+            self._waiting = None
+            for task in waiting:
+                trio.lowlevel.reschedule(task)
 
     def __repr__(self) -> str:
         state: object = self._error or self._outcome
@@ -149,20 +237,30 @@ class Receipt:
 
 
 def refusal(outcome: Outcome) -> AmqpError:
-    """The exception that says that *outcome* is not *accepted*."""
+    """The exception that says that *outcome* is not *accepted*; ``info["outcome"]`` holds it."""
     if isinstance(outcome, Rejected):
         if outcome.error is None:
             return DeliveryRejected(
                 "the receiver rejected the message", condition="amqp:not-allowed"
             )
         return outcome.error.raised_as(DeliveryRejected)
-    return DeliveryNotAccepted(f"the receiver gave the message back: {outcome}")
+    how = "released"
+    if isinstance(outcome, Modified):
+        how = (
+            "gave back, as a failed attempt," if outcome.delivery_failed else "gave back, modified,"
+        )
+    return DeliveryNotAccepted(f"the receiver {how} the message", info={"outcome": outcome})
 
 
-class Sender:
-    """A link on which we send; made by ``peer.sender(...)``.
+class Sender(LinkHandle):
+    """A link on which we send; made by ``peer.sender(...)``, used in ``async with``.
 
-    Several tasks may send at once; messages leave in the order of the calls.
+    Several tasks may send at once; messages leave in the order of the calls. Leaving the block
+    waits until every message has its outcome; leaving it with an exception does not.
+
+    While a lost connection is dialled again, messages wait. Those that had left and have no
+    outcome are *in doubt*: the peer may have taken them or not. Their senders hear
+    ``ConnectionLost``, unless the sender was made with ``in_doubt="resend"``.
     """
 
     def __init__(
@@ -171,7 +269,8 @@ class Sender:
         address: str | None,
         *,
         name: str,
-        max_pending: int = 1000,
+        named: bool = False,
+        max_pending: int = PENDING_MAX,
         settled: bool | None = None,
         rcv_settle_mode: int = RCV_FIRST,
         in_doubt: InDoubt = "raise",
@@ -183,11 +282,10 @@ class Sender:
         source: str | None = None,
     ) -> None:
         if max_pending < 1:
-            raise ValueError("max_pending must be at least 1")
-        self._session = session
-        self.name = name
-        #: The agreed address; None is the anonymous terminus, which routes by ``to``.
-        self.address = address
+            raise ValueError(f"max_pending must be at least 1, not {max_pending}")
+        if in_doubt not in ("raise", "resend"):
+            raise ValueError(f"in_doubt is 'raise' or 'resend', not {in_doubt!r}")
+        super().__init__(session, address, name, named=named)
         self.max_pending = max_pending
         self._asked = Target(
             address=None if dynamic else address,
@@ -198,101 +296,117 @@ class Sender:
         self._source = Source(address=source)
         self._settled = settled
         self._modes = (
-            SND_MIXED if settled is None else SND_SETTLED if settled else 0,
+            SND_MIXED if settled is None else SND_SETTLED if settled else SND_UNSETTLED,
             rcv_settle_mode,
         )
-        self._in_doubt = in_doubt
-        #: Messages that had not left when the connection was lost go out on the next one.
+        self._resends = in_doubt == "resend"
+        #: What had not left when the connection was lost goes out on the next one.
         self._keep_waiting = keep_waiting
         self._properties = properties
-        self._raw: SendingLink | None = None
+        #: ``to`` decides where a message goes.
+        self._anonymous = address is None and not dynamic
         #: Messages that wait for credit.
         self._queue: deque[Receipt] = deque()
-        #: Messages that have left and have no outcome.
+        #: Messages that have left and have no outcome, in the order in which they left.
         self._unsettled: dict[Receipt, None] = {}
-        self._attached = trio.Event()
-        self._was_attached = False
-        self._room: trio.Event | None = None
-        self._change: trio.Event | None = None
-        self._streaming = False
-        self._error: AmqpError | None = None
-        self._closed = False
+        #: The streamed message that is being written: nothing else can leave meanwhile.
+        self._unfinished: Receipt | None = None
+        #: Tasks that wait to submit a message.
+        self._room = trio.lowlevel.ParkingLot()
+        self._turn = 0
 
     # --- state ---------------------------------------------------------------------------
 
     @property
-    def link(self) -> SendingLink:
-        """The link as it is now.
+    def target(self) -> Target:
+        """The target as the peer answered it.
 
         Raises:
-            LinkDetached: There is none.
+            LinkDetached: The link is not attached.
         """
-        if self._raw is None:
-            raise LinkDetached("the sender is not attached")
-        return self._raw
-
-    @property
-    def target(self) -> Target:
-        """The target as the peer answered it."""
         found = self.link.target
         return found if isinstance(found, Target) else Target()
 
     @property
     def credit(self) -> int:
         """Messages that the peer takes now."""
-        return self._raw.credit if self._raw is not None and self._raw.attached else 0
+        return self._raw.credit if self._stage == "attached" else 0
 
     @property
     def pending(self) -> int:
         """Messages without an outcome: those that wait for credit and those that have left."""
         return len(self._queue) + len(self._unsettled)
 
-    @property
-    def closed(self) -> bool:
-        """Closed by us, or detached for good by the peer."""
-        return self._closed
-
     # --- sending -------------------------------------------------------------------------
 
-    async def send(self, message: object, **properties: Any) -> Outcome:
-        """Send a message and wait for its outcome.
+    async def send(self, message: object, **properties: Unpack[MessageProperties]) -> Outcome:
+        """Send a message and wait for its outcome, which is *accepted*.
 
         Args:
             message: A :class:`~amqp_rt.message.Message`, or a payload to make one of.
             properties: Whatever :class:`~amqp_rt.message.Message` takes, for example
                 ``ttl_s``, ``priority``, ``durable``, ``subject``, ``application_properties``.
 
-        Cancelled while the message waits for credit, it is withdrawn and was not sent. Cancelled
+        Cancelled while the message waits for credit, it is taken back: nothing was sent. Cancelled
         after it left, it stays sent, and its outcome is not heard.
 
         Raises:
             DeliveryRejected: The message is invalid to the receiver, which says why.
             DeliveryNotAccepted: It was released or modified.
+            LocalProtocolError: It is larger than the peer allows; nothing was sent.
             LinkDetached: The link went before the outcome came: it is in doubt.
             ConnectionLost: So did the connection.
         """
-        payload = self.encode(message, properties)
-        while self.pending >= self.max_pending:
+        return await self._send(self.encode(message, properties), 0)
+
+    async def send_payload(self, payload: Payload, *, message_format: int = 0) -> Outcome:
+        """Send an encoded message as it is, of whatever format; otherwise as :meth:`send`."""
+        return await self._send(payload, message_format)
+
+    async def _send(self, payload: Payload, message_format: int) -> Outcome:
+        if len(self._queue) + len(self._unsettled) >= self.max_pending:
             await self.wait_for_room()
-        receipt = self.submit(Receipt(self, payload, 0))
+        receipt = Receipt(self, payload, message_format)
+        self.submit(receipt)
+        if type(receipt._outcome) is Accepted:
+            await self._take_turns()
+            return ACCEPTED
         try:
             return await receipt.accepted()
         except trio.Cancelled:
             self.withdraw(receipt)
             raise
 
-    def send_nowait(self, message: object, **properties: Any) -> Receipt:
-        """Send a message without waiting; the receipt tells its outcome.
+    def send_nowait(self, message: object, **properties: Unpack[MessageProperties]) -> Receipt:
+        """Send a message, or put it in line for credit, without waiting.
+
+        Takes what :meth:`send` takes; the receipt tells the outcome.
 
         Raises:
             WouldBlock: ``max_pending`` messages have no outcome yet. Nothing was sent.
-            LinkDetached: The sender is closed, or its link gone for good.
+            LocalProtocolError: The message is larger than the peer allows.
+            LinkDetached: The sender is closed, or its link is gone for good.
+            ConnectionLost: So is its connection.
         """
-        if self.pending >= self.max_pending:
-            raise WouldBlock(f"{self.pending} messages of this sender are pending")
-        return self.submit(Receipt(self, self.encode(message, properties), 0))
+        return self._send_nowait(self.encode(message, properties), 0)
 
-    async def send_many(self, messages: Iterable[object], **properties: Any) -> int:
+    def send_payload_nowait(self, payload: Payload, *, message_format: int = 0) -> Receipt:
+        """Send an encoded message as it is; otherwise as :meth:`send_nowait`."""
+        return self._send_nowait(payload, message_format)
+
+    def _send_nowait(self, payload: Payload, message_format: int) -> Receipt:
+        self._refuse_if_over()
+        if self.pending >= self.max_pending:
+            raise WouldBlock(f"{self.pending} messages to {self.address!r} have no outcome yet")
+        receipt = Receipt(self, payload, message_format)
+        self.submit(receipt)
+        if isinstance(receipt._error, LocalProtocolError):
+            raise receipt._error
+        return receipt
+
+    async def send_many(
+        self, messages: Iterable[object], **properties: Unpack[MessageProperties]
+    ) -> int:
         """Send messages one behind the other, up to ``max_pending`` at a time without an outcome.
 
         Returns the number of messages, once all are accepted.
@@ -300,8 +414,9 @@ class Sender:
         Cancelled, those that have left stay sent and the others were not.
 
         Raises:
-            DeliveryRejected: One was rejected; those behind it may have been sent.
-            DeliveryNotAccepted: One was released or modified.
+            DeliveryRejected: One was rejected. No further message is taken from *messages*;
+                those behind it that had left stay sent, and the others were not.
+            DeliveryNotAccepted: One was released or modified; otherwise the same.
             LinkDetached: The link is gone; outcomes are in doubt.
             ConnectionLost: So is the connection.
         """
@@ -310,48 +425,44 @@ class Sender:
         try:
             for message in messages:
                 payload = self.encode(message, properties)
-                while receipts and receipts[0].done:
-                    await self._judge(receipts.popleft())
-                while self.pending >= self.max_pending:
+                while receipts and type(receipts[0]._outcome) is Accepted:
+                    receipts.popleft()
+                if receipts and receipts[0].done:
+                    break
+                if len(self._queue) + len(self._unsettled) >= self.max_pending:
                     await self.wait_for_room()
-                receipts.append(self.submit(Receipt(self, payload, 0)))
+                receipt = Receipt(self, payload)
+                self.submit(receipt)
+                receipts.append(receipt)
                 count += 1
+                await self._take_turns()
             while receipts:
-                await self._judge(receipts.popleft())
-        except trio.Cancelled:
+                await receipts[0].accepted()
+                receipts.popleft()
+        finally:
             for receipt in receipts:
                 self.withdraw(receipt)
-            raise
         return count
 
-    @staticmethod
-    async def _judge(receipt: Receipt) -> None:
-        if receipt.done and type(receipt._outcome) is Accepted:
-            return
-        await receipt.accepted()
-
-    async def send_payload(self, payload: Payload, *, message_format: int = 0) -> Outcome:
-        """Send an encoded message as it is; otherwise as :meth:`send`."""
-        while self.pending >= self.max_pending:
-            await self.wait_for_room()
-        receipt = self.submit(Receipt(self, payload, message_format))
-        try:
-            return await receipt.accepted()
-        except trio.Cancelled:
-            self.withdraw(receipt)
-            raise
-
-    def stream(self, message: Message | None = None, **properties: Any) -> StreamedMessage:
-        """A message whose body is written piece by piece, never whole in memory.
+    def stream(
+        self, message: Message | None = None, **properties: Unpack[MessageProperties]
+    ) -> StreamedMessage:
+        """A message whose body is written piece by piece and never whole in memory.
 
         ``async with sender.stream(content_type="video/mp4") as body: await body.write(chunk)``.
-        At the end of the block the message is complete and its outcome was waited for; an
-        exception aborts it.
+        At the end of the block the message is complete, and its outcome was waited for as by
+        :meth:`send`. An exception in the block aborts it: the receiver drops what it has
+        (Part 2 §2.7.5).
+
+        Args:
+            message: Whatever surrounds the body, instead of *properties*; its body is not sent.
+            properties: As those of :meth:`send`.
         """
-        front = message if message is not None else Message(b"", **properties)
+        front = Message(b"", **properties) if message is None else message.replace(body=b"")
+        self._refuse_without_to(front)
         return StreamedMessage(self, front)
 
-    def encode(self, message: object, properties: Mapping[str, Any]) -> Payload:
+    def encode(self, message: object, properties: MessageProperties | Mapping[str, Any]) -> Payload:
         """The encoded message for a payload and its properties.
 
         Raises:
@@ -362,33 +473,59 @@ class Sender:
             built = message.replace(**properties) if properties else message
         else:
             built = make_message(message, properties)
-        if self.address is None and built.to is None and not self._asked.dynamic:
-            raise LocalProtocolError(
-                "a message to the anonymous terminus needs to=…",
-                condition="amqp:precondition-failed",
-            )
+        if self._anonymous:
+            self._refuse_without_to(built)
         return built.encode()
 
-    def submit(self, receipt: R) -> R:
-        """Send the message of *receipt*, or queue it until there is credit.
+    def _refuse_without_to(self, message: Message) -> None:
+        if self._anonymous and message.to is None:
+            raise LocalProtocolError(
+                "a message to the anonymous terminus says where it goes: to=…",
+                condition="amqp:precondition-failed",
+            )
+
+    async def wait_for_room(self) -> None:
+        """Wait until fewer than ``max_pending`` messages have no outcome. Cancelled: no trace.
 
         Raises:
-            LinkDetached: The sender is closed, or its link gone for good.
+            LinkDetached: The link is gone for good.
+            ConnectionLost: So is its connection.
         """
         self._refuse_if_over()
+        while self.pending >= self.max_pending:
+            await self._room.park()
+            self._refuse_if_over()
+
+    async def _take_turns(self) -> None:
+        """Now and then let others run: a message that needs no waiting is no checkpoint."""
+        self._turn += 1
+        if self._turn >= _TURN_MESSAGES:
+            self._turn = 0
+            await trio.lowlevel.checkpoint()
+
+    def submit(self, receipt: Receipt) -> None:
+        """Send a message, or put it in line.
+
+        Raises:
+            LinkDetached: The sender is closed, or its link is gone for good.
+            ConnectionLost: So is its connection.
+        """
+        if self._stage != "attached":
+            self._refuse_if_over()
+            self._queue.append(receipt)
+            return
         link = self._raw
         if (
-            link is not None
+            not self._queue
+            and self._unfinished is None
+            and link.credit > 0
             and link.attached
-            and link.credit
-            and not self._queue
-            and not self._streaming
             and link.writable
         ):
             self._transfer(link, receipt)
         else:
             self._queue.append(receipt)
-        return receipt
+            link.offer(len(self._queue))
 
     def _transfer(self, link: SendingLink, receipt: Receipt) -> None:
         try:
@@ -397,20 +534,38 @@ class Sender:
                 receipt,
                 settled=self._settled,
                 message_format=receipt.message_format,
+                more=receipt.unfinished,
             )
         except LocalProtocolError as error:
             receipt.fail(error)
             return
         receipt.raw = raw
-        if raw.settled:
+        if receipt.unfinished:
+            self._unfinished = receipt
+            self._changes.unpark_all()
+        elif raw.settled:
             receipt.finish(ACCEPTED)
+            return
+        self._unsettled[receipt] = None
+        if not self._resends:
+            receipt.payload = b""
+
+    def _pump(self, link: SendingLink) -> None:
+        """Send what credit and room allow; give back the credit if the peer drains."""
+        queue = self._queue
+        while queue and self._unfinished is None and link.credit > 0 and link.writable:
+            self._transfer(link, queue.popleft())
+        if not queue and self._unfinished is None:
+            link.offer(0)
+            if link.draining:
+                link.drained()
         else:
-            self._unsettled[receipt] = None
-            if self._in_doubt != "resend":
-                receipt.payload = b""
+            link.offer(len(queue))
 
     def withdraw(self, receipt: Receipt) -> bool:
         """Take back a message that waits for credit; whether it was still here."""
+        if receipt.raw is not None or receipt.done:
+            return False
         try:
             self._queue.remove(receipt)
         except ValueError:
@@ -421,94 +576,52 @@ class Sender:
     def done(self, receipt: Receipt) -> None:
         """A receipt is done: there is room for another message."""
         self._unsettled.pop(receipt, None)
-        if self._room is not None and self.pending < self.max_pending:
-            self._room.set()
-            self._room = None
+        if self._room:
+            self._room.unpark()
+        if not self._unsettled and not self._queue:
+            self._changes.unpark_all()
 
-    async def wait_for_room(self) -> None:
-        """Wait until a message more may be pending. Cancelled, nothing has changed."""
-        self._refuse_if_over()
-        if self._room is None:
-            self._room = trio.Event()
-        await self._room.wait()
-
-    def _refuse_if_over(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise LinkDetached("the sender is closed")
+    def end_stream(self, receipt: Receipt) -> None:
+        """The streamed message is complete or aborted: others may leave."""
+        if self._unfinished is receipt:
+            self._unfinished = None
+            if self._stage == "attached":
+                self._pump(self._raw)
 
     # --- ending --------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Wait until every message has its outcome, then detach.
+    async def flush(self) -> None:
+        """Wait until every message has its outcome, and those sent settled have left.
 
-        Cancelled, the link is detached at once: messages without an outcome are in doubt, and
-        those that had not left are not sent.
-        """
-        if self._closed:
-            await trio.lowlevel.checkpoint()
-            return
-        try:
-            while self.pending and self._error is None:
-                await self._changed()
-        finally:
-            self._closed = True
-            self._session.remove(self)
-            if self._raw is not None:
-                self._raw.detach()
-            self._fail_pending(LinkDetached("the sender was closed"))
-        await trio.lowlevel.checkpoint()
-
-    async def wait_attached(self) -> None:
-        """Wait for the peer's answer to our attach.
-
-        Cancelled, the attach stays asked for; close the sender to withdraw it.
+        Outcomes other than *accepted* do not raise here; ask the receipts. Cancelled: no trace.
 
         Raises:
-            LinkRefused: The peer would not have it; its condition says why.
+            LinkDetached: The link is gone for good; outcomes are in doubt.
+            ConnectionLost: So is its connection.
         """
-        await self._attached.wait()
-        if self._error is not None:
-            raise self._error
+        while self.pending or (self._stage == "attached" and not self._raw.writable):
+            self._refuse_if_over()
+            await self._changes.park()
 
-    async def __aenter__(self) -> Sender:
+    async def close(self) -> None:
+        """Wait until every message has its outcome or is in doubt, then detach.
+
+        Cancelled, the link is detached at once: messages that have left without an outcome are in
+        doubt, and those that wait for credit are not sent.
+        """
         try:
-            await self.wait_attached()
-        except BaseException:
-            self._closed = True
-            self._session.remove(self)
-            if self._raw is not None:
-                self._raw.detach()
-            raise
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            await self.close()
-        else:
-            with trio.CancelScope(shield=True) as scope:
-                scope.cancel()
-                await self.close()
-
-    async def _changed(self) -> None:
-        """Wait until something has happened to pending messages."""
-        if self._room is None:
-            self._room = trio.Event()
-        if self._change is None:
-            self._change = trio.Event()
-        await self._change.wait()
-
-    def _note_change(self) -> None:
-        if self._change is not None:
-            self._change.set()
-            self._change = None
+            if not self.closed:
+                await self.flush()
+        except AmqpError:
+            pass  # whoever waits for an outcome has heard of it
+        finally:
+            self.abandon()
+        await self._detach()
 
     # --- what the session and the link say --------------------------------------------------
 
-    def attach(self, core: Any) -> None:
-        """Attach, or after a lost connection attach again, on the session *core*."""
-        self._raw = core.attach_sender(
+    def _ask(self, core: Any) -> Any:
+        return core.attach_sender(
             self.name,
             self,
             source=self._source,
@@ -518,184 +631,186 @@ class Sender:
             properties=self._properties,
         )
 
-    def lost(self, error: AmqpError) -> None:
-        """The connection is gone for good."""
-        self._fail(error)
+    def _readdress(self, address: str) -> None:
+        super()._readdress(address)
+        self._asked.address = address
 
-    def on_attached(self, link: SendingLink) -> None:
-        self._raw = link
+    def _begin(self, link: Any) -> None:
         if isinstance(link.target, Target):
             self.address = link.target.address
-        if self._closed:
-            link.detach()
-            return
-        self._was_attached = True
-        self._attached.set()
+        self._pump(link)
 
     def on_credit(self, link: SendingLink) -> None:
-        self._note_change()
-        queue = self._queue
-        if not self._streaming:
-            while queue and link.credit and link.writable:
-                self._transfer(link, queue.popleft())
-        if link.draining and not queue and not self._streaming:
-            link.drained()
+        """There is credit or room again, or the peer drains."""
+        self._pump(link)
+        if self._changes:
+            self._changes.unpark_all()
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+        """The receiver spoke of these messages."""
         for each in deliveries:
+            state = each.state
             if each.remote_settled:
-                state = each.state
-                # Settled without a state: the source's default outcome holds (Part 3 §3.5.3).
-                outcome = RELEASED if state is None else state
-                each.context.finish(outcome)
-            elif each.state is not None and not isinstance(each.state, Received):
-                outcome = each.state
+                # Settled without a state: the default outcome holds (Part 3 §3.5.3).
+                each.context.finish(RELEASED if state is None else state)
+            elif state is not None and not isinstance(state, Received):
+                # The receiver settles second: after us (Part 2 §2.8.3).
                 each.settle()
-                each.context.finish(outcome)
-        self._note_change()
+                each.context.finish(state)
 
-    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
-        self._note_change()
-        if self._closed:
-            self._fail_pending(LinkDetached("the sender was closed"))
-            return
-        if self._session.may_come_back and not closed:
-            self._attached = trio.Event()
-            doubtful = list(self._unsettled)
-            if self._in_doubt == "resend":
-                for receipt in doubtful:
-                    receipt.raw = None
-                self._unsettled.clear()
-                self._queue.extendleft(reversed(doubtful))
+    def _interrupted(self, error: Error | None) -> None:
+        """The connection is gone: what has left is in doubt, or is sent again."""
+        why = "the connection was lost" if error is None else error.description or error.condition
+        doubtful = list(self._unsettled)
+        again: list[Receipt] = []
+        for receipt in doubtful:
+            if self._resends and not receipt.unfinished:
+                receipt.raw = None
+                again.append(receipt)
             else:
-                for receipt in doubtful:
-                    receipt.fail(
-                        ConnectionLost("the connection was lost before the outcome: it is in doubt")
+                receipt.fail(
+                    ConnectionLost(
+                        f"no outcome came before the connection was lost ({why}): "
+                        "the message may have been taken or not",
+                        condition=None if error is None else str(error.condition),
                     )
-            if not self._keep_waiting:
-                waiting, self._queue = self._queue, deque()
-                for receipt in waiting:
-                    receipt.fail(ConnectionLost("the connection was lost before it was sent"))
-            return
-        kind = LinkDetached if self._was_attached else LinkRefused
-        self._fail(gone(kind, error, self.address))
+                )
+        self._unsettled.clear()
+        self._unfinished = None
+        self._queue.extendleft(reversed(again))
+        if not self._keep_waiting:
+            waiting = list(self._queue)
+            self._queue.clear()
+            for receipt in waiting:
+                receipt.fail(ConnectionLost(f"the connection was lost before it was sent ({why})"))
 
-    def _fail(self, error: AmqpError) -> None:
-        self._session.remove(self)
-        if self._error is None:
-            self._error = error
-        self._closed = True
-        self._fail_pending(error)
-        self._attached.set()
-
-    def _fail_pending(self, error: AmqpError) -> None:
+    def _let_go(self, error: AmqpError) -> None:
         for receipt in [*self._unsettled, *self._queue]:
             receipt.fail(error)
         self._unsettled.clear()
         self._queue.clear()
-        if self._room is not None:
-            self._room.set()
-            self._room = None
-        self._note_change()
+        self._unfinished = None
+        self._room.unpark_all()
 
     def __repr__(self) -> str:
         where = "anonymous" if self.address is None else repr(self.address)
-        state = "closed" if self._closed else f"credit {self.credit}, {self.pending} pending"
-        return f"<Sender {where}, {state}>"
+        state = "closed" if self.closed else f"{self._stage}, credit {self.credit}"
+        return f"<Sender {where}, {state}, {self.pending} pending>"
 
 
 class StreamedMessage:
     """A message that is being written; see :meth:`Sender.stream`.
 
-    Memory is bounded by the session window: ``write`` waits while it is closed.
+    Memory is bounded: ``write`` waits while the session's window is closed or the output full.
     """
 
     def __init__(self, sender: Sender, front: Message) -> None:
         self._sender = sender
         self._front = front
         self._receipt: Receipt | None = None
-        self._raw: OutgoingDelivery | None = None
 
-    async def __aenter__(self) -> StreamedMessage:
+    async def __aenter__(self) -> Self:
+        """Wait for credit, behind messages that wait already. Cancelled, nothing was sent."""
+        if self._receipt is not None:
+            raise LocalProtocolError("a stream is one message: ask for another")
         sender = self._sender
-        sender._refuse_if_over()
-        while sender._streaming or sender._queue or not sender.credit:
-            sender._refuse_if_over()
-            await sender._changed()
-        sender._streaming = True
-        receipt = Receipt(sender, b"", 0)
-        self._raw = sender.link.send(
-            self._front.encode_front(), receipt, settled=sender._settled, more=True
-        )
-        receipt.raw = self._raw
-        if not self._raw.settled:
-            sender._unsettled[receipt] = None
+        await trio.lowlevel.checkpoint()
+        receipt = Receipt(sender, self._front.encode_front(), unfinished=True)
+        sender.submit(receipt)
         self._receipt = receipt
+        try:
+            while receipt.raw is None and not receipt.done:
+                await sender._changes.park()
+        except trio.Cancelled:
+            sender.withdraw(receipt)
+            raise
+        if receipt.raw is None:
+            await receipt.outcome()  # raises
         return self
 
-    async def write(self, data: bytes) -> None:
-        """Send *data* as the next part of the body, as a data section (Part 3 §3.2.6).
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send *data* as the next part of the body, as one data section (Part 3 §3.2.6).
 
-        Cancelled while it waits, none of *data* was sent; the message is aborted when the
-        block ends with the cancellation.
+        Cancelled while it waits, part of *data* may have been sent; the message can then only be
+        aborted, which leaving the block with the cancellation does.
 
         Raises:
-            LinkDetached: The link is gone, and the message with it.
+            LinkDetached: The link is gone, or the receiver has settled the message.
+            ConnectionLost: The connection is gone.
         """
-        sender = self._sender
-        raw = self._raw
-        if raw is None:
-            raise LocalProtocolError("the stream is not open: use it in `async with`")
-        view = memoryview(data)
-        for at in range(0, len(view), _PIECE_MAX):
-            piece = bytes(view[at : at + _PIECE_MAX])
-            while not raw.link.writable:
-                self._refuse_if_gone()
-                await sender._changed()
-            self._refuse_if_gone()
-            raw.write(_data_section(piece))
+        raw, receipt = self._writing()
+        view = memoryview(data).cast("B")
+        head = bytearray()
+        write_data(head, len(view))
+        await self._wait_until_writable(raw, receipt)
+        first = _PIECE_MAX - len(head)
+        raw.write(bytes(head) + bytes(view[:first]))
+        for at in range(first, len(view), _PIECE_MAX):
+            await self._wait_until_writable(raw, receipt)
+            raw.write(bytes(view[at : at + _PIECE_MAX]))
         await trio.lowlevel.checkpoint()
 
-    def _refuse_if_gone(self) -> None:
+    def _writing(self) -> tuple[OutgoingDelivery, Receipt]:
         receipt = self._receipt
-        if receipt is not None and receipt._error is not None:
-            raise receipt._error
-        if self._raw is not None and not self._raw.link.attached:
-            raise LinkDetached("the link is gone, and the unfinished message with it")
+        if receipt is None or receipt.raw is None or self._sender._unfinished is not receipt:
+            if receipt is not None and receipt._error is not None:
+                raise fresh(receipt._error)
+            raise LocalProtocolError("the stream is not open: write inside its `async with`")
+        return receipt.raw, receipt
 
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        sender, raw, receipt = self._sender, self._raw, self._receipt
-        if raw is None or receipt is None:
+    async def _wait_until_writable(self, raw: OutgoingDelivery, receipt: Receipt) -> None:
+        while True:
+            if receipt._error is not None:
+                raise fresh(receipt._error)
+            if receipt.done:
+                raise LinkDetached(
+                    "the receiver has settled the message before its end",
+                    condition="amqp:illegal-state",
+                )
+            if raw.link.writable:
+                return
+            await self._sender._changes.park()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Complete the message and wait for its outcome; after an exception, abort it.
+
+        Cancelled while it waits, the message stays sent and its outcome is not heard.
+        """
+        receipt = self._receipt
+        sender = self._sender
+        if receipt is None or receipt.raw is None or sender._unfinished is not receipt:
+            if error is None and receipt is not None:
+                await receipt.accepted()
             return
-        self._raw = None
-        sender._streaming = False
-        if error is not None:
+        raw = receipt.raw
+        if error is not None or receipt.done:
             raw.abort()
-            receipt.fail(LinkDetached("aborted", condition="amqp:not-allowed"))
-            if raw.link.attached:
-                sender.on_credit(raw.link)
+        else:
+            raw.write(b"", more=False)
+        sender.end_stream(receipt)
+        if error is not None:
+            receipt.fail(LinkDetached("the message was aborted", condition="amqp:not-allowed"))
             return
-        self._refuse_if_gone()
-        raw.write(b"", more=False)
-        if raw.link.attached:
-            sender.on_credit(raw.link)
-        if raw.settled and not receipt.done:
+        if raw.settled:
             receipt.finish(ACCEPTED)
         await receipt.accepted()
 
 
-def _data_section(data: bytes) -> bytes:
-    """One data section: descriptor 0x75 and a binary."""
-    size = len(data)
-    if size < 256:
-        return b"\x00\x53\x75\xa0" + bytes((size,)) + data
-    return b"\x00\x53\x75\xb0" + size.to_bytes(4, "big") + data
+def make_message(payload: object, properties: MessageProperties | Mapping[str, Any]) -> Message:
+    """A message for a typed payload: its body and content-type follow from what it is.
 
-
-def make_message(payload: object, properties: Mapping[str, Any]) -> Message:
-    """A message for a typed payload: its body and content-type follow from what it is."""
+    Raises:
+        EncodeError: It has no encoding.
+    """
     given = properties.get("content_type")
     content_type, body, kind = encode_payload(payload, given)
-    if content_type is not None and given is None:
-        return Message(body, body_kind=kind, content_type=content_type, **properties)
-    return Message(body, body_kind=kind, **properties)
+    if "body_kind" in properties:
+        return Message(body, **properties)
+    if content_type is None or given is not None:
+        return Message(body, body_kind=kind, **properties)
+    return Message(body, body_kind=kind, content_type=content_type, **properties)

@@ -7,8 +7,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pytest
-
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 
@@ -40,9 +38,3 @@ def reach_over(transport: str, folder: Path) -> Reach:
             yield peer
 
     return reach
-
-
-@pytest.fixture(params=TRANSPORTS)
-def reach(request: pytest.FixtureRequest, tmp_path: Path) -> Reach:
-    """Each test that asks for it runs over every transport."""
-    return reach_over(request.param, tmp_path)

@@ -682,6 +682,7 @@ class Relay:
             target = self._targets[address] = _Target()
             if self._container.authorize is None:
                 target.resolved(self._resolve(address))
+                target.waiting = None
             else:
                 self._container.start_handler(self._ask, address, target)
             if len(self._targets) > self._container.limits.relay_targets_max:

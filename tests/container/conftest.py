@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transports import TRANSPORTS, Reach, reach_over
+
+
+@pytest.fixture(params=TRANSPORTS)
+def reach(request: pytest.FixtureRequest, tmp_path: Path) -> Reach:
+    """Each test that asks for it runs over every transport."""
+    return reach_over(request.param, tmp_path)

@@ -16,7 +16,8 @@ from typing import Any
 import trio
 
 import amqp_rt
-from amqp_rt import Anonymous, Container, node, rpc
+from amqp_rt.container.container import Container
+from amqp_rt.container.routes import node, rpc
 from amqp_rt.container.sending import Sender
 from amqp_rt.core.frames import (
     FrameBuffer,
@@ -29,6 +30,7 @@ from amqp_rt.fronts import amqp10
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.security.mechanisms import Anonymous
 from amqp_rt.termini import Source, Target
 
 Options = dict[str, Any]
@@ -70,18 +72,14 @@ class Tally:
         self.result["cpu"] = time.process_time() - self.cpu
 
 
-def login(options: Options) -> Any:
-    return Anonymous() if options.get("sasl") else None
-
-
 def url(options: Options) -> str:
     return f"amqp://127.0.0.1:{options['port']}"
 
 
 async def served(container: Container) -> None:
     """Serve until standard input ends."""
-    listening = await container.listen("amqp://127.0.0.1:0")
-    say(ready=1, port=int(str(listening).rpartition(":")[2]))
+    (listening,) = await container.listen("amqp://127.0.0.1:0")
+    say(ready=1, port=int(listening.rpartition(":")[2]))
     await trio.to_thread.run_sync(sys.stdin.read)
 
 
@@ -123,7 +121,7 @@ async def source(options: Options) -> None:
     settled = True if options["settled"] else None
     async with (
         Container("source") as container,
-        container.connect(url(options), auth=login(options)) as peer,
+        container.connect(url(options), sasl=options.get("sasl", False)) as peer,
         peer.sender(address, settled=settled, max_pending=2_000) as out,
     ):
         say(ready=1)
@@ -150,7 +148,7 @@ async def consume(options: Options) -> None:
     expected: list[int] = []
     async with (
         Container("consume") as container,
-        container.connect(url(options), auth=login(options)) as peer,
+        container.connect(url(options), sasl=options.get("sasl", False)) as peer,
         peer.receiver(options["address"], credit=options["credit"]) as messages,
         trio.open_nursery() as nursery,
     ):
@@ -207,7 +205,7 @@ async def call(options: Options) -> None:
             elif now - started >= options["warmup"]:
                 warm, cpu = now, time.process_time()
 
-    async with Container("call") as container, container.connect(url(options)) as peer:
+    async with Container("call") as container, container.connect(url(options), sasl=False) as peer:
         await peer.call("echo", body, reply=bytes)  # the links are there
         say(ready=1)
         started = time.monotonic()
@@ -233,7 +231,7 @@ async def dial(options: Options) -> None:
         started, cpu = time.monotonic(), time.process_time()
         while (elapsed := time.monotonic() - started) < options["seconds"]:
             async with (
-                container.connect(url(options), auth=login(options)) as peer,
+                container.connect(url(options), sasl=options.get("sasl", False)) as peer,
                 peer.sender(options.get("address", "bench")),
             ):
                 count += 1

@@ -641,7 +641,7 @@ class Serve(MessagingHandler):
         elif head == "values":
             self.sources[link.name] = deque([with_values(self.options["values"])])
         elif head == "abort":
-            self.sources[link.name] = deque(["abort", Message(body="whole")])
+            self.sources[link.name] = deque(["abort"])
         elif link.remote_source.distribution_mode == Terminus.DIST_MODE_COPY:
             self.sources[link.name] = deque(self.queue(link.kind).messages)
         else:

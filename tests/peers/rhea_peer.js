@@ -446,6 +446,12 @@ function sendOctets(link, octets) {
     delivery.octets = octets;
 }
 
+// The fields of a terminus that we answer with. A terminus that came as an empty list shares that list
+// with every other empty list that rhea decodes: to answer with it as it is would fill them all.
+function terminus(asked) {
+    return asked ? { address: asked.address, capabilities: asked.capabilities } : {};
+}
+
 function serve(options) {
     const container = rhea.create_container({ id: 'rhea-server' });
     const queues = new Map();
@@ -466,7 +472,7 @@ function serve(options) {
         if (asked.dynamic) address = `dynamic-${rhea.generate_uuid()}`;
         // What the client asked for is what it gets: rhea attaches with these after this event.
         sender.set_source({ address, dynamic: asked.dynamic, distribution_mode: asked.distribution_mode });
-        sender.set_target(sender.target || {});
+        sender.set_target(terminus(sender.target));
         sender.local.attach.snd_settle_mode = sender.snd_settle_mode;
         sender.local.attach.rcv_settle_mode = sender.rcv_settle_mode;
         sender.address = address;
@@ -520,8 +526,8 @@ function serve(options) {
             receiver.close({ condition: 'amqp:not-found', description: 'no such node' });
             return;
         }
-        receiver.set_source(receiver.source || {});
-        receiver.set_target(receiver.target || {});
+        receiver.set_source(terminus(receiver.source));
+        receiver.set_target(terminus(receiver.target));
         receiver.local.attach.snd_settle_mode = receiver.snd_settle_mode;
         receiver.local.attach.rcv_settle_mode = receiver.rcv_settle_mode;
         if (address === 'small') receiver.local.attach.max_message_size = 100;

@@ -1,0 +1,154 @@
+"""The benchmarks' own arithmetic, and one small run of them from end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import amqp_rt
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks() -> ModuleType:
+    """The package, which is no part of what is installed."""
+    spec = importlib.util.spec_from_file_location(
+        "benchmarks", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["benchmarks"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def results(**samples: list[float]) -> Any:
+    """Results of one case with a rate for each contestant, a number for each round."""
+    from benchmarks.results import Results
+
+    found = Results({"cores": 2}, {name: f"{name} 1.0" for name in samples})
+    for name, values in samples.items():
+        for value in values:
+            found.add("p2p", "100 B", name, {"rate": value, "ns": value})
+    return found
+
+
+def test_a_ratio_is_the_median_of_the_ratios_round_by_round() -> None:
+    # The machine was twice as fast in the last round, for both.
+    found = results(pure=[20, 22, 60], rhea=[10, 10, 20])
+    assert found.ratio(found.get("p2p", "100 B", "pure", "rate"), "rhea") == pytest.approx(2.2)
+    assert found.ratio(found.get("p2p", "100 B", "pure", "rate"), "nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "floor", "stretch", "passed", "aim"),
+    [
+        ("rate", 1.5, 3, True, False),
+        ("rate", 1.5, 2, True, True),
+        ("rate", 2.5, None, False, False),
+        ("ns", 2.5, 1.5, True, False),
+        ("ns", 1.5, None, False, False),
+    ],
+)
+def test_rates_must_reach_and_costs_must_not_exceed(
+    metric: str, floor: float, stretch: float | None, passed: bool, aim: bool
+) -> None:
+    from benchmarks.results import Target, judge
+
+    target = Target(
+        measure="p2p",
+        case="100 B",
+        metric=metric,
+        of="pure",
+        against="rhea",
+        floor=floor,
+        stretch=stretch,
+    )
+    (verdict,) = judge(results(pure=[20], rhea=[10]), [target])
+    assert (verdict.value, verdict.passed, verdict.aim) == (2, passed, aim)
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    from benchmarks.results import Target, judge
+
+    target = Target(
+        measure="rpc", case="1 in flight", metric="calls", of="pure", against="rhea", floor=2
+    )
+    (verdict,) = judge(results(pure=[20]), [target])
+    assert verdict.value is None
+
+
+def test_saved_results_are_the_same_again(tmp_path: Path) -> None:
+    from benchmarks.results import Results
+
+    found = results(pure=[1, 2, 3], rhea=[4, 5, 6])
+    found.absent["proton"] = "not installed"
+    found.write(tmp_path / "now.json")
+    again = Results.read(tmp_path / "now.json")
+    assert [(one.key, one.values) for one in again] == [(one.key, one.values) for one in found]
+    assert again.absent == found.absent
+
+
+def test_every_target_names_a_case_that_is_measured() -> None:
+    from benchmarks.contestants import CLIENT_ROLES, OWN_ROLES, Contestant, Field
+    from benchmarks.measures import Plan, Settings, broker, codec, growth, memory, p2p, rpc, setup
+
+    field = Field()
+    for name in ("compiled", "pure", "proton", "rhea", "proton-c", "rabbitmq"):
+        field.present[name] = Contestant(
+            name,
+            name,
+            roles=OWN_ROLES if name in ("compiled", "pure") else CLIENT_ROLES,
+            broker=None if name == "rhea" else nullcontext,  # type: ignore[arg-type]
+        )
+    settings = Settings(seconds=1, sizes=(0, 100, 1024, 65_536), quick=False)
+    known = {("codec", case) for case in codec.CASES.values()}
+    with ExitStack() as stack:
+        plan = Plan(settings, field, stack)
+        for measure in (p2p, rpc, broker, setup, memory, growth):
+            known |= {(case.measure, case.name) for case in measure.cases(plan)}
+    with (FOLDER / "targets.toml").open("rb") as file:
+        targets = tomllib.load(file)["target"]
+    assert {(target["measure"], target["case"]) for target in targets} <= known
+
+
+def test_a_run_from_end_to_end(tmp_path: Path) -> None:
+    mode = "compiled" if amqp_rt.COMPILED else "pure"
+    command = [
+        *(sys.executable, "-m", "benchmarks", "p2p", "rpc", "setup", "broker", "codec"),
+        *("--peers", "none", "--mode", mode, "--compiled-python", sys.executable),
+        *("--sizes", "100", "--rounds", "1", "--seconds", "0.05"),
+        *("--json", str(tmp_path / "now.json"), "--markdown", str(tmp_path / "page.md")),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"amqp_rt {amqp_rt.__version__} {mode}" in done.stdout
+    saved = json.loads((tmp_path / "now.json").read_text())
+    assert saved["failures"] == {}
+    assert {"p2p", "rpc", "setup", "broker", "codec"} == {
+        series["measure"] for series in saved["series"]
+    }
+    assert (tmp_path / "page.md").read_text().startswith("# Benchmarks")
+
+
+def test_help_teaches() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--help"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for word in ("p2p", "growth", "--check", "Examples"):
+        assert word in said
+    wrong = [sys.executable, "-m", "benchmarks", "--peers", "nobody"]
+    refused = subprocess.run(wrong, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "no such peer: nobody" in refused.stderr

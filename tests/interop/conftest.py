@@ -1,0 +1,26 @@
+"""Each test here runs once with every peer that is installed."""
+
+from __future__ import annotations
+
+import pytest
+from peer_programs import PeerPrograms
+
+PEERS = ("proton", "rhea")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.peer(name)) for name in PEERS])
+def peer(request: pytest.FixtureRequest) -> PeerPrograms:
+    """The programs of one peer after the other."""
+    name = str(request.param)
+    command: list[str] = request.getfixturevalue(name)
+    return PeerPrograms(name, command)
+
+
+@pytest.fixture
+def proton_programs(proton: list[str]) -> PeerPrograms:
+    return PeerPrograms("proton", proton)
+
+
+@pytest.fixture
+def rhea_programs(rhea: list[str]) -> PeerPrograms:
+    return PeerPrograms("rhea", rhea)

@@ -20,7 +20,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from .codec.composites import fields_of, from_described
-from .codec.primitives import Reader, shown, write_list, write_value
+from .codec.primitives import Reader, refused, shown, write_list, write_value
 from .codec.section_types import Head, Header, MessageId, Moment, Properties, Sections
 from .codec.sections import (
     AMQP_SEQUENCE,
@@ -52,7 +52,7 @@ from .codec.sections import (
 from .errors import DecodeError, EncodeError, LocalProtocolError
 from .limits import DEFAULT_LIMITS, Limits
 from .outcomes import Error
-from .values import Symbol
+from .values import Map, Symbol
 
 __all__ = [
     "JOIN_MAX",
@@ -797,6 +797,8 @@ def merge_annotations(
 
 def _check_rejected(annotations: Mapping[Any, object]) -> None:
     """Of the reserved keys there is one that we know, and it holds an error (§3.2.2)."""
+    if not isinstance(annotations, Mapping | Map):
+        raise refused("delivery-annotations", annotations)
     rejected = annotations.get("rejected")
     if rejected is not None and not isinstance(rejected, Error):
         raise LocalProtocolError(

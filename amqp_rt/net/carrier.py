@@ -423,15 +423,18 @@ class Carrier:
     def _leave(self) -> None:
         """All is said. Closing with unread input would reset the connection, and the reset may
         overtake what the peer has not read yet: so it gets a moment to read."""
-        self._leaving = True
-        if self._eof:
-            self._end()
-            return
         try:
             self.channel.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            self._block()
+            return
         except OSError:
             self._end()
             return
+        if self._eof:
+            self._end()
+            return
+        self._leaving = True
         self._bounded = True
         self._leaves_at = self.clock.monotonic() + _LINGER_S
 

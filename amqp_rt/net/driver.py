@@ -289,7 +289,9 @@ class _StreamChannel:
         return self.send(buffers[0])
 
     def shutdown(self, how: int, /) -> None:
-        """Nothing more will be sent."""
+        """Nothing more will be sent, once what was left here has gone."""
+        if self.departing is not None:
+            raise BlockingIOError
         self.ending = True
         self.turn.call()
 

@@ -148,28 +148,33 @@ class Reactor:
     # --- the tasks -----------------------------------------------------------------------
 
     async def _serve(self) -> None:
+        epoll = self._epoll
         ready: list[tuple[int, int]] = []
         at = 0
         while True:
-            if at == len(ready):
-                full = len(ready) == _SOCKETS_IN_A_ROW
-                ready = self._epoll.poll(0, _SOCKETS_IN_A_ROW) if full else []
-                at = 0
-                if not ready:
-                    await trio.lowlevel.wait_readable(self._epoll)
-                    ready = self._epoll.poll(0, _SOCKETS_IN_A_ROW)
-            else:
+            sockets, room = _SOCKETS_IN_A_ROW, _BYTES_IN_A_ROW
+            while sockets > 0 and room > 0:
+                if at == len(ready):
+                    ready = epoll.poll(0, sockets)
+                    at = 0
+                    if not ready:
+                        break
+                served, read = self._pass(ready, at, room)
+                at += served
+                sockets -= served
+                room -= read
+            if ready:
                 await trio.lowlevel.checkpoint()
-            at = self._pass(ready, at)
+            else:
+                await trio.lowlevel.wait_readable(epoll)
 
-    def _pass(self, ready: list[tuple[int, int]], at: int) -> int:
-        """Serve sockets from *at* on, as many as fit one pass; returns where it stopped."""
+    def _pass(self, ready: list[tuple[int, int]], at: int, room: int) -> tuple[int, int]:
+        """Serve sockets from *at* on until *room* bytes are read; how many, and bytes read."""
         self.passing = True
-        room = _BYTES_IN_A_ROW
         carriers = self._carriers
-        while at < len(ready) and room > 0:
-            descriptor, mask = ready[at]
-            at += 1
+        served = read = 0
+        for descriptor, mask in ready[at:] if at else ready:
+            served += 1
             carrier = carriers.get(descriptor)
             if carrier is None or carrier.over:
                 continue
@@ -177,7 +182,9 @@ class Reactor:
                 if mask & select.EPOLLOUT and carrier.wants_write:
                     carrier.writable()
                 if mask & ~select.EPOLLOUT and carrier.wants_read:
-                    room -= carrier.readable()
+                    read += carrier.readable()
+                    if read >= room:
+                        break
                 elif mask & (select.EPOLLHUP | select.EPOLLERR):
                     carrier.hang_up()
             except Exception as error:
@@ -186,7 +193,7 @@ class Reactor:
         self.passing = False
         if self._flushes:
             self._turn.call()
-        return at
+        return served, read
 
     def _flush_now(self) -> None:
         flushes = self._flushes

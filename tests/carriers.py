@@ -1,0 +1,134 @@
+"""Every way in which the driver carries a connection, for tests that must hold in all of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from math import inf
+from typing import Any
+
+import pytest
+import trio
+
+from amqp_rt.events import Event, Peer
+from amqp_rt.fronts.base import ProtocolEngine
+from amqp_rt.net.driver import run_connection
+from amqp_rt.net.memory import memory_stream_pair
+from amqp_rt.net.reactor import Reactor, open_reactor
+from amqp_rt.outcomes import Error
+
+#: Over these, time is virtual and costs nothing; over sockets it is real.
+VIRTUAL = ["memory", "stream"]
+REAL = ["tcp", "unix", "tcp-reactor", "unix-reactor"]
+
+
+class Carried:
+    """One way: pairs of streams, and a driver for one end of them."""
+
+    def __init__(self, kind: str, reactor: Reactor | None, owned: AsyncExitStack) -> None:
+        self.kind = kind
+        self.virtual = kind in VIRTUAL
+        self._reactor = reactor
+        self._owned = owned
+
+    def seconds(self, wanted: float) -> float:
+        """*wanted*, or nearly nothing where waiting is real."""
+        return wanted if self.virtual else 0.05
+
+    async def pair(self) -> tuple[trio.abc.Stream, Any]:
+        """A stream for the driver, and the peer's end of it."""
+        if self.virtual:
+            ours, theirs = memory_stream_pair()
+            self._owned.push_async_callback(trio.aclose_forcefully, theirs)
+            if self.kind == "stream":
+                # A stapled stream hides what it is made of.
+                return trio.StapledStream(ours, ours), theirs
+            return ours, theirs
+        if self.kind.startswith("unix"):
+            first, second = trio.socket.socketpair()
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                first = trio.socket.from_stdlib_socket(
+                    socket.create_connection(server.getsockname())
+                )
+                second = trio.socket.from_stdlib_socket(server.accept()[0])
+        peer = trio.SocketStream(second)
+        self._owned.push_async_callback(trio.aclose_forcefully, peer)
+        return trio.SocketStream(first), peer
+
+    async def run(
+        self, stream: trio.abc.Stream, engine: ProtocolEngine, events: list[Event], **options: Any
+    ) -> None:
+        """Drive *engine*; what it reports is appended to *events*."""
+        handle = options.pop("handle", events.extend)
+        await run_connection(stream, engine, handle, reactor=self._reactor, **options)
+
+
+@pytest.fixture(params=[*VIRTUAL, *REAL])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each test that asks for ``carried`` runs in every way."""
+    return str(request.param)
+
+
+@pytest.fixture
+def clock(kind: str) -> trio.testing.MockClock | None:
+    """Virtual time for streams in memory. Tests name it so that they run under it."""
+    return trio.testing.MockClock(autojump_threshold=0) if kind in VIRTUAL else None
+
+
+@pytest.fixture
+async def carried(kind: str, clock: trio.testing.MockClock | None) -> AsyncIterator[Carried]:
+    async with AsyncExitStack() as owned:
+        if kind.endswith("reactor"):
+            if not hasattr(socket, "AF_UNIX"):
+                pytest.skip("no reactor on this system")
+            async with open_reactor() as reactor:
+                yield Carried(kind, reactor, owned)
+        else:
+            yield Carried(kind, None, owned)
+
+
+class Echo:
+    """An engine that says back what it hears: a protocol of one rule."""
+
+    def __init__(self, *, repeat: int = 1) -> None:
+        self.on_output = lambda: None
+        self.finished = False
+        self.deadline = inf
+        self.output_size = 0
+        self.peer = Peer()
+        self.heard = 0
+        self.chunks: list[int] = []
+        self.ticks: list[float] = []
+        self._repeat = repeat
+        self._output: list[bytes] = []
+
+    def say(self, *buffers: bytes) -> None:
+        self._output += buffers
+        self.output_size += sum(map(len, buffers))
+        self.on_output()
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        self.heard += len(data)
+        self.chunks.append(len(data))
+        self.say(*[data] * self._repeat)
+        return []
+
+    def receive_eof(self, now: float) -> list[Event]:
+        self.finished = True
+        self.on_output()
+        return []
+
+    def tick(self, now: float) -> list[Event]:
+        self.ticks.append(now)
+        self.deadline = inf
+        return []
+
+    def take(self) -> list[bytes]:
+        output, self._output, self.output_size = self._output, [], 0
+        return output
+
+    def close(self, error: Error | None = None) -> None:
+        self.finished = True
+        self.on_output()

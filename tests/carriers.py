@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from math import inf
 from typing import Any
 
-import pytest
 import trio
 
 from amqp_rt.events import Event, Peer
 from amqp_rt.fronts.base import ProtocolEngine
 from amqp_rt.net.driver import run_connection
 from amqp_rt.net.memory import memory_stream_pair
-from amqp_rt.net.reactor import Reactor, open_reactor
+from amqp_rt.net.reactor import Reactor
 from amqp_rt.outcomes import Error
 
 #: Over these, time is virtual and costs nothing; over sockets it is real.
@@ -63,30 +61,6 @@ class Carried:
         """Drive *engine*; what it reports is appended to *events*."""
         handle = options.pop("handle", events.extend)
         await run_connection(stream, engine, handle, reactor=self._reactor, **options)
-
-
-@pytest.fixture(params=[*VIRTUAL, *REAL])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Each test that asks for ``carried`` runs in every way."""
-    return str(request.param)
-
-
-@pytest.fixture
-def clock(kind: str) -> trio.testing.MockClock | None:
-    """Virtual time for streams in memory. Tests name it so that they run under it."""
-    return trio.testing.MockClock(autojump_threshold=0) if kind in VIRTUAL else None
-
-
-@pytest.fixture
-async def carried(kind: str, clock: trio.testing.MockClock | None) -> AsyncIterator[Carried]:
-    async with AsyncExitStack() as owned:
-        if kind.endswith("reactor"):
-            if not hasattr(socket, "AF_UNIX"):
-                pytest.skip("no reactor on this system")
-            async with open_reactor() as reactor:
-                yield Carried(kind, reactor, owned)
-        else:
-            yield Carried(kind, None, owned)
 
 
 class Echo:

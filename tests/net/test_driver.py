@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from carriers import Carried, Echo, carried, clock, kind  # noqa: F401  (fixtures)
+from carriers import Carried, Echo
 from wire import BEGIN, OPEN, frame, said
 
 from amqp_rt.core.engine import Engine
@@ -481,14 +481,13 @@ async def test_one_octet_at_a_time_does_not_stretch_the_handshake(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(carried.run, ours, engine, [])
-        with pytest.raises(trio.BrokenResourceError):
-            while not engine.finished or carried.virtual:
-                await theirs.send_all(bytes([next(octets)]))
-                await trio.sleep(carried.seconds(10) / 5)
-            await theirs.aclose()
-            raise trio.BrokenResourceError
+        while not engine.finished:
+            await theirs.send_all(bytes([next(octets)]))
+            await trio.sleep(carried.seconds(10) / 5)
+        await theirs.aclose()
 
-    assert engine.finished
+    if carried.virtual:
+        assert trio.current_time() == pytest.approx(10)
 
 
 @pytest.mark.parametrize("kind", ["memory", "stream"], indirect=True)
@@ -595,7 +594,7 @@ async def test_two_that_send_all_they_can_do_not_block_each_other(
         nursery.start_soon(_run_handled, carried, theirs, client, lambda events: None)
         with trio.fail_after(60):
             while any(len(inbox.deliveries) < count for inbox in inboxes):
-                await trio.sleep(0.01)
+                await trio.sleep(0.01)  # noqa: ASYNC110  (the engines tell their endpoints only)
         nursery.cancel_scope.cancel()
 
 
@@ -655,7 +654,7 @@ async def test_the_clock_may_be_any(carried: Carried, clock: Any) -> None:
         def monotonic(self) -> float:
             return super().monotonic() - 1e6
 
-    ours, theirs = await carried.pair()
+    ours, _theirs = await carried.pair()
     engine = Echo()
     engine.deadline = Shifted().monotonic() + carried.seconds(9)
     due = engine.deadline
@@ -663,7 +662,7 @@ async def test_the_clock_may_be_any(carried: Carried, clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_run_clocked, carried, ours, engine, Shifted())
         while not engine.ticks:
-            await trio.sleep(carried.seconds(1))
+            await trio.sleep(carried.seconds(1))  # noqa: ASYNC110  (time is what is waited for)
         nursery.cancel_scope.cancel()
 
     assert engine.ticks[0] >= due

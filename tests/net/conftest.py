@@ -1,0 +1,37 @@
+"""Tests that ask for ``carried`` run over every carrier."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+from carriers import REAL, VIRTUAL, Carried
+
+from amqp_rt.net.reactor import open_reactor
+
+
+@pytest.fixture(params=[*VIRTUAL, *REAL])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each test that asks for ``carried`` runs in every way."""
+    return str(request.param)
+
+
+@pytest.fixture
+def clock(kind: str) -> trio.testing.MockClock | None:
+    """Virtual time for streams in memory. Tests name it so that they run under it."""
+    return trio.testing.MockClock(autojump_threshold=0) if kind in VIRTUAL else None
+
+
+@pytest.fixture
+async def carried(kind: str, clock: trio.testing.MockClock | None) -> AsyncIterator[Carried]:
+    async with AsyncExitStack() as owned:
+        if kind.endswith("reactor"):
+            if sys.platform != "linux":
+                pytest.skip("no reactor on this system")
+            async with open_reactor() as reactor:
+                yield Carried(kind, reactor, owned)
+        else:
+            yield Carried(kind, None, owned)

@@ -17,14 +17,14 @@ import trio
 from msgspec import Struct
 
 from ..clock import Clock, SystemClock
-from ..errors import AmqpError, LinkRefused
+from ..errors import AmqpError, LinkRefused, LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
 from ..outcomes import Error
 from ..termini import Source, Target
 from .entries import Door, Entry, dead_letter, departing
-from .nodes import QUEUE, Declaration, Queue, Terms, Topic, answer, dynamic_declaration
+from .nodes import NAME_MAX, QUEUE, Declaration, Queue, Terms, Topic, answer, dynamic_declaration
 from .producers import Inlet, Intake, Producer, settle_accepted
 from .queues import Memory, MessageQueue
 from .topics import MessageTopic
@@ -227,6 +227,7 @@ class BrokerHost:
                 del self._dynamic[node.owner]
         held = node.held
         self._expiring.pop(held, None)
+        self.memory.waiting.pop(node.intake, None)
         messages = held.available + held.acquired
         links = node.links()
         held.delete()
@@ -254,7 +255,7 @@ class BrokerHost:
                 declared.dead_letter,
             )
             return False
-        node.held.put(dead_letter(entry, declared.name, reason, error))
+        node.inlet.take(dead_letter(entry, declared.name, reason, error))
         return True
 
     # --- Links (fronts.base.Host) ---
@@ -312,7 +313,7 @@ class BrokerHost:
         if not isinstance(address, str):
             return None
         node = space.get(address)
-        if node is None and self._auto_create is not None and address:
+        if node is None and self._auto_create is not None and 0 < len(address) <= NAME_MAX:
             declared = self._auto_create(address)
             if declared is not None:
                 node = self._make(space, declared)
@@ -379,20 +380,25 @@ class BrokerHost:
             )
         if on_left is not None:
             endpoint.on_left.append(on_left)
-        if sending:
-            link.accept(
-                endpoint,
-                source=terms.source,
-                target=terms.target,
-                snd_settle_mode=terms.snd_settle_mode,
-            )
-        else:
-            link.accept(
-                endpoint,
-                source=terms.source,
-                target=terms.target,
-                max_message_size=self.limits.message_size_max,
-            )
+        try:
+            if sending:
+                link.accept(
+                    endpoint,
+                    source=terms.source,
+                    target=terms.target,
+                    snd_settle_mode=terms.snd_settle_mode,
+                )
+            else:
+                link.accept(
+                    endpoint,
+                    source=terms.source,
+                    target=terms.target,
+                    max_message_size=self.limits.message_size_max,
+                )
+        except LocalProtocolError as error:
+            # The peer wants more links than it lets us have: it cannot even be told.
+            endpoint.on_detached(link, None, True)
+            link.connection.close(Error.of(error))
 
     # --- What operators do ---
 
@@ -459,7 +465,7 @@ class BrokerHost:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
         entries = queue.withdraw(count)
         for entry in entries:
-            target.held.put(entry.again())
+            target.inlet.take(entry.again())
         return len(entries)
 
     def _queue(self, address: str, virtual_host: str) -> MessageQueue:
@@ -475,7 +481,7 @@ class BrokerHost:
         for held in list(self._expiring):
             held.sweep()
             if not held.available and not held.acquired:
-                del self._expiring[held]
+                self._expiring.pop(held, None)
 
     async def run(self, *, interval_s: float = 1.0) -> None:
         """Sweep every *interval_s* seconds, until cancelled."""

@@ -28,6 +28,9 @@ from ..outcomes import (
 from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
 from ..values import Array, Symbol
 
+#: Characters of a node's name.
+NAME_MAX: Final = DEFAULT_LIMITS.name_max
+
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
 
@@ -51,10 +54,8 @@ class Declaration(Struct, frozen=True):
     name: str
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name) > DEFAULT_LIMITS.name_max:
-            raise ValueError(
-                f"a node's name has 1 to {DEFAULT_LIMITS.name_max} characters, not {self.name!r}"
-            )
+        if not 0 < len(self.name) <= NAME_MAX:
+            raise ValueError(f"a node's name has 1 to {NAME_MAX} characters, not {self.name!r}")
 
     @property
     def kind(self) -> str:

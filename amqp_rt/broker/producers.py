@@ -7,13 +7,15 @@ links that send to it, so that the promises together are never more than the roo
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ..errors import DecodeError, WouldBlock
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
-from .entries import NEVER, Door, Entry, Unwelcome
+from .entries import Door, Entry, Unwelcome
+from .expiry import NEVER, expiry
 from .queues import Memory
 
 _log = logging.getLogger("amqp_rt.broker")
@@ -103,6 +105,13 @@ class Inlet:
             self.on_expiring()
         self.node.put(entry)
 
+    def take(self, entry: Entry) -> None:
+        """Put a message that is in the broker already, and has to go somewhere: room or not."""
+        entry.expires_at = min(entry.expires_at, expiry(None, self.ttl_s, self.wall()))
+        if entry.expires_at != NEVER:
+            self.on_expiring()
+        self.node.put(entry)
+
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Put what is well-formed and refuse what is not, answering in order."""
         node = self.node
@@ -187,6 +196,8 @@ class Producer(Inlet):
         #: Credit that the link has, and that it had after the last grant.
         self.promised = 0
         self.granted = 0
+        #: There was no room for more.
+        self.waiting = False
         #: Called when the link is over.
         self.on_left: list[Callable[[], None]] = []
 
@@ -224,8 +235,9 @@ class Intake:
         self.producers: set[Producer] = set()
         #: Credit of all of them together.
         self.promised = 0
-        #: Those for whom there was no room, in the order in which they came.
-        self._waiting: dict[Producer, None] = {}
+        #: Those for whom there was no room, in the order in which they came, and some that have
+        #: stopped waiting since.
+        self._waiting: deque[Producer] = deque()
         node.on_room = self.on_room
 
     def opened(self, producer: Producer) -> None:
@@ -237,8 +249,10 @@ class Intake:
         """A link is over; what it was promised is free again."""
         self.promised -= producer.promised
         producer.promised = 0
+        producer.waiting = False
         self.producers.discard(producer)
-        self._stop_waiting(producer)
+        if len(self._waiting) > 2 * len(self.producers) + 16:
+            self._waiting = deque(each for each in self._waiting if each.waiting)
         self.on_room()
 
     def used(self, producer: Producer) -> None:
@@ -249,16 +263,24 @@ class Intake:
 
     def top_up(self, producer: Producer) -> None:
         """Give new credit once half of the last is used, so that one flow pays for many."""
-        if producer.promised * 2 <= producer.granted and producer in self.producers:
+        if (
+            producer.promised * 2 <= producer.granted
+            and not producer.waiting
+            and producer in self.producers
+        ):
             self._give(producer)
 
     def on_room(self) -> None:
         """Messages have gone, or promises were given back: serve who waits."""
-        for producer in list(self._waiting):
+        self.node.awaited = False
+        for _ in range(len(self._waiting)):
             if self.room() <= 0:
+                self._wait()
                 break
-            self._stop_waiting(producer)
-            self._give(producer)
+            producer = self._waiting.popleft()
+            if producer.waiting:
+                producer.waiting = False
+                self._give(producer)
 
     def room(self) -> int:
         """Messages that may still be promised."""
@@ -272,15 +294,14 @@ class Intake:
             # Not all could have that much. Something is left for whoever comes next.
             more = min(more, max(room // (sharing + 1), min(room, 1)))
         if more <= 0:
-            self._waiting[producer] = None
-            self.node.awaited = True
-            self.node.memory.wait(self, self.on_room)
+            producer.waiting = True
+            self._waiting.append(producer)
+            self._wait()
             return
         self.promised += more
         producer.promised = producer.granted = producer.promised + more
         producer.link.grant(producer.promised)
 
-    def _stop_waiting(self, producer: Producer) -> None:
-        if self._waiting.pop(producer, self) is None and not self._waiting:
-            self.node.awaited = False
-            self.node.memory.waiting.pop(self, None)
+    def _wait(self) -> None:
+        self.node.awaited = True
+        self.node.memory.wait(self, self.on_room)

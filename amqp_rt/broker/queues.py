@@ -604,3 +604,5 @@ class MessageQueue(DistributionNode):
         for subscription in self._ring:
             subscription.ready = False
         self._ring.clear()
+        if self.memory.waiting:
+            self.memory.tell()

@@ -194,6 +194,8 @@ class Link:
         offered_capabilities: Sequence[str],
     ) -> bool:
         if self._over:
+            # Its connection went while the owner made up its mind.
+            endpoint.on_detached(self, None, True)
             return False
         if self.ours.stage is not Stage.DETACHED:
             raise LocalProtocolError(f"link {self.name!r} is attached already")

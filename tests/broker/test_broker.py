@@ -9,10 +9,13 @@ import pytest
 import trio
 import trio.testing
 from brokers import Sending, World
+from wire import closed_with, frame, opened
 
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.nodes import Declaration, Queue, Topic
+from amqp_rt.core.performatives import Attach, Begin
 from amqp_rt.errors import AmqpError, DecodeError
+from amqp_rt.events import AttachRequested
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Rejected
@@ -233,6 +236,74 @@ def test_virtual_hosts_with_nodes_of_their_own() -> None:
     world.host.delete("q", virtual_host="b")
     assert world.host.nodes(virtual_host="b") == []
     assert world.host.nodes() == [Queue("q")]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_a_link_whose_peer_is_gone_leaves_nothing_behind(role: str, dynamic: bool) -> None:
+    host = BrokerHost()
+    host.declare(Queue("q"))
+    joined = Joined(on_attach=lambda link: None)
+    joined.pump()
+    session = joined.client.begin()
+    address = None if dynamic else "q"
+    if role == "source":
+        session.attach_receiver("l", Recorder(), source=Source(address=address, dynamic=dynamic))
+    else:
+        session.attach_sender("l", Recorder(), target=Target(address=address, dynamic=dynamic))
+    joined.pump()
+    # Somebody had to be asked first, and the answer comes too late.
+    joined.server.receive_eof(0.0)
+    assert host.attach(joined.links[0])
+    stats = host.stats("q")
+    assert (stats.consumers, stats.producers) == (0, 0)
+    assert host.nodes() == [Queue("q")]
+
+
+@pytest.mark.parametrize("role", [True, False], ids=["source", "target"])
+def test_a_peer_that_asks_for_links_and_allows_none_is_dropped(role: bool) -> None:
+    host = BrokerHost()
+    host.declare(Queue("q"))
+    engine = opened()
+    begin = Begin(next_outgoing_id=0, incoming_window=9, outgoing_window=9, handle_max=0)
+    engine.receive(frame(begin), 0.0)
+    for handle in (0, 1):
+        attach = Attach(
+            name=f"l{handle}",
+            handle=handle,
+            role=role,
+            source=Source(address="q"),
+            target=Target(address="q"),
+            initial_delivery_count=0,
+        )
+        (event,) = engine.receive(frame(attach), 0.0)
+        assert isinstance(event, AttachRequested)
+        assert host.attach(event.link)
+    assert closed_with(engine) == "amqp:resource-limit-exceeded"
+    stats = host.stats("q")
+    assert (stats.consumers, stats.producers) == (0, 0)
+
+
+def test_an_address_that_is_too_long_makes_no_node() -> None:
+    world = World(auto_create=Queue)
+    client = world.client(limits=Limits(name_max=5_000))
+    assert client.sender("x" * 1_025).error == "amqp:not-found"
+    assert client.sender("x" * 1_024).error is None
+
+
+def test_a_dead_letter_queue_has_its_own_time_to_live() -> None:
+    world = World(Queue("q", dead_letter="dead"), Queue("late", ttl_s=2))
+    world.host.delete("dead")
+    world.host.declare(Queue("dead", ttl_s=5))
+    world.client().sender("q").send("a", "b", ttl_s=1_000)
+    world.client().receiver("q", credit=1).settle(Rejected())
+    assert world.host.move("q", "late", 1) == 1
+    world.time.now += 2
+    world.host.sweep()
+    assert (bodies(world, "late"), bodies(world, "dead")) == ([], ["a"])
+    world.time.now += 3
+    world.host.sweep()
+    assert bodies(world, "dead") == []
 
 
 # --- operators -----------------------------------------------------------------------------

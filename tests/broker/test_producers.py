@@ -159,6 +159,22 @@ def test_all_nodes_share_the_memory_of_the_broker() -> None:
     assert not world.host.memory.waiting
 
 
+def test_links_that_come_and_go_while_there_is_no_room_are_forgotten() -> None:
+    world = World(Queue("q", length_max=1))
+    client = world.client()
+    first = client.sender("q")
+    first.send("m")
+    for _ in range(100):
+        client.sender("q").detach()
+    last = client.sender("q")
+    assert last.link.credit == 0
+    assert len(world.host._spaces[""]["q"].intake._waiting) < 25
+    client.receiver("q", credit=1).settle(ACCEPTED)
+    assert first.link.credit == 1
+    first.detach()
+    assert last.link.credit == 1
+
+
 def test_credit_used_by_aborted_messages_comes_back() -> None:
     world = World(Queue("q", length_max=1))
     sender = world.client().sender("q")

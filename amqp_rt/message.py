@@ -563,6 +563,8 @@ class Message:
             properties = self.properties
             if properties.content_type is not None or properties.content_encoding is not None:
                 self._check_content(properties)
+        if own & _OWN_HEADER and self._header is not None:
+            _check_header(self._header)
         if own & _OWN_DELIVERY_ANNOTATIONS and self._delivery_annotations:
             _check_rejected(self._delivery_annotations)
         if own == _OWN_ALL:
@@ -760,6 +762,18 @@ def _milliseconds(seconds: float) -> int:
     if not 0 <= seconds <= 0xFFFF_FFFF / 1000:
         raise ValueError(f"a time to live of {seconds} s is not between 0 and 49 days")
     return round(seconds * 1000)
+
+
+def _check_header(header: Header) -> None:
+    """Refuse what is not of its type; compiled code would, plain Python would send nonsense."""
+    for flag in (header.durable, header.first_acquirer):
+        if not isinstance(flag, bool):
+            raise refused("boolean", flag)
+    for number in (header.priority, header.delivery_count):
+        if not isinstance(number, int):
+            raise refused("uint", number)
+    if header.ttl is not None and not isinstance(header.ttl, int):
+        raise refused("uint", header.ttl)
 
 
 def _chunks_of(body: object) -> tuple[bytes, ...]:

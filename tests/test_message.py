@@ -829,7 +829,15 @@ def test_the_four_types_of_message_id_stay_what_they_are(kind: Any) -> None:
         ({"creation_time": dt.datetime(2024, 1, 1)}, "properties.creation-time: "),  # noqa: DTZ001
         ({"ttl_ms": -1}, "-1 (int) cannot be sent as uint"),
         ({"message_annotations": {"é": 1}}, "message-annotations: 'é' (str) is not ASCII"),
-        ({"footer": 5}, ""),
+        ({"footer": 5}, "footer: 5 (int) cannot be sent as annotations"),
+        ({"delivery_annotations": 5}, "5 (int) cannot be sent as delivery-annotations"),
+        ({"application_properties": [1]}, "a list cannot be sent as application-properties"),
+        ({"durable": 1}, "1 (int) cannot be sent as boolean"),
+        ({"first_acquirer": "no"}, "'no' (str) cannot be sent as boolean"),
+        ({"priority": None}, "None (NoneType) cannot be sent as uint"),
+        ({"priority": 256}, "256 (int) cannot be sent as ubyte"),
+        ({"delivery_count": 1.5}, "1.5 (float) cannot be sent as uint"),
+        ({"ttl_ms": "60"}, "'60' (str) cannot be sent as uint"),
     ],
 )
 def test_what_cannot_be_sent_is_named(fields: dict[str, Any], said: str) -> None:

@@ -641,9 +641,9 @@ def read_properties(payload: bytes, at: int, end: int, limits: Limits) -> Proper
     """
     if payload[at : at + 4] == b"\x00\x53\x73\xc0":
         fields: list[Any] = []
-        count = payload[at + 5]
-        place = at + 6
         try:
+            count = payload[at + 5]
+            place = at + 6
             for index in range(min(count, 13)):
                 code = payload[place]
                 if code == 0x40:
@@ -713,22 +713,22 @@ def write_application_properties(out: bytearray, properties: Mapping[Any, object
     """
     if not properties:
         return
-    if type(properties) is not dict and not isinstance(properties, Mapping | Map):
-        raise refused("application-properties", properties)
+    if type(properties) is not dict:
+        properties = _as_dict(properties)
     out += SECTION_OPENINGS[APPLICATION_PROPERTIES]
     at = open_compound(out, 0xC1)
     key: object = None
+    entries: dict[Any, object] = properties
     try:
-        for key, value in properties.items():
+        for key, value in entries.items():
             if not isinstance(key, str):
                 raise LocalProtocolError(
                     f"the keys of application properties are strings, not {shown(key)}"
                 )
-            if len(key) <= 0xFF and key.isascii():
-                out += _STRING8[len(key)]
-                out += key.encode()
-            else:
-                write_string(out, key)
+            _write_text(out, key)
+            if type(value) is str:
+                _write_text(out, value)
+                continue
             write = _SIMPLE_WRITERS.get(type(value))
             if write is None:
                 write = _SIMPLE_WRITERS.get(amqp_kind(type(value)))
@@ -740,7 +740,24 @@ def write_application_properties(out: bytearray, properties: Mapping[Any, object
             write(out, value)
     except EncodeError as error:
         raise EncodeError(f"the application property {shown(key)}: {error.description}") from None
-    close_compound(out, at, 2 * len(properties))
+    close_compound(out, at, 2 * len(entries))
+
+
+def _as_dict(properties: object) -> dict[Any, object]:
+    if not isinstance(properties, Mapping | Map):
+        raise refused("application-properties", properties)
+    try:
+        return dict(properties.items())
+    except TypeError:
+        raise LocalProtocolError("the keys of application properties are strings") from None
+
+
+def _write_text(out: bytearray, text: str) -> None:
+    if len(text) <= 0xFF and text.isascii():
+        out += _STRING8[len(text)]
+        out += text.encode()
+    else:
+        write_string(out, text)
 
 
 def is_simple(value: object) -> bool:

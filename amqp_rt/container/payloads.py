@@ -66,6 +66,8 @@ def encode_payload(value: object, content_type: str | None = None) -> Encoded:
         EncodeError: It cannot be encoded so.
     """
     if content_type is None:
+        if type(value) in _AS_THEY_ARE:
+            return None, value, "value"
         if isinstance(value, bytes | bytearray | memoryview):
             return None, bytes(value), "data"
         if isinstance(value, Sequence):
@@ -96,6 +98,10 @@ def encode_payload(value: object, content_type: str | None = None) -> Encoded:
     raise EncodeError(
         f"{type(value).__name__} cannot be sent as {content_type[:80]!r}: give bytes, or text"
     )
+
+
+#: Most payloads without a structure are of these; the others take a closer look.
+_AS_THEY_ARE: Final = frozenset({str, int, float, bool, type(None), UUID})
 
 
 def _is_structured(value: object) -> bool:

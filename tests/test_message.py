@@ -506,6 +506,7 @@ def test_fields_left_out_or_null_have_their_defaults(count: int) -> None:
     ("wire", "field"),
     [
         ("005370c0030155", "header"),
+        ("005370c000", "header"),
         ("005370c0020140ff", None),
         ("005370c003015501", "header.durable"),
         ("005370c0040240a101", "header.priority"),
@@ -947,11 +948,28 @@ def test_properties_name_the_field_that_is_wrong() -> None:
         ("005373c00e0c" + "40" * 11 + "5601", "properties.group-sequence: uint expected"),
         ("005373c0020e40", "properties: 14 elements do not fit"),
         ("005373c10100", "properties: a list expected"),
+        ("005373c000", "properties: "),
+        ("005373d000000000", "properties: "),
     ]:
         octets = bytes.fromhex(wire)
         with pytest.raises(DecodeError) as caught:
             content(Message.decode(octets))
         assert caught.value.description.startswith(said)
+
+
+@pytest.mark.req("T9")
+@pytest.mark.parametrize("code", range(0x70, 0x79))
+@pytest.mark.parametrize(
+    "value", ["00", "0001", "000000000000", "01ff", "02ff02", "020240", "0402404040"]
+)
+def test_sizes_and_counts_that_lie(code: int, value: str) -> None:
+    for constructor in ("a0", "b0", "c0", "c1", "d0", "d1", "e0", "f0"):
+        octets = bytes.fromhex(f"0053{code:02x}{constructor}{value}")
+        for read in (lambda octets: content(Message.decode(octets)), walk_head):
+            try:
+                read(octets)
+            except DecodeError:
+                pass
 
 
 # --- Application properties ---

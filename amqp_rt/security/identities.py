@@ -7,6 +7,7 @@ import getpass
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ _N: Final = 2**14
 _R: Final = 8
 _P: Final = 1
 _SCHEME: Final = "scrypt"
+_SALT_SIZE: Final = 16
+_KEY_SIZE: Final = 64
+_FORM: Final = "NAME:scrypt$SALT$KEY"
 
 
 class IdentityError(AmqpError):
@@ -29,77 +33,117 @@ class IdentityError(AmqpError):
 
 
 def hash_password(password: str, *, salt: bytes | None = None) -> str:
-    """*password* as it may be kept: ``scrypt$SALT$KEY``. Takes some milliseconds of CPU."""
-    salt = secrets.token_bytes(16) if salt is None else salt
-    key = hashlib.scrypt(password.encode(), salt=salt, n=_N, r=_R, p=_P)
+    """*password* as it may be kept: ``scrypt$SALT$KEY``. Takes some tens of milliseconds."""
+    salt = secrets.token_bytes(_SALT_SIZE) if salt is None else salt
+    key = hashlib.scrypt(password.encode(), salt=salt, n=_N, r=_R, p=_P, dklen=_KEY_SIZE)
     return "$".join((_SCHEME, *(base64.b64encode(part).decode() for part in (salt, key))))
 
 
 def check_password(password: str, hashed: str) -> bool:
     """Whether *password* gives *hashed*; the time it takes says nothing of either."""
-    _, salt, key = hashed.split("$")
-    tried = hash_password(password, salt=base64.b64decode(salt)).split("$")[2]
-    return hmac.compare_digest(tried, key)
+    salt = base64.b64decode(hashed.split("$")[1])
+    return hmac.compare_digest(hash_password(password, salt=salt).encode(), hashed.encode())
+
+
+def password_line(user: str, password: str) -> str:
+    """The line of a users' file that lets *user* in with *password*.
+
+    Raises:
+        IdentityError: The name or the password cannot be used.
+    """
+    _check_user(user, password)
+    return f"{user}:{hash_password(password)}"
 
 
 class Users:
-    """Users and their hashed passwords.
+    """Users and what is needed to check their passwords.
 
-    A user that does not exist costs as much time as one that does.
+    Passwords that the program was given are kept as a keyed digest, in memory only; those of a file
+    as the file has them. A user that does not exist costs as much time as any other.
+
+    Args:
+        passwords: Of each user, in clear.
     """
 
     def __init__(self, passwords: Mapping[str, str] | None = None) -> None:
-        self._hashed: dict[str, str] = {}
+        self._key = secrets.token_bytes(32)
+        self._digests: dict[str, bytes] = {}
+        self._hashes: dict[str, str] = {}
+        # No password gives this one.
+        self._nobody = "$".join(
+            (
+                _SCHEME,
+                base64.b64encode(secrets.token_bytes(_SALT_SIZE)).decode(),
+                base64.b64encode(secrets.token_bytes(_KEY_SIZE)).decode(),
+            )
+        )
         for user, password in (passwords or {}).items():
             self.add(user, password)
-        self._dummy = hash_password(secrets.token_hex(8))
 
     def add(self, user: str, password: str) -> None:
-        """Let *user* in with *password*; an earlier password is forgotten."""
-        if not user or ":" in user:
-            raise IdentityError(f"{user!r} cannot be a user's name: it is empty or has a colon")
-        self._hashed[user] = hash_password(password)
+        """Let *user* in with *password*; an earlier password is forgotten.
+
+        Raises:
+            IdentityError: The name or the password cannot be used.
+        """
+        _check_user(user, password)
+        self._hashes.pop(user, None)
+        self._digests[user] = self._digest(password)
 
     def load(self, path: str | Path) -> None:
-        """Add the users of a file with lines ``NAME:HASH``; ``#`` begins a comment.
+        """Add the users of a file with lines ``NAME:scrypt$SALT$KEY``; ``#`` begins a comment.
+
+        Nothing is added unless every line is right.
 
         Raises:
             IdentityError: The file cannot be read, or a line is malformed; file and line are said.
         """
-        try:
-            text = Path(path).read_text("utf-8")
-        except OSError as error:
-            raise IdentityError(f"cannot read users from {path}: {error.strerror}") from error
-        for number, line in enumerate(text.splitlines(), 1):
+        loaded: dict[str, str] = {}
+        for number, line in enumerate(_read(path, "users").splitlines(), 1):
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
             user, _, hashed = line.partition(":")
             if not user or not _is_hash(hashed):
-                raise IdentityError(f"{path}, line {number}: expected NAME:scrypt$SALT$KEY")
-            self._hashed[user] = hashed
-
-    def line(self, user: str) -> str:
-        """The line of a users' file for *user*."""
-        return f"{user}:{self._hashed[user]}"
+                raise IdentityError(f"{path}, line {number}: expected {_FORM}")
+            if user in loaded:
+                raise IdentityError(f"{path}, line {number}: {user!r} is there twice")
+            loaded[user] = hashed
+        for user in loaded:
+            self._digests.pop(user, None)
+        self._hashes |= loaded
 
     def __contains__(self, user: object) -> bool:
-        return user in self._hashed
+        return user in self._digests or user in self._hashes
 
     def __len__(self) -> int:
-        return len(self._hashed)
+        return len(self._digests) + len(self._hashes)
 
     def check(self, user: str, password: str) -> str | None:
         """The user's name, or None if the password is not the user's.
 
-        Takes tens of milliseconds of CPU; run it in a worker thread.
+        With users of a file it takes tens of milliseconds of CPU and 16 MiB: run it in a worker
+        thread, and few at a time, as whoever can connect can ask for it.
         """
-        hashed = self._hashed.get(user)
-        right = check_password(password, hashed or self._dummy)
-        return user if right and hashed is not None else None
+        kept = self._digests.get(user, self._key)
+        right = hmac.compare_digest(self._digest(password), kept)
+        if self._hashes:
+            # Everybody goes this way, or the time would tell who is kept how.
+            right |= check_password(password, self._hashes.get(user, self._nobody))
+        return user if right else None
+
+    def _digest(self, password: str) -> bytes:
+        return hmac.digest(self._key, password.encode(), "sha256")
 
     def __repr__(self) -> str:
-        return f"<Users: {len(self._hashed)}>"
+        return f"<Users: {len(self)}>"
+
+
+def _check_user(user: str, password: str) -> None:
+    if not user or ":" in user or "\0" in user or "\n" in user:
+        raise IdentityError(f"{user!r} cannot be a user's name: it is empty, or has : or NUL in it")
+    if not password or "\0" in password:
+        raise IdentityError(f"the password of {user!r} is empty, or has NUL in it")
 
 
 def _is_hash(text: str) -> bool:
@@ -107,9 +151,19 @@ def _is_hash(text: str) -> bool:
     if len(parts) != 3 or parts[0] != _SCHEME:
         return False
     try:
-        return all(base64.b64decode(part, validate=True) for part in parts[1:])
+        salt, key = (base64.b64decode(part, validate=True) for part in parts[1:])
     except ValueError:
         return False
+    return len(salt) > 0 and len(key) == _KEY_SIZE
+
+
+def _read(path: str | Path, what: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError as error:
+        raise IdentityError(f"cannot read {what} from {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise IdentityError(f"cannot read {what} from {path}: it is not UTF-8") from None
 
 
 def parse_user(text: str, *, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
@@ -117,31 +171,31 @@ def parse_user(text: str, *, environ: Mapping[str, str] = os.environ) -> tuple[s
 
     ``NAME:PASSWORD`` as it stands; ``NAME:@FILE`` reads the first line of a file; ``NAME:-`` reads a
     line of standard input, without echo at a terminal; ``NAME`` alone takes the environment's
-    ``AMQP_RT_PASSWORD_NAME`` (upper case, other characters as ``_``).
+    ``AMQP_RT_PASSWORD_NAME`` (upper case, other characters as ``_``). A password that begins with
+    ``@``, or is ``-``, comes from a file or the environment.
 
     Raises:
         IdentityError: There is no password there.
     """
     name, colon, rest = text.partition(":")
     if not name:
-        raise IdentityError("--user needs NAME:PASSWORD, NAME:@FILE, NAME:- or NAME")
-    if not colon:
-        variable = "AMQP_RT_PASSWORD_" + "".join(
-            letter if letter.isalnum() else "_" for letter in name.upper()
+        raise IdentityError(
+            "a user is NAME:PASSWORD, NAME:@FILE, NAME:- or NAME; the name is empty"
         )
+    if not colon:
+        variable = "AMQP_RT_PASSWORD_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
         if variable not in environ:
             raise IdentityError(f"no password for {name!r}: set {variable}, or use {name}:@FILE")
-        return name, environ[variable]
-    if rest == "-":
+        password = environ[variable]
+    elif rest == "-":
         if sys.stdin.isatty():
-            return name, getpass.getpass(f"Password for {name}: ")
-        return name, sys.stdin.readline().rstrip("\r\n")
-    if rest.startswith("@"):
-        try:
-            with open(rest[1:], encoding="utf-8") as file:
-                return name, file.readline().rstrip("\r\n")
-        except OSError as error:
-            raise IdentityError(
-                f"cannot read the password of {name!r} from {rest[1:]}: {error.strerror}"
-            ) from error
-    return name, rest
+            password = getpass.getpass(f"Password for {name}: ")
+        else:
+            password = sys.stdin.readline().rstrip("\r\n")
+    elif rest.startswith("@"):
+        lines = _read(rest[1:], f"the password of {name!r}").splitlines()
+        password = lines[0] if lines else ""
+    else:
+        password = rest
+    _check_user(name, password)
+    return name, password

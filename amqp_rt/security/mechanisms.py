@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from ..errors import AuthenticationFailed
 from ..events import Peer
 
 #: ``await verifier(user, password, peer)``: what the application knows of the user, anything but
@@ -56,13 +57,19 @@ class Plain:
         user: Who we are.
         password: The secret; sent in clear, so use it over loopback, Unix sockets or TLS.
         authorize_as: Whom to act for, where the server allows it.
+
+    Raises:
+        AuthenticationFailed: They cannot be said in PLAIN.
     """
 
     name = "PLAIN"
 
     def __init__(self, user: str, password: str, *, authorize_as: str = "") -> None:
-        if "\0" in user + password + authorize_as:
-            raise ValueError("user and password must not contain NUL")
+        if not user or "\0" in user + password + authorize_as:
+            raise AuthenticationFailed(
+                "PLAIN needs a user, and neither user nor password may contain NUL",
+                condition="amqp:invalid-field",
+            )
         self.user = user
         self._password = password
         self._authorize_as = authorize_as
@@ -76,7 +83,7 @@ class Plain:
         return self.initial() or b""
 
     def __repr__(self) -> str:
-        return f"Plain({self.user!r}, password hidden)"
+        return f"Plain({self.user!r}, ***)"
 
 
 class Anonymous:
@@ -112,7 +119,7 @@ class PlainServer:
         if response is None:
             return Challenge(b"")
         parts = response.split(b"\0")
-        if len(parts) != 3 or not parts[1]:
+        if len(parts) != 3 or not parts[1] or not parts[2]:
             return Failure("a malformed PLAIN response")
         try:
             acting, user, password = (part.decode() for part in parts)

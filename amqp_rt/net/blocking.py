@@ -1,0 +1,223 @@
+"""The same engines over a plain blocking socket: no event loop, no thread of its own.
+
+For processes that must not start an event loop, and for scripts. Everything happens in the calling
+thread, within the calls below; in between nothing moves, heartbeats neither.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+from math import inf
+from types import TracebackType
+from typing import Final, Self
+
+from ..addresses import Url
+from ..clock import Clock, SystemClock
+from ..errors import ConnectFailed, ConnectionLost, DeadlineExceeded
+from ..events import Closed, ConnectionFailed, Event
+from ..fronts.base import ProtocolEngine
+from ..limits import DEFAULT_LIMITS, Limits
+from ..outcomes import Error
+from .carrier import Carrier, Handle
+from .endpoints import check_scheme, reason
+
+_CLOCK: Final = SystemClock()
+
+
+def dial_blocking(url: Url, *, timeout_s: float = 10.0) -> socket.socket:
+    """A socket connected to *url*, ``amqp`` or ``amqp+unix``.
+
+    Raises:
+        ConnectFailed: One sentence says where, and why not.
+    """
+    check_scheme(url)
+    if url.scheme == "memory":
+        raise ConnectFailed(f"cannot connect to {url}: memory is for event loops only")
+    try:
+        if url.scheme == "amqp":
+            sock = socket.create_connection((url.host, url.port), timeout=timeout_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(url.path)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    except OSError as error:
+        raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
+
+
+class BlockingConnection:
+    """Runs *engine* over *sock* in the calling thread.
+
+    As a context manager it closes politely at the end of the block, or drops the connection if the
+    block raised. One thread at a time may use it.
+
+    Args:
+        sock: A connected socket; it belongs to this object from now on.
+        engine: Whose bytes these are, made with the time of *clock*.
+        handle: Called with the events of each chunk. A plain call, which must not wait.
+        limits: ``output_max`` and ``write_stall_s`` are used here.
+        clock: The clock of the engine.
+    """
+
+    #: Output is collected, and sent when the connection runs.
+    passing = True
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        engine: ProtocolEngine,
+        handle: Handle | None = None,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        clock: Clock = _CLOCK,
+    ) -> None:
+        self.engine = engine
+        #: Why the connection ended, if the peer or the network said so.
+        self.error: Error | None = None
+        self._clock = clock
+        self._user_handle = handle
+        self._socket = sock
+        self._selector = selectors.DefaultSelector()
+        self._registered = 0
+        self._flush_due = False
+        sock.setblocking(False)
+        self._carrier = Carrier(sock, engine, self._handle, limits=limits, clock=clock)
+        self._watch(self._carrier)
+        self._step(lambda: self._carrier.start(self))
+
+    # --- what users call -----------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """The connection has ended; what has not arrived will not."""
+        return self._carrier.over
+
+    def run_until(self, done: Callable[[], bool], *, timeout_s: float = inf) -> None:
+        """Send, receive and watch the clock until *done()* is true.
+
+        *done* is asked whenever something may have changed. It is an ordinary call, for example
+        ``lambda: delivery.settled``.
+
+        Raises:
+            DeadlineExceeded: It did not become true in time. The connection goes on.
+            ConnectionLost: The connection ended before.
+        """
+        until = self._clock.monotonic() + timeout_s
+        while not done():
+            if self._carrier.over:
+                error = self.error or Error("amqp:connection:forced", "the connection is over")
+                raise ConnectionLost(str(error.description or ""), condition=str(error.condition))
+            self._run_once(until)
+            if self._clock.monotonic() >= until and not done():
+                raise DeadlineExceeded(f"nothing came of it within {timeout_s:g} s")
+
+    def run_for(self, seconds: float) -> None:
+        """Keep the connection going for a while: heartbeats, and whatever the peer says."""
+        until = self._clock.monotonic() + seconds
+        while not self._carrier.over and self._clock.monotonic() < until:
+            self._run_once(until)
+
+    def flush(self, *, timeout_s: float = inf) -> None:
+        """Hand everything that was said to the system.
+
+        Raises:
+            DeadlineExceeded: The peer does not take it.
+            ConnectionLost: The connection ended before.
+        """
+        self.run_until(
+            lambda: not (self._flush_due or self._carrier.wants_write), timeout_s=timeout_s
+        )
+
+    def close(self, *, grace_s: float = 5.0) -> None:
+        """Close politely: the peer has *grace_s* to answer. Afterwards the socket is closed."""
+        self._step(lambda: self._carrier.stop(grace_s))
+        while not self._carrier.over:
+            self._run_once(inf)
+        self.drop()
+
+    def drop(self) -> None:
+        """End abruptly, without waiting for anybody."""
+        self._carrier.drop("the connection was dropped")
+        self._selector.close()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.drop()
+
+    # --- what the carrier calls ----------------------------------------------------------
+
+    def watch(self, carrier: Carrier) -> None:
+        """``wants_read`` or ``wants_write`` has changed."""
+        self._watch(carrier)
+
+    def alarm(self, carrier: Carrier) -> None:
+        """Looked at before each wait."""
+
+    def later(self, carrier: Carrier) -> None:
+        """There is something to send."""
+        self._flush_due = True
+
+    def ended(self, carrier: Carrier) -> None:
+        """Looked at after each step."""
+
+    # --- inside --------------------------------------------------------------------------
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Closed | ConnectionFailed):
+                self.error = event.error
+        if self._user_handle is not None:
+            self._user_handle(events)
+
+    def _watch(self, carrier: Carrier) -> None:
+        wanted = selectors.EVENT_READ if carrier.wants_read else 0
+        if carrier.wants_write:
+            wanted |= selectors.EVENT_WRITE
+        if wanted and self._registered:
+            self._selector.modify(self._socket, wanted)
+        elif wanted:
+            self._selector.register(self._socket, wanted)
+        elif self._registered:
+            self._selector.unregister(self._socket)
+        self._registered = wanted
+
+    def _step(self, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._carrier.fail(error)
+            raise
+
+    def _run_once(self, until: float) -> None:
+        carrier = self._carrier
+        if self._flush_due:
+            self._flush_due = False
+            self._step(carrier.flush)
+            return
+        seconds = min(until, carrier.wakes_at) - self._clock.monotonic()
+        for _, ready in self._selector.select(None if seconds == inf else max(seconds, 0)):
+            if ready & selectors.EVENT_WRITE and carrier.wants_write:
+                self._step(carrier.writable)
+            if ready & selectors.EVENT_READ and carrier.wants_read:
+                self._step(carrier.readable)
+        now = self._clock.monotonic()
+        if now >= carrier.wakes_at:
+            self._step(lambda: carrier.expire(now))

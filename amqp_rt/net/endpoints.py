@@ -1,0 +1,77 @@
+"""What there is to say about an endpoint, for dialling and listening alike. No I/O."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from typing import Any, Final
+
+from ..addresses import Url
+from ..errors import ConnectFailed
+
+#: Schemes that need what this version does not have, and what that is.
+_NOT_YET: Final = {
+    "amqps": "TLS",
+    "ws": "WebSocket",
+    "wss": "WebSocket over TLS",
+}
+_SPOKEN: Final = ("amqp", "amqp+unix", "memory")
+#: The system's words are for system calls; these say what to look at.
+_WORDS: Final = {
+    errno.ECONNREFUSED: "nobody listens there",
+    errno.ENOENT: "there is no such file or folder",
+    errno.EHOSTUNREACH: "the host cannot be reached",
+    errno.ENETUNREACH: "its network cannot be reached",
+    errno.ETIMEDOUT: "it does not answer",
+    errno.EADDRINUSE: "somebody listens there already",
+    errno.EADDRNOTAVAIL: "the address is not one of this machine",
+    errno.EACCES: "it is not allowed",
+}
+
+
+def check_scheme(url: Url, *, doing: str = "connect to") -> None:
+    """Refuse what this version does not speak.
+
+    Raises:
+        ConnectFailed: Which scheme, and what to use instead.
+    """
+    if url.scheme not in _SPOKEN:
+        missing = _NOT_YET.get(url.scheme, f"{url.scheme}://")
+        raise ConnectFailed(
+            f"cannot {doing} {url}: {missing} is not there in this version; "
+            "use amqp://, amqp+unix:// or memory://",
+            condition="amqp:not-implemented",
+        )
+    if url.scheme == "amqp+unix" and not hasattr(socket, "AF_UNIX"):
+        raise ConnectFailed(
+            f"cannot {doing} {url}: this system has no Unix sockets",
+            condition="amqp:not-implemented",
+        )
+
+
+def reason(error: OSError) -> str:
+    """Why, in one clause. The failures of several addresses may come as a group."""
+    if isinstance(error, socket.gaierror):
+        return "the host's name is not known"
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        cause = next((each for each in cause.exceptions if isinstance(each, OSError)), None)
+    if isinstance(cause, OSError):
+        return reason(cause)
+    if error.errno is None:
+        return str(error)
+    return _WORDS.get(error.errno) or error.strerror or os.strerror(error.errno)
+
+
+def is_local(family: int, address: Any) -> bool:
+    """Whether a peer with this socket address is on this machine; names are not believed."""
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    host = ipaddress.ip_address(address[0].partition("%")[0])
+    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is not None:
+        return host.ipv4_mapped.is_loopback
+    return host.is_loopback

@@ -230,6 +230,9 @@ function settle(delivery, outcome) {
 
 const say = (line) => console.log(JSON.stringify(line));
 
+// The end. A long line may not have left when exit() is called.
+const sayLast = (line) => process.stdout.write(`${JSON.stringify(line)}\n`, () => process.exit(0));
+
 const SETTLE_MODES = { unsettled: 0, settled: 1, mixed: 2 };
 const settlement = (options) => ({
     snd_settle_mode: SETTLE_MODES[options.settle || 'mixed'],
@@ -249,7 +252,13 @@ function connect(options, result) {
     if (options.max_frame_size) settings.max_frame_size = options.max_frame_size;
     const connection = container.connect(settings);
     connection.result = result;
-    const finish = () => { clearTimeout(timer); say(result); process.exit(0); };
+    let finished = false;
+    const finish = () => {
+        if (finished) return;
+        finished = true;
+        clearTimeout(timer);
+        sayLast(result);
+    };
     const timer = setTimeout(() => { result.timeout = true; finish(); }, (options.timeout_s || 20) * 1000);
     connection.end = () => { if (!connection.is_closed()) connection.close(); };
     const failed = (scope, endpoint) => {
@@ -594,7 +603,7 @@ function serve(options) {
         tcp_no_delay: true,
     });
     server.on('listening', () => say({ ready: 1, port: server.address().port }));
-    const end = () => { say({ sinks }); process.exit(0); };
+    const end = () => sayLast({ sinks });
     process.stdin.on('end', end).resume();
 }
 

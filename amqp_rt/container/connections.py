@@ -8,15 +8,15 @@ again on it (:mod:`~amqp_rt.container.recovery`); the objects that the applicati
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, Unpack, overload
 
 import trio
 
-from ..errors import AmqpError, ConnectionLost, SessionEnded
+from ..errors import AmqpError, ConnectionLost, LocalProtocolError, SessionEnded
 from ..events import (
     AttachRequested,
     Closed,
@@ -27,10 +27,12 @@ from ..events import (
     Peer,
 )
 from ..fronts.base import ProtocolEngine
+from ..limits import Limits
 from ..outcomes import Error
-from .receiving import Receiver
-from .requests import Requests
-from .sending import Sender
+from .links import LinkHandle, fresh
+from .receiving import Receiver, ReceiverOptions
+from .requests import ReplyStream, Requests
+from .sending import MessageProperties, Sender, SenderOptions
 
 if TYPE_CHECKING:
     from .container import Container
@@ -39,100 +41,142 @@ log = logging.getLogger("amqp_rt.connections")
 
 T = TypeVar("T")
 
+#: ``opening`` until both sides have said open, ``recovering`` while a lost connection is dialled
+#: again, ``closed`` for good.
+State = Literal["opening", "open", "recovering", "closed"]
+
+#: Characters of an address that become part of a link's name, for people who read traces.
+_NAME_MAX: Final = 200
+
 
 class Member(Protocol):
-    """A sender or receiver of a session."""
+    """What attaches links in a session: a sender, a receiver, a node that consumes from a broker."""
 
     name: str
 
     def attach(self, core: Any) -> None:
-        """Attach on the session *core*."""
+        """Attach on the engine's session *core*; again on another after a lost connection."""
 
     def lost(self, error: AmqpError) -> None:
-        """The session is gone for good."""
+        """The session is gone for good, or would not have the link."""
 
 
 class Session:
     """A session of a connection: its own windows, and the links that share them.
 
-    Made by ``peer.session(...)``; every connection has one of its own for what is opened on the
-    connection directly.
+    Made by ``peer.session(...)``. Every connection has one for what is opened on the connection
+    itself, begun when it is first needed.
     """
 
     def __init__(
-        self, connection: Connection, *, window: int | None, window_bytes: int | None
+        self,
+        connection: Connection,
+        *,
+        window: int | None = None,
+        window_bytes: int | None = None,
     ) -> None:
         self.connection = connection
         self._window = window
         self._window_bytes = window_bytes
-        #: The session of the engine, None while there is no connection.
+        #: The engine's session; None while there is no connection.
         self.core: Any = None
         self._members: dict[Member, None] = {}
         self._ended = False
 
     @property
+    def going(self) -> bool:
+        """It ends, or its connection does: links that go now go with it."""
+        return self.core is None or bool(self.core.ended) or self.connection.engine_over
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of its connection."""
+        return self.connection.container.limits
+
+    def follow(self, member: LinkHandle, error: Error) -> bool:
+        """Take a link where a redirect points; whether that is tried."""
+        return self.connection.follow(member, error)
+
+    @property
     def may_come_back(self) -> bool:
-        """The connection is going, and another one may take its place."""
+        """Its connection is going, and another one will take its place."""
         return self.connection.engine_over and self.connection.recovers
 
     def begin(self, engine: Any) -> None:
-        """Begin on *engine*; the members attach."""
+        """Begin on *engine*; the members attach.
+
+        Raises:
+            LocalProtocolError: The peer allows no more sessions.
+        """
         self.core = engine.begin(window=self._window, window_bytes=self._window_bytes)
         self.core.on_ended = self._on_ended
         for member in list(self._members):
-            member.attach(self.core)
+            try:
+                member.attach(self.core)
+            except LocalProtocolError as error:
+                member.lost(error)
 
     def _on_ended(self, error: Error | None) -> None:
-        self.core = None
-        if self.may_come_back or self._ended:
-            return
-        self._ended = True
-        self.connection.forget_session(self)
-        said = SessionEnded("the session ended") if error is None else error.raised_as(SessionEnded)
-        for member in list(self._members):
-            member.lost(said)
+        if self._ended or self.connection.engine_over:
+            return  # the connection says what becomes of us
+        why = SessionEnded("the peer ended the session")
+        if error is not None:
+            why = SessionEnded(
+                f"the session ended: {error.description or error.condition}",
+                condition=str(error.condition),
+                info=error.info,
+            )
+        self.lose(why)
 
     def add(self, member: Member) -> None:
-        """A sender or receiver joins: it attaches now, or when there is a connection again."""
+        """A sender or receiver joins: it attaches now, or when there is a connection again.
+
+        Raises:
+            SessionEnded: The session has ended.
+            ConnectionLost: Its connection is over for good.
+            LocalProtocolError: The link's name is taken, or the peer allows no more links.
+        """
+        self.connection.refuse_if_closed()
         if self._ended:
             raise SessionEnded("the session has ended")
-        self.connection.refuse_if_closed()
-        self._members[member] = None
-        if self.core is not None:
+        if self.core is not None and not self.going:
             member.attach(self.core)
+        self._members[member] = None
 
     def remove(self, member: Member) -> None:
         """It has closed, or was detached for good."""
         self._members.pop(member, None)
 
     def lose(self, error: AmqpError) -> None:
-        """The connection is gone for good."""
+        """It is over for good; everybody who waits hears *error*."""
         self._ended = True
-        for member in list(self._members):
-            member.lost(error)
+        self.connection.forget_session(self)
+        members = list(self._members)
         self._members.clear()
+        for member in members:
+            member.lost(error)
 
     def end(self) -> None:
-        """End the session; its links are over."""
+        """End the session at once; its links are over."""
         if not self._ended:
             self._ended = True
-            self.connection.forget_session(self)
             if self.core is not None:
                 self.core.end()
-            for member in list(self._members):
-                member.lost(SessionEnded("the session was ended"))
+            self.lose(SessionEnded("the session was ended"))
 
-    def sender(self, address: str | None = None, **options: Any) -> Sender:
+    def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
         """A sender to *address*; see :meth:`Connection.sender`."""
-        name = options.pop("name", None) or self.connection.new_name(address)
-        sender = Sender(self, address, name=name, **options)
+        named = "name" in options
+        options.setdefault("name", self.connection.new_name(address))
+        sender = Sender(self, address, named=named, **options)
         self.add(sender)
         return sender
 
-    def receiver(self, address: str | None = None, **options: Any) -> Receiver:
+    def receiver(self, address: str | None = None, **options: Unpack[ReceiverOptions]) -> Receiver:
         """A receiver from *address*; see :meth:`Connection.receiver`."""
-        name = options.pop("name", None) or self.connection.new_name(address)
-        receiver = Receiver(self, address, name=name, **options)
+        named = "name" in options
+        options.setdefault("name", self.connection.new_name(address))
+        receiver = Receiver(self, address, named=named, **options)
         self.add(receiver)
         return receiver
 
@@ -149,51 +193,53 @@ class Connection:
     """
 
     def __init__(
-        self,
-        container: Container,
-        engine: ProtocolEngine | None = None,
-        *,
-        dialled: bool = False,
-        recovers: bool = False,
+        self, container: Container, engine: ProtocolEngine | None = None, *, dialled: bool = False
     ) -> None:
         self.container = container
         self.engine: Any = engine
         self.dialled = dialled
         #: A lost connection is dialled again.
-        self.recovers = recovers
+        self.recovers = False
+        #: Called when ``state`` has changed, with the connection; a plain call.
+        self.on_state: Callable[[Connection], object] | None = None
+        #: Goes after a redirected link; set by whoever dials.
+        self.redirector: Callable[[LinkHandle, Error], bool] | None = None
+        #: Why the latest engine ended, None as long as it has not, or if it was a clean end.
+        self.ended_with: Error | None = None
+        #: The latest engine has been open.
+        self.stood = False
+        self._state: State = "opening"
+        self._changes = trio.lowlevel.ParkingLot()
+        self._closing = False
+        self._error: ConnectionLost | None = None
         self._sessions: dict[Session, None] = {}
         self._default: Session | None = None
         self._names = count(1)
         self._prefix = token_hex(4)
-        self._opened = trio.Event()
-        self._closed = trio.Event()
-        self._closing = False
-        self._error: ConnectionLost | None = None
-        #: Why the engine ended; read by recovery.
-        self.ended_with: Error | None = None
-        self.ended_cleanly = False
-        self.requests = Requests(self)
+        self._requests: Requests | None = None
 
     # --- state ---------------------------------------------------------------------------
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """Who is at the other end.
+
+        Raises:
+            ConnectionLost: Nobody has been reached yet.
+        """
+        if self.engine is None:
+            raise ConnectionLost("there is no connection yet")
         found: Peer = self.engine.peer
         return found
 
     @property
-    def state(self) -> Literal["opening", "open", "recovering", "closed"]:
+    def state(self) -> State:
         """How things stand."""
-        if self._closed.is_set():
-            return "closed"
-        if self._opened.is_set() and not self.engine_over:
-            return "open"
-        return "recovering" if self.ended_with is not None or self._default else "opening"
+        return self._state
 
     @property
     def engine_over(self) -> bool:
-        """The present engine is going or gone."""
+        """The present engine is going or gone, or there is none."""
         return self.engine is None or bool(self.engine.over)
 
     @property
@@ -202,100 +248,116 @@ class Connection:
         return self._closing
 
     async def wait_open(self) -> None:
-        """Wait until both sides have said open.
-
-        Cancelled, nothing has changed.
+        """Wait until it is open, or open again. Cancelled, nothing has changed.
 
         Raises:
             ConnectionLost: It never will be.
         """
-        await self._opened.wait()
-        if self._error is not None:
-            raise self._error
-
-    async def opened(self) -> None:
-        """Wait until the present engine has heard the peer's open."""
-        await self._opened.wait()
+        await trio.lowlevel.checkpoint()
+        while self._state != "open":
+            self.refuse_if_closed()
+            await self._changes.park()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is over for good. Cancelled, nothing has changed."""
-        await self._closed.wait()
+        """Wait until it is over for good. Cancelled, nothing has changed."""
+        await trio.lowlevel.checkpoint()
+        while self._state != "closed":
+            await self._changes.park()
+
+    async def wait_changed(self) -> None:
+        """Wait until ``state`` changes. Cancelled, nothing has changed."""
+        await self._changes.park()
 
     def refuse_if_closed(self) -> None:
-        """Raise if the connection is over for good.
+        """Raise if it is over for good.
 
         Raises:
-            ConnectionLost: It is.
+            ConnectionLost: It is; why, if that is known.
         """
         if self._error is not None:
-            raise self._error
-        if self._closing:
-            raise ConnectionLost("the connection was closed")
+            raise fresh(self._error)
+
+    def _become(self, state: State) -> None:
+        if state != self._state:
+            self._state = state
+            self._changes.unpark_all()
+            if self.on_state is not None:
+                try:
+                    self.on_state(self)
+                except Exception:
+                    log.exception("on_state failed")
 
     # --- what the driver says ----------------------------------------------------------------
 
+    def start(self, engine: Any) -> None:
+        """*engine* takes over, from one that is gone."""
+        self.engine = engine
+        self.ended_with = None
+        self.stood = False
+
     def handle(self, events: list[Event]) -> None:
         """Take what the engine reports. Not a checkpoint."""
+        # A peer that has no place for us says open and close in one breath.
+        over = any(isinstance(event, Closed | ConnectionFailed) for event in events)
         for event in events:
             if isinstance(event, AttachRequested):
                 self.container.attach(self, event.link)
             elif isinstance(event, LoginRequested):
                 self.container.start_login(self, event)
             elif isinstance(event, Opened):
-                self._on_opened()
-            elif isinstance(event, Closed):
+                if not over:
+                    self._on_opened()
+            else:
                 self.ended_with = event.error
-                self.ended_cleanly = event.error is None
                 self._on_over()
-            elif isinstance(event, ConnectionFailed):
-                self.ended_with = event.error
-                self.ended_cleanly = False
-                self._on_over()
-
-    def start(self, engine: Any) -> None:
-        """A new engine takes over."""
-        self.engine = engine
-        self.ended_with = None
-        self._opened = trio.Event()
 
     def _on_opened(self) -> None:
-        self._opened.set()
-        for session in self._sessions:
-            if session.core is None:
+        self.stood = True
+        self._become("open")
+        for session in list(self._sessions):
+            try:
                 session.begin(self.engine)
+            except LocalProtocolError as error:
+                session.lose(error)
 
     def _on_over(self) -> None:
-        if not self.recovers or self._closing:
+        if not self.dialled or self._closing or (self.stood and not self.recovers):
             self.lose(self.lost_error())
+        elif self.stood:
+            self._become("recovering")
 
     def lost_error(self) -> ConnectionLost:
-        """What waiters are told when the connection is gone for good."""
+        """What is said to those who wait, once it is over for good."""
         error = self.ended_with
         if self._closing and (error is None or not error.description):
             return ConnectionLost("the connection was closed")
         if error is None:
             return ConnectionLost("the peer closed the connection")
-        said = error.raised_as(ConnectionLost)
-        assert isinstance(said, ConnectionLost)
-        return said
+        return ConnectionLost(
+            f"the connection was lost: {error.description or error.condition}",
+            condition=str(error.condition),
+            info=error.info,
+        )
 
     def lose(self, error: ConnectionLost) -> None:
-        """The connection is over for good; everybody who waits hears *error*."""
-        if self._closed.is_set():
-            return
-        self._error = error
+        """It is over for good; everybody who waits hears *error*."""
         self.recovers = False
-        self.requests.lose(error)
-        for session in list(self._sessions):
-            session.lose(error)
-        self._sessions.clear()
-        self._opened.set()
-        self._closed.set()
+        self._give_up(error)
+        self._become("closed")
+
+    def _give_up(self, error: ConnectionLost) -> None:
+        if self._error is None:
+            self._error = error
+            for session in list(self._sessions):
+                session.lose(error)
 
     # --- closing -------------------------------------------------------------------------
 
     def close(self, error: Error | None = None) -> None:
-        """Say close and return at once; :meth:`wait_closed` waits for the peer's answer."""
+        """Say close and return at once; :meth:`wait_closed` waits for the peer's answer.
+
+        Whoever waits for something on it hears ``ConnectionLost`` now.
+        """
         if self._closing:
             return
         self._closing = True
@@ -304,34 +366,41 @@ class Connection:
             self.lose(ConnectionLost("the connection was closed"))
         else:
             self.engine.close(error)
+            self._give_up(ConnectionLost("the connection was closed"))
 
     async def aclose(self) -> None:
-        """Close and wait for the peer's answer, a few seconds at most.
+        """Close, and wait for the peer's answer for as long as the engine allows.
 
         Cancelled, the close has been said all the same.
         """
         self.close()
-        await self._closed.wait()
+        await self.wait_closed()
 
     # --- links ---------------------------------------------------------------------------
 
     def new_name(self, address: str | None) -> str:
         """A link name that is new for this pair of containers (Part 2 §2.6.1)."""
-        return f"{(address or 'anonymous')[:200]}-{self._prefix}-{next(self._names)}"
+        return f"{(address or 'anonymous')[:_NAME_MAX]}-{self._prefix}-{next(self._names)}"
 
     @property
     def default_session(self) -> Session:
-        """The session of links that are opened on the connection itself."""
+        """The session of links that are opened on the connection itself.
+
+        Raises:
+            ConnectionLost: The connection is over for good.
+        """
         if self._default is None:
-            self._default = self._new_session(None, None)
+            self._default = self._new_session()
         return self._default
 
-    def _new_session(self, window: int | None, window_bytes: int | None) -> Session:
+    def _new_session(
+        self, *, window: int | None = None, window_bytes: int | None = None
+    ) -> Session:
         self.refuse_if_closed()
         session = Session(self, window=window, window_bytes=window_bytes)
-        self._sessions[session] = None
-        if self._opened.is_set() and not self.engine_over:
+        if self._state == "open" and not self.engine_over:
             session.begin(self.engine)
+        self._sessions[session] = None
         return session
 
     def forget_session(self, session: Session) -> None:
@@ -349,45 +418,55 @@ class Connection:
         Args:
             window: Transfer frames that the peer may send ahead.
             window_bytes: Bytes of unread streamed messages that may wait here.
+
+        Raises:
+            ConnectionLost: The connection is over for good.
+            LocalProtocolError: The peer allows no more sessions.
         """
-        session = self._new_session(window, window_bytes)
+        session = self._new_session(window=window, window_bytes=window_bytes)
         try:
             yield session
         finally:
             session.end()
 
-    def sender(self, address: str | None = None, **options: Any) -> Sender:
+    def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
         """A sender to *address*; use it in ``async with``, which waits until it is attached.
 
         Args:
             address: Where to; None for the anonymous terminus, which routes by ``to``.
-            options: See :class:`~amqp_rt.container.sending.Sender`: ``max_pending``,
-                ``settled``, ``rcv_settle_mode``, ``in_doubt``, ``dynamic``, ``capabilities``,
-                ``name``, ``properties``.
+            options: See :class:`~amqp_rt.container.sending.SenderOptions`.
 
         Raises:
-            ConnectionLost: The connection is over.
+            ConnectionLost: The connection is over for good.
         """
         return self.default_session.sender(address, **options)
 
-    def receiver(self, address: str | None = None, **options: Any) -> Receiver:
+    def receiver(self, address: str | None = None, **options: Unpack[ReceiverOptions]) -> Receiver:
         """A receiver from *address*; use it in ``async with``, which waits until it is attached.
 
         Args:
             address: Where from; leave it out with ``dynamic=True``.
-            options: See :class:`~amqp_rt.container.receiving.Receiver`: ``credit``, ``mode``,
-                ``filter``, ``dynamic``, ``rcv_settle_mode``, ``streaming``, ``durable``, ``name``,
-                ``capabilities``, ``properties``.
+            options: See :class:`~amqp_rt.container.receiving.ReceiverOptions`.
 
         Raises:
-            ConnectionLost: The connection is over.
+            ConnectionLost: The connection is over for good.
         """
         return self.default_session.receiver(address, **options)
+
+    def follow(self, link: LinkHandle, error: Error) -> bool:
+        """Take *link* where a redirect points; whether that is tried."""
+        return self.redirector is not None and self.redirector(link, error)
 
     # --- requests ------------------------------------------------------------------------
 
     @overload
-    async def call(self, address: str, *args: Any, within: float | None = ...) -> Any: ...
+    async def call(
+        self,
+        address: str,
+        *args: Any,
+        within: float | None = ...,
+        **properties: Unpack[MessageProperties],
+    ) -> Any: ...
 
     @overload
     async def call(
@@ -396,13 +475,8 @@ class Connection:
         *args: Any,
         reply: type[T],
         within: float | None = ...,
-        **properties: Any,
+        **properties: Unpack[MessageProperties],
     ) -> T: ...
-
-    @overload
-    async def call(
-        self, address: str, *args: Any, within: float | None = ..., **properties: Any
-    ) -> Any: ...
 
     async def call(
         self,
@@ -410,28 +484,32 @@ class Connection:
         *args: Any,
         reply: Any = Any,
         within: float | None = None,
-        **properties: Any,
+        **properties: Unpack[MessageProperties],
     ) -> Any:
         """Ask the node at *address* and wait for its reply.
+
+        While a lost connection is dialled again, the call waits. A request that had left when the
+        connection was lost is in doubt, and raises.
 
         Args:
             address: The ``@rpc`` node.
             args: The request: nothing, one payload, or several as a list.
-            reply: The type that the reply is decoded as.
+            reply: The type that the reply is decoded as; ``Message`` gives the whole message.
             within: Seconds; the deadline travels with the request.
             properties: Further properties of the request's message.
 
-        Cancelled, or past its deadline, the request is given up and its handler is cancelled.
+        Cancelled, or past its deadline, the request is given up: its handler is cancelled.
 
         Raises:
             CallFailed: The node answered with an error; its condition says which.
             DeadlineExceeded: There was no reply within *within* seconds.
             DeliveryRejected: The request was invalid to the node.
+            DeliveryNotAccepted: The node gave it back: it was not processed.
             LinkRefused: There is no such node, or we may not call it.
             ConnectionLost: The connection went; whether the node has acted is in doubt.
             DecodeError: The reply is no *reply*.
         """
-        return await self.requests.call(address, args, reply, within, properties)
+        return await self._calls().call(address, args, reply, within, properties)
 
     def stream(
         self,
@@ -440,17 +518,23 @@ class Connection:
         reply: Any = Any,
         within: float | None = None,
         credit: int = 100,
-        **properties: Any,
-    ) -> AsyncIterator[Any]:
+        **properties: Unpack[MessageProperties],
+    ) -> ReplyStream:
         """Ask the node at *address* and iterate over its streamed reply.
 
-        The handler runs only as far ahead as *credit* replies. Leaving the loop, being cancelled
-        or exceeding *within* (seconds for the whole stream) cancels the handler.
+        ``async for row in peer.stream("export", day, reply=Row): …``. The handler runs at most
+        *credit* replies ahead. Breaking off the loop, or exceeding *within* (seconds for the whole
+        stream), cancels the handler.
 
         Raises:
             CallFailed: As :meth:`call`, and so are the others, while iterating.
         """
-        return self.requests.stream(address, args, reply, within, credit, properties)
+        return self._calls().stream(address, args, reply, within, credit, properties)
+
+    def _calls(self) -> Requests:
+        if self._requests is None:
+            self._requests = Requests(self)
+        return self._requests
 
     async def serve(self, *nodes: Any) -> None:
         """Let nodes of our container consume from the peer's addresses of the same names.
@@ -459,12 +543,15 @@ class Connection:
         answers requests that wait there, a ``source`` sends to it. Returns when all are attached;
         they work until the connection or the container ends.
 
+        Cancelled, those that are attached go on.
+
         Args:
             nodes: Functions with a declaration, or objects with such methods; none means every
                 node of the container that has no captures.
 
         Raises:
             LinkRefused: The peer has no such address.
+            ConnectionLost: The connection went.
         """
         await self.container.consume(self, nodes)
 

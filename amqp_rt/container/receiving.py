@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
 import trio
 
-from ..errors import AmqpError, DecodeError, LinkDetached, LinkRefused, LocalProtocolError
-from ..fronts.base import RCV_FIRST, SND_MIXED, IncomingDelivery, ReceivingLink
-from ..message import Message
+from ..errors import (
+    AmqpError,
+    ConnectionLost,
+    DeadlineExceeded,
+    DecodeError,
+    LinkDetached,
+    LocalProtocolError,
+)
+from ..fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, IncomingDelivery, ReceivingLink
+from ..limits import Limits
+from ..message import MESSAGE_FORMAT, Message
 from ..outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -29,35 +37,76 @@ from ..outcomes import (
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
 from .credit import CreditWindow
+from .links import LinkHandle, gone
 from .payloads import decode_payload
 from .streams import ByteStream
 
 if TYPE_CHECKING:
-    from .connections import Session
+    from .links import Owner
+
+__all__ = ["CREDIT", "Delivery", "Receiver", "ReceiverOptions", "gone"]
 
 T = TypeVar("T")
 
+#: Deliveries without an outcome that a receiver holds or has asked for, unless said otherwise.
+CREDIT: Final = 500
 #: Deliveries taken in a row, and seconds, before a receiver lets others run.
-TURN_MESSAGES: Final = 100
-TURN_S: Final = 0.001
+_TURN_MESSAGES: Final = 100
+_TURN_S: Final = 0.001
+
+
+class ReceiverOptions(TypedDict, total=False):
+    """What ``peer.receiver(address, …)`` takes.
+
+    ``name``: of the link; made up if left out.
+    ``credit``: deliveries without an outcome that may be here or on their way; at most 8 MiB of
+        them wait. 0 asks for nothing: see :meth:`Receiver.get` and :meth:`Receiver.start`.
+    ``mode``: ``"move"`` takes messages from the node, ``"copy"`` browses (Part 3 §3.5.7).
+    ``filter``: filters by name, see Part 3 §3.5.8; what the peer applies is in ``source.filter``.
+    ``dynamic``: the peer makes a node; its address is ``receiver.address``. It lives as long as the
+        link: after a lost connection there is another one.
+    ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``, and
+        leave with :meth:`Receiver.suspend`.
+    ``snd_settle_mode``: 1 asks for settled messages, 0 for unsettled ones.
+    ``rcv_settle_mode``: 1 says outcomes and lets the sender settle (Part 2 §2.8.3).
+    ``streaming``: deliveries are handed out as they begin; read them with ``chunks``.
+    ``capabilities``: of the source, for example ``"queue"``.
+    ``properties``: of the link.
+    ``target``: our own address, for peers that look at it.
+    """
+
+    name: str
+    credit: int
+    mode: Literal["move", "copy"] | None
+    filter: Mapping[object, object] | None
+    dynamic: bool
+    durable: int
+    snd_settle_mode: int
+    rcv_settle_mode: int
+    streaming: bool
+    capabilities: Sequence[str]
+    properties: Mapping[object, object] | None
+    target: str | None
 
 
 class Delivery:
     """One message as it was delivered, and what we say of it (Part 3 §3.4).
 
-    The outcomes are said at once and do not wait. As a context manager, sync or async, it is
-    accepted at the end of the block, released if the block was cancelled, and modified
-    (delivery-failed) if it raised, unless an outcome was said before.
+    The outcomes are said at once and do not wait. ``async with delivery:`` (or ``with``) says one
+    by how the block ends, unless one was said in it: at its end *accepted*; if it was cancelled
+    *released*; ``Reject``, ``Release`` and ``Modify`` are what they are called, and stop at the
+    block; any other exception is *modified (delivery-failed)*, a ``DecodeError`` *rejected*, and
+    goes on.
     """
 
-    __slots__ = ("_message", "_settled", "_stream", "raw")
+    __slots__ = ("_message", "raw")
 
     def __init__(self, raw: IncomingDelivery) -> None:
         #: What the link delivered.
         self.raw = raw
         self._message: Message | None = None
-        self._settled: trio.Event | None = None
-        self._stream: ByteStream | None = None
+
+    # --- the message ---------------------------------------------------------------------
 
     @property
     def message(self) -> Message:
@@ -65,10 +114,15 @@ class Delivery:
 
         Raises:
             DecodeError: The payload is no message.
+            LocalProtocolError: It is being streamed: use :meth:`head` and :meth:`chunks`.
         """
         if self._message is None:
-            if self.raw.message_format:
-                raise DecodeError(f"message-format {self.raw.message_format} is not 0: use payload")
+            if self.raw.message_format != MESSAGE_FORMAT:
+                raise DecodeError(
+                    f"message-format {self.raw.message_format:#x} is not known here: use payload"
+                )
+            if _stream_of(self.raw) is not None:
+                raise LocalProtocolError("the message is being streamed: use head() and chunks()")
             self._message = Message.decode(self.raw.payload)
         return self._message
 
@@ -82,6 +136,42 @@ class Delivery:
         """The encoded message, whatever its format."""
         return self.raw.payload
 
+    def decode(self, kind: type[T]) -> T:
+        """The body as *kind*, by the message's content-type.
+
+        Raises:
+            DecodeError: It is not one; the reason names the field.
+        """
+        found: T = decode_payload(self.message, kind)
+        return found
+
+    def chunks(self) -> ByteStream:
+        """The body of a streamed message as it arrives, to be iterated once.
+
+        Waiting for the next chunk may be cancelled: nothing is lost.
+        """
+        stream = _stream_of(self.raw)
+        if stream is None:
+            raise LocalProtocolError("the receiver is not streaming: the body is here at once")
+        return stream
+
+    async def head(self) -> Message:
+        """The message without its body, of a streamed message once the body begins.
+
+        Cancelled, nothing is lost.
+
+        Raises:
+            DecodeError: It is malformed.
+            AmqpError: The sender gave up the message, or the link is gone.
+        """
+        stream = _stream_of(self.raw)
+        if stream is None:
+            await trio.lowlevel.checkpoint()
+            return self.message
+        return await stream.head()
+
+    # --- the delivery --------------------------------------------------------------------
+
     @property
     def tag(self) -> bytes:
         """The delivery-tag (Part 2 §2.8.7)."""
@@ -93,23 +183,19 @@ class Delivery:
         return self.raw.message_format
 
     @property
-    def link(self) -> Any:
+    def link(self) -> ReceivingLink:
         """The link that it came on."""
         return self.raw.link
 
     @property
     def presettled(self) -> bool:
-        """The sender does not want to hear of it."""
+        """The sender has settled: it does not hear what we say."""
         return self.raw.settled
 
-    def decode(self, kind: type[T]) -> T:
-        """The body as *kind*, by the message's content-type.
-
-        Raises:
-            DecodeError: It is not one.
-        """
-        found: T = decode_payload(self.message, kind)
-        return found
+    @property
+    def outcome(self) -> Outcome | None:
+        """What we have said of it; None as long as nothing was said."""
+        return cast("Outcome | None", getattr(self.raw, "local_state", None))
 
     def accept(self) -> None:
         """Processed; the sender may forget it."""
@@ -126,74 +212,81 @@ class Delivery:
         undeliverable_here: bool = False,
         annotations: Mapping[object, object] | None = None,
     ) -> None:
-        """Not processed, and changed thus (Part 3 §3.4.5)."""
+        """Not processed, and changed thus (Part 3 §3.4.5).
+
+        Args:
+            failed: The attempt counts: ``delivery-count`` grows.
+            undeliverable_here: Do not send it to this link again.
+            annotations: Merged into the message annotations.
+        """
         self.settle(Modified(failed, undeliverable_here or None, annotations))
 
-    def reject(self, description: str = "", *, condition: str = "amqp:precondition-failed") -> None:
+    def reject(
+        self,
+        description: str = "",
+        *,
+        condition: str = "amqp:precondition-failed",
+        info: Mapping[object, object] | None = None,
+    ) -> None:
         """Invalid; it will never be processed. The sender is told why."""
-        self.settle(Rejected(Error(Symbol(condition), description or None)))
+        self.settle(Rejected(Error(Symbol(condition), description or None, info)))
 
     def settle(self, outcome: Outcome) -> None:
-        """Say *outcome*. Saying the same again changes nothing.
+        """Say *outcome*. Saying the same again changes nothing; on a link that is gone it is in vain.
 
         Raises:
             LocalProtocolError: Another outcome has been said.
         """
         self.raw.settle(outcome)
-        receiver = self.raw.context
-        if isinstance(receiver, Receiver):
-            receiver.freed(self.raw)
+        self._let_go()
 
-    @property
-    def outcome(self) -> Any:
-        """What we have said of it; None as long as nothing was said."""
-        return getattr(self.raw, "local_state", None)
+    def _let_go(self) -> None:
+        """It has its outcome: there is room for another, and what is still to come is dropped."""
+        context = self.raw.context
+        if type(context) is Receiver:
+            context.freed(self.raw)
+        elif isinstance(context, _Streamed):
+            context.stream.close()
+            context.receiver.freed(self.raw)
 
     async def settled(self) -> None:
-        """Wait until the sender has settled; at once where we settle first.
+        """Wait until the sender has settled; at once where we settle with our outcome.
 
         Cancelled, the outcome stands as it was said.
 
         Raises:
-            LinkDetached: The link is gone before the sender settled.
+            LinkDetached: The link is gone before the sender settled: whether it has heard our
+                outcome is in doubt.
+            ConnectionLost: So is the connection.
         """
-        while not self.raw.settled:
-            if not self.raw.link.attached:
-                raise LinkDetached("the link is gone before the sender settled")
-            receiver = self.raw.context
-            if not isinstance(receiver, Receiver) or receiver.link.rcv_settle_mode == RCV_FIRST:
-                break
-            await receiver.wait_settled()
         await trio.lowlevel.checkpoint()
+        raw = self.raw
+        while getattr(raw, "second", raw.link.rcv_settle_mode == RCV_SECOND) and not raw.settled:
+            receiver = _receiver_of(raw)
+            if receiver is None:
+                raise LocalProtocolError("only deliveries of a receiver can be waited for")
+            await receiver.wait_settled(raw)
 
-    def chunks(self) -> ByteStream:
-        """The body of a streamed message as it arrives; see :class:`ByteStream`."""
-        if self._stream is None:
-            self._stream = ByteStream(self.raw, self.raw.link.connection.limits)
-            receiver = self.raw.context
-            if isinstance(receiver, Receiver):
-                receiver.streams[self.raw] = self._stream
-        return self._stream
+    # --- as a block ----------------------------------------------------------------------
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> bool:
+        """Say what the end of the block says; whether *error* was meant for us alone."""
+        from .routes import RaisedOutcome  # which needs this module
+
+        meant = isinstance(error, RaisedOutcome)
         if self.outcome is not None or self.raw.settled:
-            self._free()
-            return
-        if error is None:
+            self._let_go()
+        elif error is None:
             self.accept()
-        elif isinstance(error, trio.Cancelled | KeyboardInterrupt):
-            self.release()
-        elif (outcome := getattr(error, "outcome", None)) is not None:
-            self.settle(outcome)
+        elif isinstance(error, RaisedOutcome):
+            self.settle(error.outcome)
         elif isinstance(error, DecodeError):
             self.reject(error.description, condition=error.condition)
-        else:
+        elif isinstance(error, Exception):
             self.settle(MODIFIED_FAILED)
-
-    def _free(self) -> None:
-        receiver = self.raw.context
-        if isinstance(receiver, Receiver):
-            receiver.freed(self.raw)
+        else:
+            self.release()
+        return meant
 
     def __enter__(self) -> Delivery:
         return self
@@ -203,10 +296,11 @@ class Delivery:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
-        self._end(error)
+    ) -> bool:
+        return self._end(error)
 
     async def __aenter__(self) -> Delivery:
+        """Not a checkpoint."""
         return self
 
     async def __aexit__(
@@ -214,27 +308,60 @@ class Delivery:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
-        self._end(error)
+    ) -> bool:
+        """Say the outcome. Not a checkpoint: it cannot be cancelled."""
+        return self._end(error)
 
     def __repr__(self) -> str:
         return f"<Delivery {self.tag.hex()}: {len(self.raw.payload)} bytes, {self.outcome}>"
 
 
-class Receiver:
-    """A link on which the peer sends to us; made by ``peer.receiver(...)``.
+class _Streamed:
+    """What a streaming receiver keeps with a delivery."""
 
-    ``async for delivery in receiver`` takes deliveries as they come and ends when the receiver is
-    closed. Only one task at a time may wait.
+    __slots__ = ("receiver", "stream")
+
+    def __init__(self, receiver: Receiver, raw: IncomingDelivery) -> None:
+        self.receiver = receiver
+        self.stream = ByteStream(raw, receiver.limits)
+
+
+def _stream_of(raw: IncomingDelivery) -> ByteStream | None:
+    context = raw.context
+    if isinstance(context, _Streamed):
+        return context.stream
+    # A node that was declared streaming keeps the stream itself.
+    return context if isinstance(context, ByteStream) else None
+
+
+def _receiver_of(raw: IncomingDelivery) -> Receiver | None:
+    context = raw.context
+    if isinstance(context, _Streamed):
+        return context.receiver
+    return context if isinstance(context, Receiver) else None
+
+
+class Receiver(LinkHandle):
+    """A link on which the peer sends to us; made by ``peer.receiver(...)``, used in ``async with``.
+
+    ``async for delivery in receiver`` takes deliveries as they come, and ends when the receiver is
+    closed or the peer has detached without an error. Several tasks may take from one receiver.
+
+    Each delivery wants an outcome, said by hand or by ``async with delivery:``. Credit is given
+    again as outcomes are said, so ``credit`` bounds what is being worked on (decision 26).
+
+    While a lost connection is dialled again, taking waits. Deliveries of the old connection that
+    had no outcome will be delivered again; saying one is in vain.
     """
 
     def __init__(
         self,
-        session: Session,
+        session: Owner,
         address: str | None,
         *,
         name: str,
-        credit: int = 500,
+        named: bool = False,
+        credit: int = CREDIT,
         mode: Literal["move", "copy"] | None = None,
         filter: Mapping[object, object] | None = None,  # noqa: A002  # the standard's word
         dynamic: bool = False,
@@ -246,10 +373,11 @@ class Receiver:
         properties: Mapping[object, object] | None = None,
         target: str | None = None,
     ) -> None:
-        self._session = session
-        self.name = name
-        #: The agreed address; of a dynamic node the one that the peer made.
-        self.address = address
+        if credit < 0:
+            raise ValueError(f"credit must not be negative, it is {credit}")
+        if mode not in (None, "move", "copy"):
+            raise ValueError(f"mode is 'move' or 'copy', not {mode!r}")
+        super().__init__(session, address, name, named=named)
         self._asked = Source(
             address=None if dynamic else address,
             dynamic=dynamic,
@@ -257,53 +385,49 @@ class Receiver:
             if dynamic
             else None,
             distribution_mode=Symbol(mode) if mode else None,
-            filter=filter,
+            filter={Symbol(name): value for name, value in filter.items()} if filter else None,
             durable=durable,
+            expiry_policy=Symbol("never" if durable else "session-end"),
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
         self._target = Target(address=target)
-        self._prefetch = credit
+        self._credit = credit
         self._modes = (snd_settle_mode, rcv_settle_mode)
         self._streaming = streaming
         self._properties = properties
-        self._raw: ReceivingLink | None = None
         self._window: CreditWindow | None = None
         self._inbox: deque[IncomingDelivery] = deque()
-        #: Taken out by ``streams`` as their bodies are read.
-        self.streams: dict[IncomingDelivery, ByteStream] = {}
+        #: Deliveries that count against the credit: here, or in the application's hands.
         self._held: set[IncomingDelivery] = set()
-        self._waiting: trio.lowlevel.Task | None = None
-        self._attached = trio.Event()
-        self._was_attached = False
-        self._settling: trio.Event | None = None
-        self._flowed: trio.Event | None = None
-        self._error: AmqpError | None = None
-        self._closed = False
+        self._takers: list[trio.lowlevel.Task] = []
+        self._getting = False
+        #: No credit is given until it is started again.
+        self._stopped = False
+        #: The peer has ended the link without an error.
+        self._ended = False
         self._turn = 0
         self._since = 0.0
 
     # --- state ---------------------------------------------------------------------------
 
     @property
-    def link(self) -> ReceivingLink:
-        """The link as it is now.
+    def source(self) -> Source:
+        """The source as the peer answered it: filters that are in place, mode, capabilities.
 
         Raises:
-            LinkDetached: There is none.
+            LinkDetached: The link is not attached.
         """
-        if self._raw is None:
-            raise LinkDetached("the receiver is not attached")
-        return self._raw
-
-    @property
-    def source(self) -> Source:
-        """The source as the peer answered it: filters that are in place, modes, capabilities."""
         return self.link.source or Source()
 
     @property
     def credit(self) -> int:
         """Deliveries that the peer may still send."""
-        return self._raw.credit if self._raw is not None else 0
+        return self._raw.credit if self._stage == "attached" else 0
+
+    @property
+    def available(self) -> int:
+        """Deliveries that the peer said it has waiting."""
+        return self._raw.available if self._stage == "attached" else 0
 
     @property
     def waiting(self) -> int:
@@ -311,197 +435,237 @@ class Receiver:
         return len(self._inbox)
 
     @property
-    def closed(self) -> bool:
-        """Closed by us, or detached for good by the peer."""
-        return self._closed
+    def limits(self) -> Limits:
+        """The bounds of the connection."""
+        return self._session.limits
 
     # --- taking --------------------------------------------------------------------------
 
-    async def receive(self) -> Delivery:
+    async def receive(self, *, within: float | None = None) -> Delivery:
         """The next delivery, waiting for it if there is none.
 
         Cancelled while it waits, nothing has been taken.
 
+        Args:
+            within: Seconds to wait; the credit stays given, see :meth:`get` to take it back.
+
         Raises:
+            DeadlineExceeded: Nothing came within *within* seconds.
             LinkDetached: The link is gone; what had arrived was given out before.
             ConnectionLost: So is its connection, for good.
         """
         if self._inbox:
             self._turn += 1
-            if self._turn >= TURN_MESSAGES or trio.current_time() - self._since > TURN_S:
-                await trio.lowlevel.checkpoint()
-                self._turn = 0
-                self._since = trio.current_time()
+            if self._turn >= _TURN_MESSAGES or trio.current_time() - self._since > _TURN_S:
+                await self._take_turns()
+        if not self._inbox:
+            if within is None:
+                await self._arrival()
+            else:
+                with trio.move_on_after(within):
+                    await self._arrival()
                 if not self._inbox:
-                    return await self.receive()
-            return self._take()
-        while not self._inbox:
-            self._refuse_if_over()
-            await self._park()
-        self._turn = 0
-        self._since = trio.current_time()
+                    raise DeadlineExceeded(f"nothing came from {self.address!r} in {within:g} s")
+            self._turn = 0
+            self._since = trio.current_time()
         return self._take()
 
     def receive_nowait(self) -> Delivery | None:
         """The next delivery, or None if none has arrived."""
         return self._take() if self._inbox else None
 
-    async def receive_batch(self, most: int = 100) -> list[Delivery]:
+    async def receive_batch(
+        self, most: int = 100, *, within: float | None = None
+    ) -> list[Delivery]:
         """At least one and at most *most* deliveries: those that are there.
 
-        Cancelled while it waits, nothing has been taken.
+        Cancelled while it waits, nothing has been taken. Raises what :meth:`receive` does.
         """
-        found = [await self.receive()]
-        while self._inbox and len(found) < most:
+        found = [await self.receive(within=within)]
+        inbox = self._inbox
+        while inbox and len(found) < most:
             found.append(self._take())
         return found
 
     async def get(self, *, within: float = 0.0) -> Delivery | None:
-        """One delivery if there is one within *within* seconds, else None (Part 2 §2.6.10).
+        """One delivery if the node has one, or gets one within *within* seconds (Part 2 §2.6.10).
 
-        For receivers with ``credit=0``: grants one credit, and takes it back with a drain, so
-        that nothing can arrive unasked. Cancelled, the credit may still bring one delivery;
-        the next call returns it.
+        Asks for one if no credit is out, and takes unused credit back with a drain before it says
+        None, so that nothing comes unasked. One task at a time.
+
+        Cancelled, the credit may still bring a delivery, which the next call returns.
+
+        Raises:
+            LinkDetached: The link is gone.
+            ConnectionLost: So is its connection, for good.
         """
-        if self._inbox:
-            return self._take()
-        self._refuse_if_over()
-        link = self.link
-        link.grant(1)
-        if within > 0:
-            with trio.move_on_after(within):
-                while not self._inbox:
-                    self._refuse_if_over()
-                    await self._park()
-        if not self._inbox:
-            await self.drain()
+        if self._getting:
+            raise trio.BusyResourceError("another task is in get()")
+        self._getting = True
+        try:
+            await trio.lowlevel.checkpoint()
+            if not self._inbox:
+                await self.wait_attached()
+                if not self._raw.credit:
+                    self._raw.grant(1)
+                if within > 0:
+                    with trio.move_on_after(within):
+                        await self._arrival()
+                if not self._inbox:
+                    stopped = self._stopped
+                    await self.drain()
+                    if not stopped:
+                        self.start()
+        finally:
+            self._getting = False
         return self._take() if self._inbox else None
 
     async def drain(self) -> None:
-        """Let the peer use its credit now or give it back, and wait for it (Part 2 §2.6.7).
+        """Let the peer use its credit now or give it back, and wait for that (Part 2 §2.6.7).
 
-        What it still sent can be received. The receiver gets no new credit before :meth:`start`.
+        What it still sent can be taken. No new credit is given before :meth:`start`.
+
         Cancelled, the drain goes on.
+
+        Raises:
+            LinkDetached: The link is gone.
+            ConnectionLost: So is its connection, for good.
         """
+        await trio.lowlevel.checkpoint()
+        await self.wait_attached()
+        self._stopped = True
         if self._window is not None:
             self._window.open = False
-        link = self.link
-        while True:
-            self._flowed = trio.Event()
+        link = self._raw
+        if link.credit:
             link.drain()
-            await self._flowed.wait()
-            if self._raw is not link or not link.attached:
-                self._refuse_if_over()
-                return
-            if not link.credit:
-                return
+            while link.attached and link.credit:
+                await self._changes.park()
+        self._refuse_if_over()
 
     def stop(self) -> None:
-        """Take the credit back: nothing more is asked for. What is under way still comes."""
+        """Take the credit back: nothing more is asked for. What is on its way still comes."""
+        self._stopped = True
         if self._window is not None:
             self._window.close()
-        elif self._raw is not None:
+        elif self._stage == "attached":
             self._raw.grant(0)
 
     def start(self, credit: int | None = None) -> None:
-        """Give credit again after :meth:`stop` or :meth:`drain`."""
+        """Give credit again after :meth:`stop` or :meth:`drain`, or other credit than so far."""
         if credit is not None:
-            self._prefetch = credit
-        if self._raw is not None:
+            if credit < 0:
+                raise ValueError(f"credit must not be negative, it is {credit}")
+            self._credit = credit
+        self._stopped = False
+        if self._stage == "attached":
             self._open_window(self._raw)
 
-    async def close(self) -> None:
-        """Detach for good. What was not taken is released. Cancelled, the detach still goes out."""
-        if not self._closed:
-            self._closed = True
-            self._session.remove(self)
-            self._give_back()
-            if self._raw is not None and self._raw.attached:
-                self._raw.detach()
-            self._wake()
-        await trio.lowlevel.checkpoint()
+    def finish(self) -> None:
+        """Ask for nothing more, give back what was not taken, and let iterating end.
 
-    async def wait_attached(self) -> None:
-        """Wait for the peer's answer to our attach.
-
-        Cancelled, the attach stays asked for; close the receiver to withdraw it.
-
-        Raises:
-            LinkRefused: The peer would not have it; its condition says why.
+        Deliveries that were taken may still be settled.
         """
-        await self._attached.wait()
-        if self._error is not None:
-            raise self._error
-
-    async def __aenter__(self) -> Receiver:
-        try:
-            await self.wait_attached()
-        except BaseException:
-            self._abandon()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        with trio.CancelScope(shield=True):
-            await self.close()
+        self._ended = True
+        self._error = LinkDetached("the receiver was stopped", condition="amqp:illegal-state")
+        self.stop()
+        self._give_back()
+        self._wake(len(self._takers))
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self
 
     async def __anext__(self) -> Delivery:
-        try:
-            return await self.receive()
-        except AmqpError:
-            if self._closed and self._error is None:
-                raise StopAsyncIteration from None
-            raise
+        """The next delivery. Cancelled while it waits, nothing has been taken."""
+        if not self._inbox:
+            try:
+                return await self.receive()
+            except LinkDetached:
+                if self._error is None or self._ended:
+                    raise StopAsyncIteration from None
+                raise
+        self._turn += 1
+        if self._turn >= _TURN_MESSAGES or trio.current_time() - self._since > _TURN_S:
+            await self._take_turns()
+        return self._take() if self._inbox else await self.__anext__()
 
-    def _abandon(self) -> None:
-        self._closed = True
-        self._session.remove(self)
-        if self._raw is not None:
-            self._raw.detach()
+    async def _take_turns(self) -> None:
+        """Let others run: taking what is here is no checkpoint."""
+        await trio.lowlevel.checkpoint()
+        self._turn = 0
+        self._since = trio.current_time()
+
+    async def _arrival(self) -> None:
+        """Until something is there to be taken."""
+        task = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._takers.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        while not self._inbox:
+            self._refuse_if_over()
+            self._takers.append(task)
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def _wake(self, most: int) -> None:
+        takers = self._takers
+        woken = takers[:most]
+        del takers[:most]
+        for task in woken:
+            trio.lowlevel.reschedule(task)
 
     def _take(self) -> Delivery:
         raw = self._inbox.popleft()
-        if raw.settled and self._raw is not None and not self._streaming:
+        if self._streaming:
+            raw.context = _Streamed(self, raw)
+        if raw.settled:
             self.freed(raw)
         return Delivery(raw)
 
-    def _refuse_if_over(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise LinkDetached("the receiver is closed")
-
-    async def _park(self) -> None:
-        if self._waiting is not None:
-            raise LocalProtocolError("another task is waiting at this receiver")
-        self._waiting = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._waiting = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _wake(self) -> None:
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            trio.lowlevel.reschedule(waiting)
-
     def freed(self, raw: IncomingDelivery) -> None:
         """A delivery has its outcome: there is room for another."""
-        if raw in self._held:
-            self._held.discard(raw)
+        held = self._held
+        if raw in held:
+            held.discard(raw)
             if self._window is not None:
                 self._window.freed(1, len(raw.payload))
 
-    async def wait_settled(self) -> None:
-        """Wait until the sender has settled something, or the link is gone."""
-        if self._settling is None:
-            self._settling = trio.Event()
-        await self._settling.wait()
+    async def wait_settled(self, raw: IncomingDelivery) -> None:
+        """Wait until the sender has settled something, *raw* perhaps. Cancelled: no trace."""
+        if not raw.link.attached:
+            self._refuse_if_over()
+            raise ConnectionLost(
+                "the connection was lost before the sender settled: whether it has heard our "
+                "outcome is in doubt"
+            )
+        await self._changes.park()
+
+    # --- ending --------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Detach for good: what was not taken is released, a durable subscription ends.
+
+        Cancelled, the detach still goes out.
+        """
+        self._give_back()
+        await self._detach()
+        await trio.lowlevel.checkpoint()
+
+    async def suspend(self) -> None:
+        """Detach without closing: a durable subscription stays and gathers messages (X23).
+
+        Cancelled, the detach still goes out.
+        """
+        self._give_back()
+        await self._detach(closed=False)
+        await trio.lowlevel.checkpoint()
+
+    def abandon(self) -> None:
+        """Detach at once; what was not taken is released."""
+        if not self.closed:
+            self._give_back()
+        super().abandon()
 
     def _give_back(self) -> None:
         for raw in self._inbox:
@@ -509,21 +673,10 @@ class Receiver:
                 raw.settle(RELEASED)
         self._inbox.clear()
 
-    def _open_window(self, link: ReceivingLink) -> None:
-        if self._prefetch:
-            self._window = CreditWindow(link, messages=self._prefetch)
-            held = len(self._held)
-            self._window.held = held
-            self._window.held_bytes = sum(len(raw.payload) for raw in self._held)
-            self._window.opened()
-        else:
-            self._window = None
-
     # --- what the session and the link say --------------------------------------------------
 
-    def attach(self, core: Any) -> None:
-        """Attach, or after a lost connection attach again, on the session *core*."""
-        self._raw = core.attach_receiver(
+    def _ask(self, core: Any) -> Any:
+        return core.attach_receiver(
             self.name,
             self,
             source=self._asked,
@@ -534,95 +687,76 @@ class Receiver:
             properties=self._properties,
         )
 
-    def lost(self, error: AmqpError) -> None:
-        """The connection is gone for good."""
-        self._fail(error)
+    def _readdress(self, address: str) -> None:
+        super()._readdress(address)
+        self._asked.address = address
 
-    def on_attached(self, link: ReceivingLink) -> None:
-        self._raw = link
+    def _begin(self, link: Any) -> None:
         if link.source is not None:
             self.address = link.source.address
-        if self._closed:
-            link.detach()
-            return
-        self._held.clear()
         self._open_window(link)
-        self._was_attached = True
-        self._attached.set()
+
+    def _open_window(self, link: ReceivingLink) -> None:
+        if not self._credit:
+            if self._window is not None:
+                self._window.close()
+            self._window = None
+            return
+        window = self._window = CreditWindow(link, messages=self._credit)
+        window.held = len(self._held)
+        window.held_bytes = sum([len(raw.payload) for raw in self._held])
+        if not self._stopped:
+            window.opened()
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        for each in deliveries:
-            each.context = self
-        if self._closed:
+        """Messages have arrived; on a streaming receiver they have begun."""
+        if self.closed or self._error is not None:
             for each in deliveries:
                 if not each.settled:
                     each.settle(RELEASED)
             return
+        for each in deliveries:
+            each.context = self
         if self._window is not None:
             self._held.update(deliveries)
             self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
         self._inbox += deliveries
-        self._wake()
+        if self._takers:
+            self._wake(len(deliveries))
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Streamed messages have gone on."""
         for each in deliveries:
-            stream = self.streams.get(each)
-            if stream is not None:
-                stream.on_data()
-                if each.complete or each.aborted:
-                    del self.streams[each]
+            if isinstance(each.context, _Streamed):
+                each.context.stream.on_data()
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        if self._settling is not None:
-            self._settling.set()
-            self._settling = None
+        """The sender has settled these."""
+        self._changes.unpark_all()
 
     def on_flow(self, link: ReceivingLink) -> None:
-        if self._flowed is not None:
-            self._flowed.set()
+        """A drain is answered, or the sender spoke of what it has."""
         if self._window is not None:
             self._window.freed(0, 0)
+        self._changes.unpark_all()
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        self._window = None
-        for each in self.streams.values():
-            each.on_data()
-        self.streams.clear()
-        if self._flowed is not None:
-            self._flowed.set()
-        if self._settling is not None:
-            self._settling.set()
-            self._settling = None
-        if self._closed:
-            self._wake()
-            return
-        if self._session.may_come_back and not closed:
-            # Attached again with the next connection; what was unsettled is the peer's to repeat.
-            self._inbox = deque(raw for raw in self._inbox if raw.settled)
-            self._held.clear()
-            self._attached = trio.Event()
-            return
-        kind = LinkDetached if self._was_attached else LinkRefused
-        self._fail(gone(kind, error, self.address))
+        """The link is over."""
+        if error is None and self._was_attached and not self._session.going:
+            self._ended = True
+        super().on_detached(link, error, closed)
 
-    def _fail(self, error: AmqpError) -> None:
-        self._session.remove(self)
-        if self._error is None:
-            self._error = error
-        self._closed = True
-        self._attached.set()
-        self._wake()
+    def _interrupted(self, error: Error | None) -> None:
+        """What has no outcome will be delivered again on the next connection."""
+        self._inbox = deque(raw for raw in self._inbox if raw.settled)
+        self._held.intersection_update(self._inbox)
+        self._window = None
+
+    def _let_go(self, error: AmqpError) -> None:
+        if self._window is not None:
+            self._window.open = False
+        self._wake(len(self._takers))
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"credit {self.credit}, {self.waiting} waiting"
-        return f"<Receiver {self.address!r}, {state}>"
-
-
-def gone(kind: type[AmqpError], error: Error | None, address: object) -> AmqpError:
-    """The exception for a link that the peer ended."""
-    if error is None:
-        return kind(f"the peer detached the link to {address!r}")
-    said = error.raised_as(kind)
-    if not said.description:
-        said.description = f"the link to {address!r} is gone"
-    return said
+        state = "closed" if self.closed else f"{self._stage}, credit {self.credit}"
+        return f"<Receiver {self.address!r}, {state}, {self.waiting} waiting>"

@@ -2,7 +2,15 @@
 
 The first connection is made while the caller waits: every URL is tried once, and if none works
 the caller hears why. A connection that is lost later is dialled again in the background, with
-growing pauses; senders and receivers attach again by themselves.
+growing pauses; senders and receivers attach again by themselves. It is given up when
+
+- the peer would only say the same again: it refused the login, or closed with a condition of
+  :data:`FINAL_CONDITIONS`;
+- there was no connection for ``give_up_after_s``;
+- the application has closed it.
+
+A close with ``amqp:connection:redirect`` is followed at once, and a detach with
+``amqp:link:redirect`` moves that link to a connection of its own to the place it names.
 """
 
 from __future__ import annotations
@@ -12,19 +20,19 @@ import os
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from math import inf
-from typing import TYPE_CHECKING, Final
+from contextlib import AsyncExitStack, asynccontextmanager
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ..addresses import Url, parse_urls
-from ..errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionLost
+from ..errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionLost, LinkDetached
 from ..fronts.amqp10 import ClientMechanism, ClientOptions, client
 from ..limits import Limits
-from ..net.dial import Dialled, dial
+from ..net.dial import dial
 from ..net.driver import run_connection
 from ..net.memory import memory_stream_pair
 from ..outcomes import Error
@@ -32,6 +40,7 @@ from ..security.mechanisms import Anonymous, Plain, may_send_in_clear
 from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
 from .connections import Connection
+from .links import LinkHandle
 
 if TYPE_CHECKING:
     from .container import Container
@@ -39,8 +48,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("amqp_rt.connections")
 
 DEFAULT_URL: Final = "amqp://127.0.0.1:5672"
-#: Redirects followed in a row, so that two peers cannot send us round in circles.
+#: Redirects of a connection followed in a row, so that two peers cannot send us round in circles.
 REDIRECTS_MAX: Final = 5
+#: Connections that one connection keeps for links that were redirected.
+REDIRECT_CONNECTIONS_MAX: Final = 16
+#: Seconds that a connection gets to close politely when its block ends, and when it is left with
+#: an exception.
+CLOSE_GRACE_S: Final = 5.0
+HASTY_CLOSE_GRACE_S: Final = 0.5
+#: Closing with one of these, a peer means that it will not be otherwise next time.
+FINAL_CONDITIONS: Final = frozenset(
+    {
+        "amqp:unauthorized-access",
+        "amqp:not-found",
+        "amqp:not-allowed",
+        "amqp:not-implemented",
+        "amqp:invalid-field",
+        "amqp:decode-error",
+        "amqp:illegal-state",
+        "amqp:connection:framing-error",
+    }
+)
 
 
 class Reconnect(Struct, frozen=True, kw_only=True):
@@ -55,17 +83,17 @@ class Reconnect(Struct, frozen=True, kw_only=True):
     #: broker that restarts do not all come at once.
     jitter: float = 0.5
     #: Seconds without a connection after which it is given up.
-    give_up_after_s: float = inf
+    give_up_after_s: float = 300.0
 
 
 class Plan(Struct, kw_only=True):
     """Everything that dialling needs to know, besides where."""
 
     mechanisms: tuple[ClientMechanism, ...] | None
-    hostname: str | None
     virtual_host: str | None
     limits: Limits
     properties: Mapping[object, object]
+    desired_capabilities: tuple[str, ...]
     pipelined: bool
     within: float
     plain_in_clear: bool
@@ -75,98 +103,117 @@ class Plan(Struct, kw_only=True):
 
 @asynccontextmanager
 async def connect(
-    container: Container,
     urls: str | Sequence[str] | None = None,
     *,
+    container: Container | None = None,
     auth: ClientMechanism | Sequence[ClientMechanism] | None = None,
     sasl: bool = True,
     virtual_host: str | None = None,
-    hostname: str | None = None,
     limits: Limits | None = None,
     idle_timeout_s: float | None = None,
     properties: Mapping[object, object] | None = None,
+    desired_capabilities: Sequence[str] = (),
     pipelined: bool = True,
     within: float = 10.0,
     plain_in_clear: bool = False,
     reconnect: Reconnect | None = Reconnect(),  # noqa: B008  # frozen
     jitter: Callable[[], float] = random.random,
+    on_state: Callable[[Connection], object] | None = None,
 ) -> AsyncIterator[Connection]:
     """Connect to a peer; the block's end closes.
 
     Args:
-        container: Whose container-id and nodes the peer sees.
         urls: Where to: one URL, several as a failover list, or None for ``$AMQP_URL``, else
             ``amqp://127.0.0.1:5672``.
+        container: Whose container-id and nodes the peer sees; by default one made for this.
         auth: Mechanisms, best first. By default PLAIN with the URL's user and password if it has
             them, else ANONYMOUS.
         sasl: False leaves the SASL layer out.
         virtual_host: ``hostname`` of our open; by default the URL's path, else its host.
-        hostname: The same, for peers that want the host's name there.
         limits: Bounds, by default the container's.
         idle_timeout_s: Seconds of silence that we announce; 0 for none.
         properties: Of our open.
+        desired_capabilities: Of our open.
         pipelined: False waits for the peer's header before open, which rhea's server needs.
         within: Seconds for one attempt, from the first packet to the peer's open.
         plain_in_clear: Let a password cross a network unencrypted.
         reconnect: How a lost connection is dialled again; None never does.
         jitter: Numbers from 0 to 1 for the pauses between attempts.
+        on_state: Called with the connection when its ``state`` has changed; a plain call.
 
-    Cancelled while connecting, nothing is left behind.
+    Cancelled while connecting, nothing is left behind. Leaving the block says close and waits for
+    the answer, at most 5 seconds, or half a second after an exception.
 
     Raises:
         ConnectFailed: No URL could be connected to; the sentence says where and why.
         AuthenticationFailed: The peer does not let us in.
     """
-    given = limits or container.limits
-    if idle_timeout_s is not None:
-        given = replace(given, idle_timeout_s=idle_timeout_s)
-    mechanisms: tuple[ClientMechanism, ...] | None = None
-    if not sasl:
-        mechanisms = ()
-    elif auth is not None:
-        mechanisms = tuple(auth) if isinstance(auth, Sequence) else (auth,)
-    plan = Plan(
-        mechanisms=mechanisms,
-        hostname=hostname,
-        virtual_host=virtual_host,
-        limits=given,
-        properties=dict(properties or {}),
-        pipelined=pipelined,
-        within=within,
-        plain_in_clear=plain_in_clear,
-        reconnect=reconnect,
-        jitter=jitter,
-    )
     where = parse_urls(urls if urls is not None else os.environ.get("AMQP_URL") or DEFAULT_URL)
-    connection = Connection(container, dialled=True)
-    dialler = _Dialler(container, connection, where, plan)
-    container.start_connection(dialler.run)
-    try:
-        await dialler.first()
-        yield connection
-    finally:
-        connection.close()
-        dialler.stop()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-            await connection.wait_closed()
-            await dialler.stopped.wait()
+    async with AsyncExitStack() as stack:
+        if container is None:
+            from .container import Container  # which needs this module
+
+            container = await stack.enter_async_context(Container(f"client-{token_hex(8)}"))
+        given = limits or container.limits
+        if idle_timeout_s is not None:
+            given = replace(given, idle_timeout_s=idle_timeout_s)
+        mechanisms: tuple[ClientMechanism, ...] | None = None
+        if not sasl:
+            mechanisms = ()
+        elif auth is not None:
+            mechanisms = tuple(auth) if isinstance(auth, Sequence) else (auth,)
+        plan = Plan(
+            mechanisms=mechanisms,
+            virtual_host=virtual_host,
+            limits=given,
+            properties=dict(properties or {}),
+            desired_capabilities=tuple(Symbol(each) for each in desired_capabilities),
+            pipelined=pipelined,
+            within=within,
+            plain_in_clear=plain_in_clear,
+            reconnect=reconnect,
+            jitter=jitter,
+        )
+        dialler = Dialler(container, where, plan)
+        connection = dialler.connection
+        connection.on_state = on_state
+        container.start_connection(dialler.run)
+        hasty = True
+        try:
+            await dialler.first()
+            yield connection
+            hasty = False
+        finally:
+            connection.close()
+            with trio.CancelScope(shield=hasty) as grace:
+                grace.deadline = trio.current_time() + (
+                    HASTY_CLOSE_GRACE_S if hasty else CLOSE_GRACE_S
+                )
+                await connection.wait_closed()
+            dialler.stop()
+            with trio.CancelScope(shield=True):
+                await dialler.stopped.wait()
 
 
 @asynccontextmanager
 async def local(container: Container) -> AsyncIterator[Connection]:
     """A connection to *container* itself, without a socket; the block's end closes.
 
-    The same engines, states, credit and errors as over a network.
+    The same engines, states, credit and errors as over a network. Cancelled while it begins,
+    nothing is left behind.
     """
     ours, theirs = memory_stream_pair()
     connection = Connection(container, dialled=True)
-    engine = client(_client_options(container, None, container.limits, ()), trio.current_time())
+    engine = client(client_options(container, container.limits), trio.current_time())
+    engine.peer.address = "local"
     connection.start(engine)
+    scope = trio.CancelScope()
     stopped = trio.Event()
 
     async def run() -> None:
         try:
-            await run_connection(ours, engine, connection.handle, limits=container.limits)
+            with scope:
+                await run_connection(ours, engine, connection.handle, limits=container.limits)
         finally:
             connection.lose(connection.lost_error())
             stopped.set()
@@ -176,114 +223,92 @@ async def local(container: Container) -> AsyncIterator[Connection]:
 
     container.start_connection(accept)
     container.start_connection(run)
+    hasty = True
     try:
         await connection.wait_open()
         yield connection
+        hasty = False
     finally:
         connection.close()
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
+        with trio.CancelScope(shield=hasty) as grace:
+            grace.deadline = trio.current_time() + (HASTY_CLOSE_GRACE_S if hasty else CLOSE_GRACE_S)
+            await connection.wait_closed()
+        scope.cancel()
+        with trio.CancelScope(shield=True):
             await stopped.wait()
 
 
-def _client_options(
-    container: Container,
-    hostname: str | None,
-    limits: Limits,
-    mechanisms: tuple[ClientMechanism, ...],
-    *,
-    properties: Mapping[object, object] | None = None,
-    pipelined: bool = True,
+def client_options(
+    container: Container, limits: Limits, *, hostname: str | None = None, **options: Any
 ) -> ClientOptions:
+    """What an engine of *container* says when it opens."""
     return ClientOptions(
         container_id=container.name,
         hostname=hostname,
         limits=limits,
-        mechanisms=mechanisms,
         offered_capabilities=(Symbol(ANONYMOUS_RELAY),),
-        properties=properties or {},
-        pipelined=pipelined,
+        **options,
     )
 
 
-class _Dialler:
+class Dialler:
     """Keeps one connection connected."""
 
-    def __init__(
-        self, container: Container, connection: Connection, urls: Sequence[Url], plan: Plan
-    ) -> None:
+    def __init__(self, container: Container, urls: Sequence[Url], plan: Plan) -> None:
+        self.connection = Connection(container, dialled=True)
+        self.connection.redirector = self._redirect_link
+        self.stopped = trio.Event()
         self._container = container
-        self._connection = connection
         self._urls = deque(urls)
         self._plan = plan
         self._scope = trio.CancelScope()
-        self._first = trio.Event()
         self._failure: AmqpError | None = None
-        self.stopped = trio.Event()
+        #: Where the peer has sent us; tried before anything else, once.
+        self._redirected: Url | None = None
+        self._redirects = 0
+        self._at: Url | None = None
+        #: Connections for links that were redirected, by where they lead.
+        self._elsewhere: dict[Url, Dialler] = {}
 
     async def first(self) -> None:
-        """Wait for the first connection, or for the last failure to make one."""
-        await self._first.wait()
-        if self._failure is not None:
+        """Wait for the first connection, or for the last failure to make one.
+
+        Cancelled, dialling goes on until :meth:`stop`.
+        """
+        while self.connection.state == "opening":
+            await self.connection.wait_changed()
+        if self._failure is not None and not self.connection.stood:
             raise self._failure
 
     def stop(self) -> None:
-        """Dial no more. A connection that stands goes on until it has closed."""
-        if self._connection.state != "open" and not self._closing_now():
-            self._scope.cancel()
-
-    def _closing_now(self) -> bool:
-        engine = self._connection.engine
-        return engine is not None and not engine.finished
+        """Dial no more, and drop what is not closed yet."""
+        self._scope.cancel()
+        for dialler in self._elsewhere.values():
+            dialler.stop()
 
     async def run(self) -> None:
         """Connect, and connect again, until there is nothing to connect for."""
-        connection = self._connection
+        connection = self.connection
         try:
             with self._scope:
-                failure = await self._try_each()
-                if failure is not None:
-                    self._failure = failure
-                    return
-                while connection.recovers and not connection.closing:
-                    failure = await self._come_back()
-                    if failure is not None:
-                        connection.lose(_as_lost(failure))
-                        return
+                self._failure = await self._run()
         finally:
-            if self._failure is None and not self._first.is_set():
-                self._failure = ConnectFailed("connecting was given up")
-            connection.lose(connection.lost_error())
-            self._first.set()
+            if self._failure is not None:
+                connection.lose(_as_lost(self._failure))
+            else:
+                connection.lose(connection.lost_error())
             self.stopped.set()
 
-    async def _try_each(self) -> AmqpError | None:
-        """Try every URL once; None if one connected and its connection is over by now."""
-        reasons: list[str] = []
-        failure: AmqpError | None = None
-        redirects = 0
-        for _ in range(len(self._urls) + REDIRECTS_MAX):
-            if len(reasons) >= len(self._urls):
+    async def _run(self) -> AmqpError | None:
+        """Until the connection is over for good; why, if that is not what its engine said."""
+        connection = self.connection
+        failure = await self._try_each()
+        while failure is None and connection.recovers:
+            error = connection.ended_with
+            if error is not None and error.condition in FINAL_CONDITIONS:
                 break
-            url = self._urls[0]
-            try:
-                await self._connect(url)
-            except _Redirected as redirect:
-                redirects += 1
-                if redirects > REDIRECTS_MAX:
-                    failure = ConnectFailed(f"{url} redirects without end")
-                    reasons.append(str(failure))
-                    continue
-                self._urls.appendleft(redirect.url)
-            except AmqpError as error:
-                failure = error
-                reasons.append(str(error))
-                self._urls.rotate(-1)
-                if isinstance(error, AuthenticationFailed) and len(self._urls) == 1:
-                    break
-            else:
-                return None
-        if failure is not None and len(reasons) > 1:
-            return type(failure)("; ".join(reasons), condition=failure.condition)
+            log.warning("%s", connection.lost_error())
+            failure = await self._come_back()
         return failure
 
     async def _come_back(self) -> AmqpError | None:
@@ -293,69 +318,111 @@ class _Dialler:
         delay = policy.first_delay_s
         since = trio.current_time()
         while True:
-            await trio.sleep(delay * (1 - policy.jitter * self._plan.jitter()))
+            if self._redirected is None:
+                await trio.sleep(delay * (1 - policy.jitter * self._plan.jitter()))
             failure = await self._try_each()
             if failure is None or isinstance(failure, AuthenticationFailed):
                 return failure
-            if trio.current_time() - since > policy.give_up_after_s:
+            if trio.current_time() - since >= policy.give_up_after_s:
                 return failure
-            log.info("not connected: %s", failure)
+            log.info("%s", failure)
             delay = min(delay * policy.factor, policy.delay_max_s)
+
+    async def _try_each(self) -> AmqpError | None:
+        """Try every URL once; None if one was connected to, and its connection is over by now."""
+        failures: list[AmqpError] = []
+        untried = len(self._urls)
+        while untried or self._redirected is not None:
+            url, self._redirected = self._redirected or self._urls[0], None
+            if url is self._urls[0]:
+                untried -= 1
+            try:
+                await self._connect(url)
+            except AmqpError as error:
+                failures.append(error)
+                if url is self._urls[0]:
+                    self._urls.rotate(-1)
+            else:
+                if self.connection.stood:
+                    return None
+        kinds = {type(each) for each in failures}
+        kind = AuthenticationFailed if kinds == {AuthenticationFailed} else ConnectFailed
+        return kind(
+            "; ".join(each.description for each in failures),
+            condition=failures[-1].condition,
+            info=failures[-1].info,
+        )
 
     async def _connect(self, url: Url) -> None:
         """One connection to *url*, from dialling to its end.
 
+        Where the peer redirects us is left in ``_redirected``.
+
         Raises:
             ConnectFailed: It did not get as far as the peer's open.
         """
-        connection = self._connection
+        connection = self.connection
         plan = self._plan
         with trio.move_on_after(plan.within) as timeout:
             dialled = await dial(url, network=self._container.network)
         if timeout.cancelled_caught:
-            raise ConnectFailed(f"{url} did not answer within {plan.within:g} s")
-        mechanisms = self._mechanisms(url, dialled)
-        limits = replace(
-            plan.limits, handshake_s=max(0.001, timeout.deadline - trio.current_time())
+            raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")
+        try:
+            mechanisms = self._mechanisms(url, secure=dialled.secure, local=dialled.local)
+        except BaseException:
+            await trio.aclose_forcefully(dialled.stream)
+            raise
+        left = max(0.001, timeout.deadline - trio.current_time())
+        limits = replace(plan.limits, handshake_s=left)
+        hostname = plan.virtual_host or url.virtual_host or url.host or None
+        options = client_options(
+            self._container,
+            limits,
+            hostname=hostname,
+            mechanisms=mechanisms,
+            properties=plan.properties,
+            desired_capabilities=plan.desired_capabilities,
+            pipelined=plan.pipelined,
         )
-        engine = client(
-            _client_options(
-                self._container,
-                self._hostname(url),
-                limits,
-                mechanisms,
-                properties=plan.properties,
-                pipelined=plan.pipelined,
-            ),
-            trio.current_time(),
-        )
+        engine = client(options, trio.current_time())
         engine.peer.address = str(url)
-        engine.peer.virtual_host = self._hostname(url) or ""
-        was = connection.recovers
+        engine.peer.virtual_host = hostname or ""
+        self._at = url
         connection.recovers = plan.reconnect is not None and not connection.closing
         connection.start(engine)
         if connection.closing:
             engine.close()
+        await run_connection(dialled.stream, engine, connection.handle, limits=limits)
+        self._judge(url, connection)
 
-        async def watch() -> None:
-            await connection.opened()
-            # A peer that has no place for us says open and close in one breath.
-            await trio.lowlevel.checkpoint()
-            if not engine.over:
-                self._first.set()
+    def _judge(self, url: Url, connection: Connection) -> None:
+        """What the end of a connection to *url* means.
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch)
-            await run_connection(dialled.stream, engine, connection.handle, limits=limits)
-            nursery.cancel_scope.cancel()
+        Raises:
+            ConnectFailed: It was over before it began.
+        """
         error = connection.ended_with
-        if error is not None and str(error.condition) == "amqp:connection:redirect":
-            raise _Redirected(_redirect(url, error))
-        if not self._first.is_set() or (error is not None and not engine.open_received):
-            connection.recovers = was
-            raise _failed(url, error)
+        if error is not None and error.condition == "amqp:connection:redirect":
+            self._redirects += 1
+            if self._redirects > REDIRECTS_MAX:
+                self._redirects = 0
+                raise ConnectFailed(f"{url} redirects us without end", condition=error.condition)
+            self._redirected = redirected(url, error)
+            return
+        self._redirects = 0
+        if connection.stood:
+            return
+        if error is None:
+            raise ConnectFailed(f"{url} closed the connection at once")
+        condition = str(error.condition)
+        kind = AuthenticationFailed if condition == "amqp:unauthorized-access" else ConnectFailed
+        raise kind(
+            f"cannot connect to {url}: {error.description or condition}",
+            condition=condition,
+            info=error.info,
+        )
 
-    def _mechanisms(self, url: Url, dialled: Dialled) -> tuple[ClientMechanism, ...]:
+    def _mechanisms(self, url: Url, *, secure: bool, local: bool) -> tuple[ClientMechanism, ...]:
         plan = self._plan
         chosen = plan.mechanisms
         if chosen is None:
@@ -364,46 +431,85 @@ class _Dialler:
             else:
                 chosen = (Anonymous(),)
         if any(mechanism.name == "PLAIN" for mechanism in chosen) and not may_send_in_clear(
-            secure=dialled.secure, local=dialled.local, allowed=plan.plain_in_clear
+            secure=secure, local=local, allowed=plan.plain_in_clear
         ):
             raise ConnectFailed(
-                f"{url}: the password would cross the network in clear; "
+                f"cannot connect to {url}: the password would cross the network in clear; "
                 "use TLS, or allow it with plain_in_clear=True",
                 condition="amqp:not-allowed",
             )
         return chosen
 
-    def _hostname(self, url: Url) -> str | None:
-        plan = self._plan
-        return plan.virtual_host or plan.hostname or url.virtual_host or url.host or None
+    # --- redirected links ----------------------------------------------------------------
+
+    def _redirect_link(self, link: LinkHandle, error: Error) -> bool:
+        """Move *link* where the peer wants it; whether that is tried."""
+        if self._at is None or self.connection.closing:
+            return False
+        self._container.start_connection(lambda: self._move(link, error))
+        return True
+
+    async def _move(self, link: LinkHandle, error: Error) -> None:
+        assert self._at is not None
+        url = redirected(self._at, error)
+        address = _info(error).get("address")
+        dialler = self._elsewhere.get(url)
+        try:
+            if url == self._at:
+                dialler = self
+            elif dialler is None or dialler.connection.state == "closed":
+                if len(self._elsewhere) >= REDIRECT_CONNECTIONS_MAX:
+                    raise ConnectFailed("the peer redirects links to too many places")
+                dialler = Dialler(self._container, [url], self._plan)
+                self._elsewhere[url] = dialler
+                self._container.start_connection(dialler.run)
+                self._container.start_connection(lambda: self._outlive(url))
+            await dialler.first()
+            if not link.closed:
+                link.move(dialler.connection.default_session, address)
+        except AmqpError as failure:
+            link.lost(
+                LinkDetached(
+                    f"the peer has redirected us, but {failure.description}",
+                    condition=str(error.condition),
+                    info=error.info,
+                )
+            )
+
+    async def _outlive(self, url: Url) -> None:
+        """Close the connection to *url* when ours is over; forget it when it is over itself."""
+        dialler = self._elsewhere[url]
+        async with trio.open_nursery() as nursery:
+
+            async def follow() -> None:
+                await self.connection.wait_closed()
+                dialler.connection.close()
+
+            nursery.start_soon(follow)
+            await dialler.stopped.wait()
+            nursery.cancel_scope.cancel()
+        if self._elsewhere.get(url) is dialler:
+            del self._elsewhere[url]
 
 
-class _Redirected(Exception):
-    """The peer names another one."""
+def redirected(url: Url, error: Error) -> Url:
+    """Where a redirect of a peer at *url* points (Part 2 §2.8.16, §2.8.18).
 
-    def __init__(self, url: Url) -> None:
-        super().__init__(str(url))
-        self.url = url
-
-
-def _redirect(url: Url, error: Error) -> Url:
-    """Where a redirect points (Part 2 §2.8.16)."""
-    info = {str(key): value for key, value in (error.info or {}).items()}
-    host = info.get("network-host") or info.get("hostname")
-    port = info.get("port")
+    ``network-host`` and ``port`` say where to dial, ``hostname`` what to ask for there. The way of
+    connecting, and who we are, stay as they were.
+    """
+    info = _info(error)
+    host, hostname, port = info.get("network-host"), info.get("hostname"), info.get("port")
     return replace(
         url,
-        host=str(host) if host else url.host,
-        port=int(port) if isinstance(port, int) else url.port,
+        host=str(host or hostname or url.host),
+        port=port if isinstance(port, int) and 0 < port < 65536 else url.port,
+        virtual_host=str(hostname) if hostname else url.virtual_host,
     )
 
 
-def _failed(url: Url, error: Error | None) -> AmqpError:
-    if error is None:
-        return ConnectFailed(f"{url} closed the connection at once")
-    condition = str(error.condition)
-    kind = AuthenticationFailed if condition == "amqp:unauthorized-access" else ConnectFailed
-    return kind(f"{url}: {error.description or condition}", condition=condition, info=error.info)
+def _info(error: Error) -> dict[str, Any]:
+    return {str(key): value for key, value in (error.info or {}).items()}
 
 
 def _as_lost(error: AmqpError) -> ConnectionLost:

@@ -1,19 +1,23 @@
-"""Request and response over links: calls, streamed replies, deadlines, giving up.
+"""Request and response over links: calls, streamed replies, deadlines, giving up (A6, A7, A8).
 
-Requests leave on one sender per address; replies come on one receiver with an address that the
-peer made for it, found by correlation-id. A streamed reply has a receiver of its own, so that its
-credit holds back its own handler and nobody else's.
+Requests leave on one sender per address; replies come on one link with an address that the peer
+made for it, and are told apart by correlation-id. A streamed reply has a link of its own, so that
+its credit holds back its own handler and nobody else's.
+
+Whoever gives up, by being cancelled or because a deadline has passed, settles the request: the
+other side cancels its handler. A request that is answered too late is answered in vain; its reply
+is dropped, and its credit given again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections import OrderedDict, deque
+from collections.abc import Mapping
 from itertools import count
 from math import inf
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
@@ -24,96 +28,214 @@ from ..errors import (
     DeadlineExceeded,
     DecodeError,
 )
-from ..fronts.base import Payload
-from ..message import Message
-from ..outcomes import Accepted
+from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..message import MESSAGE_FORMAT, Message
+from ..outcomes import ACCEPTED, Accepted, Error
+from ..termini import DeleteOnClose, Source, Target
+from ..values import Symbol
+from .credit import CreditWindow
+from .links import LinkHandle, fresh
 from .payloads import decode_payload
-from .receiving import Delivery, Receiver
 from .sending import Receipt, Sender, make_message, refusal
 
 if TYPE_CHECKING:
-    from .connections import Connection
+    from .connections import Connection, Session
 
 #: Message annotation of the message that ends a streamed reply.
 STREAM_END: Final = "x-opt-stream-end"
-#: Addresses whose senders are kept attached; the one not used for longest goes first.
-_SENDERS_MAX: Final = 256
-#: Requests to one address that wait for an outcome at the same time.
+#: Addresses whose senders are kept attached; of those that are idle the one not used for longest
+#: goes first.
+_SENDERS_MAX: Final = 64
+#: Requests to one address that have no outcome at the same time.
 _PENDING_MAX: Final = 4096
+#: Answered requests that the peer has not settled; beyond these we settle the oldest ourselves.
+_ANSWERED_MAX: Final = 256
+#: Replies under way at a time; each is taken as it comes.
+_REPLY_CREDIT: Final = 1000
+#: Links of streamed replies that are kept attached for the next stream.
+_IDLE_STREAMS_MAX: Final = 8
 
 
 class _Call(Receipt):
-    """A request under way: done when its reply is here, or when there will be none."""
+    """A request under way: over when its reply is here, or when there will be none."""
 
     __slots__ = ("_caller", "failure", "key", "reply")
 
-    def __init__(self, sender: Sender, payload: Payload, key: str) -> None:
-        super().__init__(sender, payload, 0)
+    def __init__(self, sender: Sender, key: str) -> None:
+        super().__init__(sender, b"")
         self.key = key
-        self.reply: Delivery | None = None
+        self.reply: Message | None = None
         self.failure: AmqpError | None = None
         self._caller: trio.lowlevel.Task | None = None
 
-    def answer(self, reply: Delivery) -> None:
+    def answer(self, reply: Message) -> None:
         """The reply has come, maybe before the outcome of the request."""
-        self.reply = reply
-        self._wake()
-
-    def _resume(self) -> None:
-        super()._resume()
-        if self._error is not None:
-            self.failure = self._error
-        elif type(self._outcome) is not Accepted:
-            assert self._outcome is not None
-            self.failure = refusal(self._outcome)
-        else:
-            return  # accepted: the reply is on its way
-        self._wake()
+        if self.reply is None and self.failure is None:
+            self.reply = reply
+            self.wake()
 
     def lose(self, error: AmqpError) -> None:
         """There will be no reply."""
         if self.reply is None and self.failure is None:
             self.failure = error
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def _settle(self) -> None:
+        super()._settle()
+        if self._error is not None:
+            self.lose(self._error)
+        elif type(self._outcome) is not Accepted:
+            assert self._outcome is not None
+            self.lose(refusal(self._outcome))
+        # Accepted: the reply is on its way.
+
+    def wake(self) -> None:
+        """Let the caller see what has come."""
         if self._caller is not None:
             caller, self._caller = self._caller, None
             trio.lowlevel.reschedule(caller)
 
-    async def wait(self) -> Delivery:
-        """Wait for the reply. Cancelled, the caller gives the request up."""
-        if self.reply is None and self.failure is None:
-            self._caller = trio.lowlevel.current_task()
+    async def park(self) -> None:
+        """Until woken. Cancelled, nothing has changed."""
+        self._caller = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
 
-            def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-                self._caller = None
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        if self.reply is None:
-            assert self.failure is not None
-            raise self.failure
-        return self.reply
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._caller = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
-class _ReplyReceiver(Receiver):
-    """Hands replies to the calls that wait for them; nobody takes them one by one."""
+class _ReplyLink(LinkHandle):
+    """A link from an address that the peer makes for it."""
 
-    def __init__(self, requests: Requests, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._requests = requests
+    def __init__(self, session: Session, name: str, credit: int) -> None:
+        super().__init__(session, None, name, named=False)
+        self._credit = credit
+        self._window: CreditWindow | None = None
 
-    def deliver(self, link: Any, deliveries: list[Any]) -> None:
-        super().deliver(link, deliveries)
-        while (delivery := self.receive_nowait()) is not None:
-            if not delivery.presettled:
-                delivery.accept()
-            self._requests.on_reply(delivery)
+    def _ask(self, core: Any) -> Any:
+        return core.attach_receiver(
+            self.name,
+            self,
+            source=Source(
+                dynamic=True,
+                dynamic_node_properties={Symbol("lifetime-policy"): DeleteOnClose()},
+            ),
+            target=Target(),
+        )
 
-    def on_detached(self, link: Any, error: Any, closed: bool) -> None:
-        super().on_detached(link, error, closed)
-        self._requests.on_replies_lost()
+    def _begin(self, link: Any) -> None:
+        self.address = link.source.address if link.source is not None else None
+        self._window = CreditWindow(link, messages=self._credit)
+        self._window.opened()
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Replies are not streamed."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """We settle first."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """A reply was aborted, perhaps: its credit is used."""
+        if self._window is not None:
+            self._window.freed(0, 0)
+
+
+class _Replies(_ReplyLink):
+    """Hands replies to the calls that wait for them."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        super().__init__(session, name, _REPLY_CREDIT)
+        self.calls: dict[str, _Call] = {}
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Replies have come. One that nobody waits for any more is dropped."""
+        window = self._window
+        if window is not None:
+            window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
+        for each in deliveries:
+            if not each.settled:
+                each.settle(ACCEPTED)
+            if each.message_format == MESSAGE_FORMAT:
+                try:
+                    message = Message.decode(each.payload)
+                    key = message.correlation_id
+                except DecodeError:
+                    key = None
+                if isinstance(key, str) and (call := self.calls.get(key)) is not None:
+                    call.answer(message)
+            if window is not None:
+                window.freed(1, len(each.payload))
+
+    def _interrupted(self, error: Error | None) -> None:
+        super()._interrupted(error)
+        why = "" if error is None else f": {error.description or error.condition}"
+        lost = ConnectionLost(f"the connection was lost before the reply came{why}")
+        for call in list(self.calls.values()):
+            if call.raw is not None:
+                call.lose(lost)
+
+    def _let_go(self, error: AmqpError) -> None:
+        for call in list(self.calls.values()):
+            call.lose(error)
+
+
+class _Parts(_ReplyLink):
+    """The link of one streamed reply at a time."""
+
+    def __init__(self, session: Session, name: str, credit: int) -> None:
+        super().__init__(session, name, credit)
+        self.credit = credit
+        self.call: _Call | None = None
+        self._inbox: deque[IncomingDelivery] = deque()
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Parts have come."""
+        if self._window is not None:
+            self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
+        self._inbox += deliveries
+        if self.call is not None:
+            self.call.wake()
+        else:
+            self.clear()
+
+    def take(self) -> Message | None:
+        """The next part of our reply that is here.
+
+        Raises:
+            DecodeError: It is malformed.
+        """
+        while self._inbox:
+            raw = self._inbox.popleft()
+            self._freed(raw)
+            if raw.message_format != MESSAGE_FORMAT:
+                continue
+            message = Message.decode(raw.payload)
+            if self.call is not None and message.correlation_id == self.call.key:
+                return message
+        return None
+
+    def clear(self) -> None:
+        """Drop what belongs to a reply that nobody wants any more."""
+        while self._inbox:
+            self._freed(self._inbox.popleft())
+
+    def _freed(self, raw: IncomingDelivery) -> None:
+        if not raw.settled:
+            raw.settle(ACCEPTED)
+        if self._window is not None and raw.link is self._window.link:
+            self._window.freed(1, len(raw.payload))
+
+    def _interrupted(self, error: Error | None) -> None:
+        super()._interrupted(error)
+        self._window = None
+        if self.call is not None:
+            why = "" if error is None else f": {error.description or error.condition}"
+            self.call.lose(ConnectionLost(f"the connection was lost before the reply ended{why}"))
+
+    def _let_go(self, error: AmqpError) -> None:
+        if self.call is not None:
+            self.call.lose(error)
 
 
 class Requests:
@@ -121,36 +243,12 @@ class Requests:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._calls: dict[str, _Call] = {}
         self._senders: OrderedDict[str, Sender] = OrderedDict()
-        self._replies: _ReplyReceiver | None = None
+        self._replies: _Replies | None = None
+        self._idle: list[_Parts] = []
+        self._answered: deque[_Call] = deque()
         self._prefix = token_hex(8)
         self._numbers = count(1)
-
-    # --- what the connection says -----------------------------------------------------------
-
-    def lose(self, error: ConnectionLost) -> None:
-        """The connection is gone for good."""
-        for call in list(self._calls.values()):
-            call.lose(error)
-
-    def on_replies_lost(self) -> None:
-        """The reply address is gone, and with it every reply that was under way."""
-        error = ConnectionLost("the connection was lost before the reply came")
-        for call in list(self._calls.values()):
-            call.lose(error)
-        if self._replies is not None and self._replies.closed:
-            self._replies = None
-
-    def on_reply(self, delivery: Delivery) -> None:
-        """A reply; one that nobody waits for any more is dropped."""
-        try:
-            key = delivery.message.correlation_id
-        except DecodeError:
-            return
-        call = self._calls.get(key) if isinstance(key, str) else None
-        if call is not None:
-            call.answer(delivery)
 
     # --- calling -------------------------------------------------------------------------
 
@@ -158,208 +256,349 @@ class Requests:
         self,
         address: str,
         args: tuple[Any, ...],
-        reply: Any,
+        kind: Any,
         within: float | None,
         properties: Mapping[str, Any],
     ) -> Any:
         """See :meth:`Connection.call`."""
         if within is None:
-            return self._result(await self._call(address, args, None, properties), reply)
-        answer: Delivery | None = None
+            return result(await self._call(address, args, inf, properties), kind)
+        reply: Message | None = None
         deadline = trio.current_time() + within
         with trio.CancelScope(deadline=deadline):
-            answer = await self._call(address, args, deadline, properties)
-        if answer is None:
+            reply = await self._call(address, args, deadline, properties)
+        if reply is None:
             raise DeadlineExceeded(f"{address!r} did not answer within {within:g} s")
-        return self._result(answer, reply)
+        return result(reply, kind)
 
     async def _call(
         self,
         address: str,
         args: tuple[Any, ...],
-        deadline: float | None,
+        deadline: float,
         properties: Mapping[str, Any],
-    ) -> Delivery:
-        sender = await self._sender(address)
-        replies = await self._reply_address()
-        while sender.pending >= sender.max_pending:
-            await sender.wait_for_room()
-        call = self._request(sender, replies, args, deadline, properties)
-        self._calls[call.key] = call
-        try:
-            sender.submit(call)
-            return await call.wait()
-        finally:
-            del self._calls[call.key]
-            if call.reply is None:
-                call.give_up()
+    ) -> Message:
+        while True:
+            sender = self._senders.get(address)
+            replies = self._replies
+            if (
+                sender is None
+                or replies is None
+                or not (sender.attached and replies.attached)
+                or sender.pending >= _PENDING_MAX
+            ):
+                sender = await self._sender(address)
+                replies = await self._reply_link()
+                continue
+            self._senders.move_to_end(address)
+            call = self._request(sender, replies.address, args, deadline, properties)
+            replies.calls[call.key] = call
+            try:
+                sender.submit(call)
+                if call.reply is None and call.failure is None:
+                    await call.park()
+            finally:
+                del replies.calls[call.key]
+                if call.reply is None:
+                    call.give_up()
+            if call.reply is not None:
+                if not call.done:
+                    self._settle_later(call)
+                return call.reply
+            assert call.failure is not None
+            if not (call.raw is None and self._connection.state == "recovering"):
+                raise fresh(call.failure)
+            # It had not left: it goes with the next connection, and asks for replies there.
 
     def _request(
         self,
         sender: Sender,
-        replies: Receiver,
+        reply_to: str | None,
         args: tuple[Any, ...],
-        deadline: float | None,
+        deadline: float,
         properties: Mapping[str, Any],
     ) -> _Call:
-        key = f"{self._prefix}-{next(self._numbers)}"
-        own: dict[str, Any] = {"message_id": key, "reply_to": replies.address, **properties}
-        if deadline is not None:
+        call = _Call(sender, f"{self._prefix}-{next(self._numbers)}")
+        own: dict[str, Any] = {"message_id": call.key, "reply_to": reply_to, **properties}
+        if deadline != inf:
             own["ttl_ms"] = max(1, round((deadline - trio.current_time()) * 1000))
         payload = None if not args else args[0] if len(args) == 1 else list(args)
         if isinstance(payload, Message):
             message = payload.replace(**own)
         else:
             message = make_message(payload, own)
-        return _Call(sender, message.encode(), key)
+        call.payload = message.encode()
+        return call
 
-    async def stream(
-        self,
-        address: str,
-        args: tuple[Any, ...],
-        reply: Any,
-        within: float | None,
-        credit: int,
-        properties: Mapping[str, Any],
-    ) -> AsyncIterator[Any]:
-        """See :meth:`Connection.stream`."""
-        deadline = inf if within is None else trio.current_time() + within
-        sender = await self._sender(address)
-        async with self._own_replies(credit, deadline) as replies:
-            call = self._request(
-                sender, replies, args, None if within is None else deadline, properties
-            )
-            finished = False
-            try:
-                sender.submit(call)
-                while True:
-                    delivery = await self._next(replies, call, deadline)
-                    if delivery is None:
-                        raise DeadlineExceeded(f"{address!r} did not finish within {within:g} s")
-                    with delivery:
-                        message = delivery.message
-                        if STREAM_END in message.message_annotations:
-                            finished = True
-                            return
-                        value = self._result(delivery, reply)
-                    if message.group_sequence is None:
-                        # One reply instead of a stream.
-                        finished = True
-                        yield value
-                        return
-                    yield value
-            except CallFailed:
-                finished = True
-                raise
-            finally:
-                if not finished:
-                    call.give_up()
-
-    @asynccontextmanager
-    async def _own_replies(self, credit: int, deadline: float) -> AsyncIterator[Receiver]:
-        replies = self._connection.receiver(dynamic=True, credit=credit)
-        with trio.CancelScope(deadline=deadline) as scope:
-            await replies.wait_attached()
-        if scope.cancelled_caught:
-            await replies.close()
-            raise DeadlineExceeded("there was no answer within the deadline")
-        try:
-            yield replies
-        finally:
-            with trio.CancelScope(shield=True):
-                await replies.close()
-
-    @staticmethod
-    async def _next(replies: Receiver, call: _Call, deadline: float) -> Delivery | None:
-        """The next part of a streamed reply; None if the deadline has passed."""
-        if (delivery := replies.receive_nowait()) is not None:
-            return delivery
-        if call.failure is not None:
-            raise call.failure
-        found: Delivery | None = None
-        failure: AmqpError | None = None
-
-        async def watch(scope: trio.CancelScope) -> None:
-            nonlocal failure
-            try:
-                await call.wait()
-            except AmqpError as error:
-                failure = error
-                scope.cancel()
-
-        with trio.CancelScope(deadline=deadline):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch, nursery.cancel_scope)
-                try:
-                    found = await replies.receive()
-                except AmqpError as error:
-                    failure = error
-                nursery.cancel_scope.cancel()
-        if found is None and failure is not None:
-            raise failure
-        return found
+    def _settle_later(self, call: _Call) -> None:
+        """The peer should settle what it has answered. If it never does, we do."""
+        self._answered.append(call)
+        if len(self._answered) > _ANSWERED_MAX:
+            self._answered.popleft().give_up()
 
     # --- links ---------------------------------------------------------------------------
 
     async def _sender(self, address: str) -> Sender:
+        """The sender to *address*, attached and with room for a request."""
         sender = self._senders.get(address)
         if sender is None or sender.closed:
-            sender = self._connection.sender(address, max_pending=_PENDING_MAX, keep_waiting=False)
+            connection = self._connection
+            session = connection.default_session
+            sender = Sender(
+                session,
+                address,
+                name=connection.new_name(address),
+                max_pending=_PENDING_MAX,
+                keep_waiting=False,
+            )
+            session.add(sender)
             self._senders[address] = sender
-            await self._make_room()
-        else:
-            self._senders.move_to_end(address)
+            self._make_room()
         try:
             await sender.wait_attached()
+            await sender.wait_for_room()
         except AmqpError:
             if self._senders.get(address) is sender:
                 del self._senders[address]
             raise
         return sender
 
-    async def _make_room(self) -> None:
+    def _make_room(self) -> None:
         """Detach the senders that have not been used for longest, if they are idle."""
-        for address, sender in list(self._senders.items())[: -_SENDERS_MAX or None]:
-            if len(self._senders) <= _SENDERS_MAX:
-                return
-            if not sender.pending:
+        surplus = len(self._senders) - _SENDERS_MAX
+        for address, sender in list(self._senders.items())[: max(0, surplus)]:
+            if not sender.pending and (sender.attached or sender.closed):
                 del self._senders[address]
-                await sender.close()
+                sender.abandon()
 
-    async def _reply_address(self) -> Receiver:
+    async def _reply_link(self) -> _Replies:
+        """The link that replies come on, attached."""
         replies = self._replies
         if replies is None or replies.closed:
-            connection = self._connection
-            session = connection.default_session
-            replies = _ReplyReceiver(
-                self,
-                session,
-                None,
-                name=connection.new_name("replies"),
-                dynamic=True,
-                credit=1000,
-            )
-            self._replies = replies
+            session = self._connection.default_session
+            replies = _Replies(session, self._connection.new_name("replies"))
             session.add(replies)
+            self._replies = replies
         await replies.wait_attached()
         return replies
 
-    # --- replies -------------------------------------------------------------------------
+    # --- streams -------------------------------------------------------------------------
 
-    @staticmethod
-    def _result(delivery: Delivery, kind: Any) -> Any:
-        message = delivery.message
-        properties = message.application_properties
-        if properties:
-            status = properties.get("statusCode")
-            condition = properties.get("errorCondition")
-            if condition is not None or (isinstance(status, int) and status >= 300):
-                description = str(properties.get("statusDescription") or "")
-                if status == 408:
-                    raise DeadlineExceeded(description or "the node's deadline passed")
-                raise CallFailed(description, condition=str(condition) if condition else None)
-        if kind is Message:
-            return message
-        if kind is Any and message.body_kind is None:
-            return None
-        return decode_payload(message, kind)
+    def stream(
+        self,
+        address: str,
+        args: tuple[Any, ...],
+        kind: Any,
+        within: float | None,
+        credit: int,
+        properties: Mapping[str, Any],
+    ) -> ReplyStream:
+        """See :meth:`Connection.stream`."""
+        if credit < 1:
+            raise ValueError(f"credit must be at least 1, not {credit}")
+        deadline = inf if within is None else trio.current_time() + within
+        return ReplyStream(_Stream(self, address, args, deadline, credit, properties), kind)
+
+    async def begin(self, stream: _Stream) -> tuple[_Parts, _Call]:
+        """Send the request of *stream*. Cancelled, nothing was sent."""
+        sender = await self._sender(stream.address)
+        parts = None
+        for each in self._idle:
+            if each.attached and each.credit == stream.credit:
+                parts = each
+                self._idle.remove(each)
+                break
+        if parts is None:
+            session = self._connection.default_session
+            name = self._connection.new_name("stream")
+            parts = _Parts(session, name, stream.credit)
+            session.add(parts)
+        try:
+            await parts.wait_attached()
+            call = self._request(
+                sender, parts.address, stream.args, stream.deadline, stream.properties
+            )
+            parts.call = call
+            sender.submit(call)
+        except BaseException:
+            parts.call = None
+            parts.abandon()
+            raise
+        return parts, call
+
+    def end(self, parts: _Parts, call: _Call, *, complete: bool) -> None:
+        """A stream is over. Not a checkpoint."""
+        parts.call = None
+        if not complete:
+            call.give_up()
+        elif not call.done:
+            self._settle_later(call)
+        parts.clear()
+        if parts.attached and len(self._idle) < _IDLE_STREAMS_MAX:
+            self._idle.append(parts)
+        else:
+            parts.abandon()
+
+
+class _Stream:
+    """A streamed reply, from the request to its end."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        address: str,
+        args: tuple[Any, ...],
+        deadline: float,
+        credit: int,
+        properties: Mapping[str, Any],
+    ) -> None:
+        self.address = address
+        self.args = args
+        self.deadline = deadline
+        self.credit = credit
+        self.properties = properties
+        self.over = False
+        self.reading = False
+        self._requests = requests
+        self._running: tuple[_Parts, _Call] | None = None
+
+    async def next(self) -> Message | None:
+        """The next part; None at the end. Cancelled, nothing is lost.
+
+        Raises:
+            DeadlineExceeded: The stream did not end in time.
+            AmqpError: It failed.
+        """
+        try:
+            found = await self._next()
+        except AmqpError:
+            self.end(complete=False)
+            raise
+        if found is None:
+            self.end(complete=True)
+        return found
+
+    async def _next(self) -> Message | None:
+        with trio.CancelScope(deadline=self.deadline):
+            if self._running is None:
+                self._running = await self._requests.begin(self)
+            parts, call = self._running
+            while True:
+                message = parts.take()
+                if message is not None:
+                    return None if STREAM_END in message.message_annotations else message
+                if call.failure is not None:
+                    raise fresh(call.failure)
+                await call.park()
+        raise DeadlineExceeded(f"{self.address!r} did not finish its reply in time")
+
+    def end(self, *, complete: bool) -> None:
+        """It is over; unless it is *complete*, the handler is cancelled."""
+        if not self.over:
+            self.over = True
+            if self._running is not None:
+                parts, call = self._running
+                self._running = None
+                self._requests.end(parts, call, complete=complete)
+
+
+class ReplyStream:
+    """The parts of a streamed reply, decoded; made by ``peer.stream(...)``.
+
+    Iterate it once. The request is sent when the first part is asked for. A handler whose stream is
+    not read to the end is cancelled as soon as nobody holds the stream any more; ``async with`` or
+    :meth:`aclose` says so explicitly.
+    """
+
+    def __init__(self, stream: _Stream, kind: Any) -> None:
+        self._stream = stream
+        self._kind = kind
+        self._turn = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        """The next part. Cancelled while it waits, nothing is lost: ask again, or close.
+
+        Raises:
+            CallFailed: The handler failed; what it had yielded before was given out.
+            DeadlineExceeded: The stream did not end in time.
+            ConnectionLost: The connection went; the stream does not come back.
+            DecodeError: A part is not of the type asked for.
+        """
+        stream = self._stream
+        if stream.reading:
+            raise trio.BusyResourceError("another task is reading this stream")
+        if stream.over:
+            raise StopAsyncIteration
+        stream.reading = True
+        try:
+            message = await stream.next()
+        finally:
+            stream.reading = False
+        if message is None:
+            raise StopAsyncIteration
+        try:
+            value = result(message, self._kind)
+        except AmqpError:
+            stream.end(complete=False)
+            raise
+        if message.group_sequence is None:
+            # A whole reply instead of a stream.
+            stream.end(complete=True)
+        self._turn += 1
+        if self._turn % 64 == 0:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        return value
+
+    async def aclose(self) -> None:
+        """Be done with it; the handler is cancelled if it is not. Cancelled: done all the same."""
+        self._stream.end(complete=False)
+        await trio.lowlevel.checkpoint()
+
+    async def __aenter__(self) -> Self:
+        """Not a checkpoint."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """As :meth:`aclose`, but not a checkpoint."""
+        self._stream.end(complete=False)
+
+    def __del__(self) -> None:
+        # A loop that was broken off: saying so is a plain call.
+        self._stream.end(complete=False)
+
+    def __repr__(self) -> str:
+        return f"<ReplyStream from {self._stream.address!r}{', over' if self._stream.over else ''}>"
+
+
+def result(message: Message, kind: Any) -> Any:
+    """What a reply holds.
+
+    Raises:
+        CallFailed: It says that the request failed.
+        DeadlineExceeded: It says that the node's deadline passed.
+        DecodeError: It holds no *kind*.
+    """
+    properties = message.application_properties
+    if properties:
+        status = properties.get("statusCode")
+        condition = properties.get("errorCondition")
+        if condition is not None or (isinstance(status, int) and status >= 300):
+            description = str(properties.get("statusDescription") or "the request failed")
+            if status == 408:
+                raise DeadlineExceeded(description)
+            raise CallFailed(
+                description,
+                condition=None if condition is None else str(condition),
+                info={} if status is None else {"statusCode": status},
+            )
+    if kind is Message:
+        return message
+    return decode_payload(message, kind)

@@ -36,11 +36,11 @@ from ..message import BodyKind, Message, MessageId, Moment, write_data
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Received, Rejected
 from ..termini import Source, Target
 from ..values import Symbol
-from .links import LinkHandle, fresh, park_aborts
+from .links import LinkHandle, fresh
 from .payloads import encode_payload
 
 if TYPE_CHECKING:
-    from .connections import Session
+    from .links import Owner
 
 #: What becomes of messages whose outcome a lost connection kept from us: the caller hears
 #: ``ConnectionLost``, or they are sent again and may arrive twice.
@@ -265,7 +265,7 @@ class Sender(LinkHandle):
 
     def __init__(
         self,
-        session: Session,
+        session: Owner,
         address: str | None,
         *,
         name: str,
@@ -578,7 +578,7 @@ class Sender(LinkHandle):
         self._unsettled.pop(receipt, None)
         if self._room:
             self._room.unpark()
-        if not self._unsettled and not self._queue:
+        if self._changes and not self.pending:
             self._changes.unpark_all()
 
     def end_stream(self, receipt: Receipt) -> None:
@@ -735,7 +735,9 @@ class StreamedMessage:
         aborted, which leaving the block with the cancellation does.
 
         Raises:
-            LinkDetached: The link is gone, or the receiver has settled the message.
+            DeliveryRejected: The receiver does not want the rest of it.
+            DeliveryNotAccepted: The same.
+            LinkDetached: The link is gone.
             ConnectionLost: The connection is gone.
         """
         raw, receipt = self._writing()
@@ -763,8 +765,9 @@ class StreamedMessage:
             if receipt._error is not None:
                 raise fresh(receipt._error)
             if receipt.done:
+                await receipt.accepted()
                 raise LinkDetached(
-                    "the receiver has settled the message before its end",
+                    "the receiver has accepted the message before its end",
                     condition="amqp:illegal-state",
                 )
             if raw.link.writable:

@@ -236,9 +236,7 @@ class Container:
     async def _retire(self, workers: Workers) -> None:
         with trio.move_on_after(self.drain_s):
             await workers.wait_idle()
-        error = Error("amqp:resource-deleted", f"{workers.route.address!r} is gone")
-        for link in workers.links():
-            link.detach(error)
+        workers.detach(Error("amqp:resource-deleted", f"{workers.route.address!r} is gone"))
         self.workers.remove(workers)
 
     def add_host(self, host: Host) -> None:
@@ -410,8 +408,8 @@ class Container:
         return self._nurseries
 
     def start_handler(self, task: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Run *task* until it ends or the container stops."""
-        self._started().handlers.start_soon(task, *args)
+        """Run *task* until it ends or the container stops. If it raises, that is logged."""
+        self._started().handlers.start_soon(_guarded, task, *args)
 
     # --- listening -----------------------------------------------------------------------
 
@@ -745,7 +743,7 @@ class Container:
         self, urls: str | Sequence[str] | None = None, **options: Any
     ) -> AbstractAsyncContextManager[Connection]:
         """Dial a peer; see :func:`amqp_rt.container.recovery.connect` for what can be said."""
-        return connect(self, urls, **options)
+        return connect(urls, container=self, **options)
 
     def local(self) -> AbstractAsyncContextManager[Connection]:
         """A connection to this very container, in memory: same states, credit and errors."""
@@ -940,6 +938,14 @@ def _is_local(address: str) -> bool:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+async def _guarded(task: Callable[..., Awaitable[Any]], *args: Any) -> None:
+    """What fails for one is not to end the container for all."""
+    try:
+        await task(*args)
+    except Exception:
+        log.exception("%s failed", getattr(task, "__qualname__", task))
 
 
 async def _call(hooks: Iterable[Hook]) -> None:

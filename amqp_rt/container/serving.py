@@ -31,9 +31,11 @@ from ..fronts.base import (
     ReceivingLink,
     SendingLink,
 )
+from ..limits import Limits
 from ..message import MESSAGE_FORMAT, Message
 from ..outcomes import (
     ACCEPTED,
+    MODIFIED_FAILED,
     RELEASED,
     Accepted,
     Error,
@@ -45,7 +47,7 @@ from ..outcomes import (
     rejected,
 )
 from .credit import CreditWindow, SharedSlots
-from .receiving import Delivery, Receiver
+from .receiving import Receiver
 from .routes import Binding, RaisedOutcome, Reject, Route, Stats
 from .sending import Sender, make_message
 from .streams import ByteStream
@@ -172,6 +174,10 @@ class Workers:
             self.running += 1
             try:
                 await run(inbox, delivery, worker)
+            except Exception:
+                # A fault of ours, for handlers have been judged by now. Others are not to suffer.
+                log.exception("a message to %r could not be handled", inbox.binding.address)
+                say(delivery, MODIFIED_FAILED)
             finally:
                 self.running -= 1
                 inbox.finished(delivery)
@@ -224,9 +230,10 @@ class Workers:
         for inbox in list(self.inboxes):
             inbox.stop()
 
-    def links(self) -> list[ReceivingLink]:
-        """The links that are attached."""
-        return [inbox.binding.link for inbox in self.inboxes]
+    def detach(self, error: Error) -> None:
+        """End the links, except those that only relay messages here."""
+        for inbox in list(self.inboxes):
+            inbox.detach(error)
 
     async def wait_idle(self) -> None:
         """Until no handler runs and nothing waits for one."""
@@ -310,12 +317,18 @@ class Inbox:
             self.workers.shared.flowed(link)
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """The peer will deliver again what has not been settled, or has given up its requests."""
+        """The peer will deliver again what has not been settled, or has given up its requests.
+
+        Messages that it has settled are nowhere else any more: they are still handled.
+        """
         self._open = False
         for each in self.waiting:
             if isinstance(each.context, ByteStream):
                 each.context.on_data()
+        calls = self.route.kind == "rpc"
+        kept = [each for each in self.waiting if each.settled and each.complete and not calls]
         self.waiting.clear()
+        self.waiting += kept
         for worker in self.calls:
             worker.cancel()
         if self._window is not None:
@@ -347,10 +360,18 @@ class Inbox:
             self._window.close()
         self._give_back()
 
+    def detach(self, error: Error) -> None:
+        """End the link, if it is for this route alone."""
+        if self._owns_credit:
+            self.binding.link.detach(error)
+        else:
+            self.retire()
+
     def retire(self) -> None:
         """No more will come from the link, though the link goes on."""
-        self.workers.inboxes.discard(self)
-        self.route.stats.links -= 1
+        if self in self.workers.inboxes:
+            self.workers.inboxes.remove(self)
+            self.route.stats.links -= 1
 
     def _give_back(self) -> None:
         kept = [each for each in self.waiting if each.settled]
@@ -698,58 +719,42 @@ class ServedReceiver(Receiver):
 
     def __init__(self, handler: LinkHandler, binding: Binding) -> None:
         super().__init__(
-            cast("Any", handler),
+            handler,
             binding.address,
             name=binding.link.name,
             credit=binding.route.prefetch,
             streaming=binding.route.streaming,
         )
         self.binding = binding
-        self._ended = False
-
-    async def __anext__(self) -> Delivery:
-        try:
-            return await self.receive()
-        except LinkDetached:
-            if self._ended:
-                raise StopAsyncIteration from None
-            raise
+        self._handler = handler
 
     def on_attached(self, link: ReceivingLink) -> None:
         super().on_attached(link)
         self.address = self.binding.address
-        cast("LinkHandler", self._session).start()
+        self._handler.start()
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        self._ended = self._ended or error is None
         super().on_detached(link, error, closed)
-        cast("LinkHandler", self._session).ended(link)
-
-    def finish(self) -> None:
-        """Ask for nothing more, and let iterating end."""
-        self._ended = True
-        self.stop()
-        self._give_back()
-        self._closed = True
-        self._wake()
+        self._handler.ended(link)
 
 
 class ServedSender(Sender):
     """A sender on a link that the peer attached, for the handler of a ``@node.link``."""
 
     def __init__(self, handler: LinkHandler, binding: Binding) -> None:
-        super().__init__(cast("Any", handler), binding.address, name=binding.link.name)
+        super().__init__(handler, binding.address, name=binding.link.name)
         self.binding = binding
+        self._handler = handler
 
     def on_attached(self, link: SendingLink) -> None:
         super().on_attached(link)
         # The target is the peer's own; ours is where it receives from.
         self.address = self.binding.address
-        cast("LinkHandler", self._session).start()
+        self._handler.start()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         super().on_detached(link, error, closed)
-        cast("LinkHandler", self._session).ended(link)
+        self._handler.ended(link)
 
     def finish(self) -> None:
         """The handler sees to its own end; at the end of the drain it is cancelled."""
@@ -759,7 +764,7 @@ class LinkHandler:
     """Runs the handler of a ``@node.link`` for one link. The link ends with it."""
 
     #: A link that a peer attached is the peer's to attach again.
-    may_come_back = False
+    going = False
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
@@ -782,8 +787,20 @@ class LinkHandler:
         self.binding.container.feeds.add(self)
         self.binding.container.start_handler(self._run)
 
+    @property
+    def limits(self) -> Limits:
+        """The bounds of the connection."""
+        return self.binding.container.limits
+
+    def add(self, handle: Any) -> None:
+        """It attaches with the peer's attach, not with ours."""
+
     def remove(self, handle: Any) -> None:
         """The handle has closed its link."""
+
+    def follow(self, handle: Any, error: Error) -> bool:
+        """The peer attached; where it goes is not ours to follow."""
+        return False
 
     def ended(self, link: Any) -> None:
         """The link is gone: the handler hears of it through its handle."""

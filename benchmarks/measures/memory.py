@@ -1,13 +1,14 @@
 """What idle things weigh: growth of a broker's resident memory per connection and per message.
 
+Each sample has a broker of its own, since memory that one sample gave back would serve the next.
 A connection has a session and a link that receives from an empty queue. Messages have 100 bytes of
 data and wait in one queue.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
+from contextlib import AbstractContextManager
 from functools import partial
 
 from ..contestants import Contestant, Running
@@ -17,8 +18,6 @@ from . import Plan
 
 CONNECTIONS = 500
 MESSAGES = 50_000
-
-_numbers = itertools.count()
 
 
 def cases(plan: Plan) -> list[Case]:
@@ -42,34 +41,39 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def connections(plan: Plan, one: Contestant, client: Contestant) -> Sample:
-    running = plan.broker(one)
     count = CONNECTIONS // 5 if plan.settings.quick else CONNECTIONS
-    address = running.address(f"idle-{next(_numbers)}")
-    before = settled(running)
-    with client.role("idle", port=running.port, address=address, connections=count) as idle:
-        after = settled(running)
-        idle.end()
+    with started(one) as running:
+        before = settled(running)
+        with client.role(
+            "idle", port=running.port, address=running.address("idle"), connections=count
+        ) as idle:
+            after = settled(running)
+            idle.end()
     return {"bytes": max(0, after - before) / count}
 
 
 def messages(plan: Plan, one: Contestant, client: Contestant) -> Sample:
-    running = plan.broker(one)
     count = MESSAGES // 5 if plan.settings.quick else MESSAGES
-    address = running.address(f"held-{next(_numbers)}")
-    before = settled(running)
-    with client.role(
-        "source",
-        port=running.port,
-        address=address,
-        size=100,
-        settled=False,
-        seconds=60,
-        count=count,
-        sasl=True,
-    ) as producer:
-        sent = producer.result(120)
-    after = settled(running)
+    with started(one) as running:
+        before = settled(running)
+        with client.role(
+            "source",
+            port=running.port,
+            address=running.address("held"),
+            size=100,
+            settled=False,
+            seconds=60,
+            count=count,
+            sasl=True,
+        ) as producer:
+            sent = producer.result(120)
+        after = settled(running)
     return {"bytes": max(0, after - before) / sent["n"]}
+
+
+def started(one: Contestant) -> AbstractContextManager[Running]:
+    assert one.broker
+    return one.broker()
 
 
 def settled(running: Running) -> int:

@@ -49,7 +49,7 @@ class _Consumer:
             None,
             self.route.address,
             _NOTHING,
-            relay,
+            relay=relay,
         )
         if self.route.kind == "source":
             feed = _ConsumerFeed(binding, self)

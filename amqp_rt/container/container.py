@@ -648,7 +648,9 @@ class Container:
             if found is not None:
                 workers, captures = found
                 self._serve_link(
-                    Binding(workers.route, self, connection, link, address, captures),
+                    Binding(
+                        workers.route, self, connection, link, address, captures, asked=terminus
+                    ),
                     workers,
                     terminus,
                 )

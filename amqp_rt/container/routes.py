@@ -52,6 +52,7 @@ from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
 from ..message import Message
 from ..outcomes import MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
+from ..termini import Source, Target
 from .connections import Connection
 from .payloads import decode_payload
 from .receiving import Delivery
@@ -160,7 +161,16 @@ NO_DEADLINE: Final = Deadline()
 class Binding:
     """A link and the route it attached to: what is the same for every message of the link."""
 
-    __slots__ = ("address", "captures", "connection", "container", "link", "relay", "route")
+    __slots__ = (
+        "address",
+        "asked",
+        "captures",
+        "connection",
+        "container",
+        "link",
+        "relay",
+        "route",
+    )
 
     def __init__(
         self,
@@ -170,6 +180,8 @@ class Binding:
         link: ReceivingLink | SendingLink | None,
         address: str,
         captures: Mapping[str, Any],
+        *,
+        asked: Source | Target | None = None,
         relay: ReplyLink | None = None,
     ) -> None:
         self.route = route
@@ -177,6 +189,8 @@ class Binding:
         self.connection = connection
         #: None only until a link that we asked for is attached.
         self.link: Any = link
+        #: Our end of the link as the peer asked for it; ``link`` has it as it was answered.
+        self.asked = asked
         #: Where replies go instead of where the request says: the peer's anonymous terminus.
         self.relay = relay
         #: The address that the peer asked for, and what the pattern found in it.

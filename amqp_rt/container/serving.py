@@ -46,6 +46,7 @@ from ..outcomes import (
     Released,
     rejected,
 )
+from ..termini import Source
 from .credit import CreditWindow, SharedSlots
 from .receiving import Receiver
 from .routes import Binding, RaisedOutcome, Reject, Route, Stats
@@ -526,6 +527,11 @@ def _returned(result: Any) -> Outcome:
 Run: TypeAlias = Callable[[Inbox, IncomingDelivery, Worker], Awaitable[None]]
 
 
+def _filter(binding: Binding) -> Mapping[object, object]:
+    asked = binding.asked
+    return (asked.filter if isinstance(asked, Source) else None) or {}
+
+
 def message_of(value: Any) -> Message:
     """What a handler returned or yielded, as a message."""
     return value if isinstance(value, Message) else make_message(value, {})
@@ -534,7 +540,7 @@ def message_of(value: Any) -> Message:
 class SourceLink:
     """The link that a ``@source`` generator feeds, as the generator sees it."""
 
-    __slots__ = ("address", "captures", "link", "peer")
+    __slots__ = ("address", "captures", "filter", "link", "peer")
 
     def __init__(self, binding: Binding) -> None:
         assert not hasattr(binding.link, "grant")
@@ -542,16 +548,12 @@ class SourceLink:
         self.address = binding.address
         self.captures = binding.captures
         self.peer = binding.peer
+        #: The filters that the peer asked for, by name (Part 3 §3.5.8).
+        self.filter: Mapping[object, object] = _filter(binding)
 
     @property
     def name(self) -> str:
         return self.link.name
-
-    @property
-    def filter(self) -> Mapping[object, object]:
-        """The filters that the peer asked for, by name (Part 3 §3.5.8)."""
-        source = self.link.source
-        return (source.filter if source is not None else None) or {}
 
     @property
     def properties(self) -> Mapping[object, object]:
@@ -708,7 +710,7 @@ def reason(binding: Binding, failure: Exception) -> Error:
     route = binding.route
     route.stats.failed += 1
     log.error("%s failed for a link to %r", route.name, binding.address, exc_info=failure)
-    return Error("amqp:internal-error", f"{binding.address!r} failed")
+    return Error("amqp:internal-error", "its handler failed")
 
 
 class ServedReceiver(Receiver):
@@ -744,6 +746,8 @@ class ServedSender(Sender):
     def __init__(self, handler: LinkHandler, binding: Binding) -> None:
         super().__init__(handler, binding.address, name=binding.link.name)
         self.binding = binding
+        #: The filters that the peer asked for, by name (Part 3 §3.5.8).
+        self.filter: Mapping[object, object] = _filter(binding)
         self._handler = handler
 
     def on_attached(self, link: SendingLink) -> None:

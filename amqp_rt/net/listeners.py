@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import os
-import socket as stdlib_socket
+import socket
 import stat
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ import trio
 
 from ..errors import ConnectFailed
 from ..limits import Limits
+from .endpoints import reason
 from .memory import MemoryNetwork
 
 log = logging.getLogger("amqp_rt.net")
@@ -23,16 +25,16 @@ log = logging.getLogger("amqp_rt.net")
 #: words, its third is called once the peer has logged in.
 Serve: TypeAlias = Callable[[trio.abc.Stream, str, Callable[[], None]], Awaitable[None]]
 
-#: What the system says when it is out of something for a moment (LIM4).
-_TRANSIENT: Final = {
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOBUFS,
-    errno.ECONNABORTED,
-    errno.EPERM,
-}
+#: What the system says when it is out of something for a moment. Whatever else can go wrong with
+#: one connection, trio's listeners pass over.
+_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _BACK_OFF_S: Final = 0.1
+#: Connections that the system holds until they are accepted.
+_BACKLOG: Final = 1_024
+#: Tries to get the same free port on every address of a host.
+_PORT_TRIES: Final = 16
+#: Hosts without an address that could be counted.
+_NO_ADDRESS: Final = {"unix", "memory", "gone"}
 
 
 class Door:
@@ -41,39 +43,48 @@ class Door:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.connections = 0
-        self._strangers: Counter[str] = Counter()
-
-    @property
-    def strangers(self) -> int:
-        """Connections that have not logged in."""
-        return self._strangers.total()
+        #: Connections that have not logged in.
+        self.strangers = 0
+        self._by_network: Counter[str] = Counter()
+        self._refusing = False
 
     def admits(self, host: str) -> bool:
-        """Whether one more connection from *host* is allowed."""
+        """Whether one more connection from *host* is allowed (LIM4)."""
         limits = self.limits
         return (
             self.connections < limits.connections_max
             and self.strangers < limits.connections_unauthenticated_max
-            and self._strangers[host] < limits.connections_unauthenticated_per_address_max
+            and (
+                host in _NO_ADDRESS
+                or self._by_network[_network_of(host)]
+                < limits.connections_unauthenticated_per_address_max
+            )
         )
 
     async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
         """Run one connection within the bounds; above them the stream is dropped at once."""
         if not self.admits(host):
-            log.warning("connection from %s refused: too many connections", address)
+            # One line for a flood, not one for each of its connections.
+            level = logging.DEBUG if self._refusing else logging.WARNING
+            log.log(level, "connection from %s refused: too many connections", address)
+            self._refusing = True
             await trio.aclose_forcefully(stream)
             return
+        self._refusing = False
+        network = _network_of(host)
         self.connections += 1
-        self._strangers[host] += 1
+        self.strangers += 1
+        self._by_network[network] += 1
         unknown = True
 
         def logged_in() -> None:
             nonlocal unknown
             if unknown:
                 unknown = False
-                self._strangers[host] -= 1
-                if not self._strangers[host]:
-                    del self._strangers[host]
+                self.strangers -= 1
+                self._by_network[network] -= 1
+                if not self._by_network[network]:
+                    del self._by_network[network]
 
         try:
             await serve(stream, address, logged_in)
@@ -84,8 +95,18 @@ class Door:
                 await trio.aclose_forcefully(stream)
 
 
+def _network_of(host: str) -> str:
+    """What counts as one address: of IPv6 the half that its owner does not choose freely."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))
+
+
 async def open_tcp(host: str, port: int) -> list[trio.SocketListener]:
-    """Listen on every address of *host*; port 0 picks one port for all of them.
+    """Listen on every address of *host*, or of this machine; port 0 picks one port for all.
 
     Raises:
         ConnectFailed: The address cannot be listened on; the sentence says which and why.
@@ -93,12 +114,26 @@ async def open_tcp(host: str, port: int) -> list[trio.SocketListener]:
     try:
         listeners = await trio.open_tcp_listeners(port, host=host or None)
         if port == 0 and len(listeners) > 1:
-            chosen = listeners[0].socket.getsockname()[1]
-            for listener in listeners:
-                await listener.aclose()
-            listeners = await trio.open_tcp_listeners(chosen, host=host or None)
+            listeners = await _on_one_port(host, listeners)
     except OSError as error:
-        raise ConnectFailed(f"cannot listen on {host}:{port}: {_reason(error)}") from error
+        raise ConnectFailed(f"cannot listen on {host or '*'}:{port}: {reason(error)}") from error
+    return listeners
+
+
+async def _on_one_port(
+    host: str, listeners: list[trio.SocketListener]
+) -> list[trio.SocketListener]:
+    """The system picks a port per address: try its picks until one is free on all."""
+    for tries in range(1, _PORT_TRIES + 1):
+        port = listeners[0].socket.getsockname()[1]
+        for listener in listeners:
+            await listener.aclose()
+        try:
+            return await trio.open_tcp_listeners(port, host=host or None)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or tries == _PORT_TRIES:
+                raise
+        listeners = await trio.open_tcp_listeners(0, host=host or None)
     return listeners
 
 
@@ -108,15 +143,21 @@ async def open_unix(path: str, *, mode: int = 0o600) -> trio.SocketListener:
     Raises:
         ConnectFailed: Somebody listens there, or the file cannot be made.
     """
-    sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConnectFailed(
+            f"cannot listen on amqp+unix://{path}: this system has no Unix sockets",
+            condition="amqp:not-implemented",
+        )
+    sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
         await sock.bind(path)
+        # Nobody can connect before it listens: there is no moment with a wider mode.
         os.chmod(path, mode)
-        sock.listen(1024)
+        sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        raise ConnectFailed(f"cannot listen on unix socket {path}: {_reason(error)}") from error
+        raise ConnectFailed(f"cannot listen on amqp+unix://{path}: {reason(error)}") from error
     return trio.SocketListener(sock)
 
 
@@ -126,7 +167,7 @@ def _remove_stale(path: str) -> None:
             raise OSError(errno.EEXIST, "a file that is no socket is in the way")
     except FileNotFoundError:
         return
-    with stdlib_socket.socket(stdlib_socket.AF_UNIX, stdlib_socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
@@ -142,16 +183,20 @@ async def serve_socket(
 
     The system running out of descriptors or memory delays accepting and does not end it.
     """
+    exhausted = False
     async with listener:
         while True:
             try:
                 stream = await listener.accept()
             except OSError as error:
-                if error.errno not in _TRANSIENT:
+                if error.errno not in _EXHAUSTED:
                     raise
-                log.error("accepting connections is delayed: %s", _reason(error))
+                if not exhausted:
+                    log.error("accepting connections is delayed: %s", reason(error))
+                exhausted = True
                 await trio.sleep(_BACK_OFF_S)
                 continue
+            exhausted = False
             host, address = _peer_of(stream)
             nursery.start_soon(door.serve, stream, host, address, serve)
 
@@ -160,8 +205,16 @@ async def serve_memory(
     network: MemoryNetwork, name: str, door: Door, serve: Serve, *, nursery: trio.Nursery,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:  # fmt: skip
-    """Accept connections to a name in memory into *nursery* until cancelled."""
-    async with network.listen(name) as arrivals:
+    """Accept connections to a name in memory into *nursery* until cancelled.
+
+    Raises:
+        ConnectFailed: Somebody listens there already.
+    """
+    try:
+        listening = network.listen(name)
+    except OSError as error:
+        raise ConnectFailed(f"cannot listen on memory://{name}: {reason(error)}") from error
+    async with listening as arrivals:
         task_status.started()
         async for stream in arrivals:
             nursery.start_soon(door.serve, stream, "memory", f"memory://{name}", serve)
@@ -181,7 +234,3 @@ def _peer_of(stream: trio.SocketStream) -> tuple[str, str]:
     except OSError:
         return "gone", "gone"
     return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)

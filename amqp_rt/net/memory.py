@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Sequence
+from operator import index
 from types import TracebackType
 from typing import Final
 
@@ -158,7 +160,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             trio.ClosedResourceError: This end is closed.
             trio.BusyResourceError: Another task is receiving.
         """
-        if max_bytes is not None and max_bytes < 1:
+        if max_bytes is not None and index(max_bytes) < 1:
             raise ValueError("max_bytes must be at least 1")
         with _Alone(self, "_receiving"):
             await trio.lowlevel.checkpoint()
@@ -198,7 +200,8 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             raise BrokenPipeError("the other end of the memory stream is closed")
         if not out.writable:
             raise BlockingIOError
-        out.put(bytes(data))
+        if data:
+            out.put(bytes(data))
         return len(data)
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
@@ -275,7 +278,7 @@ class MemoryNetwork:
             OSError: Somebody listens there already.
         """
         if name in self._listeners and not self._is_free(name):
-            raise OSError(f"memory://{name} is listened on already")
+            raise OSError(errno.EADDRINUSE, f"memory://{name} is listened on already")
         send, receive = trio.open_memory_channel[MemoryStream](_BACKLOG)
         self._listeners[name] = send
         return receive

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import trio
+import trio.testing
 from carriers import REAL, VIRTUAL, Carried
 
 from amqp_rt.net.reactor import open_reactor

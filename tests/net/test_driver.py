@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from carriers import Carried, Echo
 from wire import BEGIN, OPEN, frame, said
 

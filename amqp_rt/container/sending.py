@@ -455,10 +455,13 @@ class Sender(LinkHandle):
         (Part 2 §2.7.5).
 
         Args:
-            message: Whatever surrounds the body, instead of *properties*; its body is not sent.
+            message: What surrounds the body; its own body is not sent.
             properties: As those of :meth:`send`.
         """
-        front = Message(b"", **properties) if message is None else message.replace(body=b"")
+        if message is None:
+            front = Message(b"", **properties)
+        else:
+            front = message.replace(**properties, body=b"")
         self._refuse_without_to(front)
         return StreamedMessage(self, front)
 
@@ -555,12 +558,10 @@ class Sender(LinkHandle):
         queue = self._queue
         while queue and self._unfinished is None and link.credit > 0 and link.writable:
             self._transfer(link, queue.popleft())
-        if not queue and self._unfinished is None:
-            link.offer(0)
-            if link.draining:
-                link.drained()
-        else:
-            link.offer(len(queue))
+        link.offer(len(queue))
+        if link.draining and (link.credit <= 0 or not (queue or self._unfinished)):
+            # Said even if there is no credit left to give back: the peer waits for the answer.
+            link.drained()
 
     def withdraw(self, receipt: Receipt) -> bool:
         """Take back a message that waits for credit; whether it was still here."""
@@ -600,8 +601,8 @@ class Sender(LinkHandle):
             ConnectionLost: So is its connection.
         """
         while self.pending or (self._stage == "attached" and not self._raw.writable):
-            self._refuse_if_over()
             await self._changes.park()
+        self._refuse_if_over()
 
     async def close(self) -> None:
         """Wait until every message has its outcome or is in doubt, then detach.
@@ -708,6 +709,8 @@ class StreamedMessage:
         self._sender = sender
         self._front = front
         self._receipt: Receipt | None = None
+        self._written = False
+        self._over = False
 
     async def __aenter__(self) -> Self:
         """Wait for credit, behind messages that wait already. Cancelled, nothing was sent."""
@@ -745,6 +748,7 @@ class StreamedMessage:
         head = bytearray()
         write_data(head, len(view))
         await self._wait_until_writable(raw, receipt)
+        self._written = True
         first = _PIECE_MAX - len(head)
         raw.write(bytes(head) + bytes(view[:first]))
         for at in range(first, len(view), _PIECE_MAX):
@@ -755,7 +759,7 @@ class StreamedMessage:
     def _writing(self) -> tuple[OutgoingDelivery, Receipt]:
         receipt = self._receipt
         if receipt is None or receipt.raw is None or self._sender._unfinished is not receipt:
-            if receipt is not None and receipt._error is not None:
+            if receipt is not None and receipt._error is not None and not self._over:
                 raise fresh(receipt._error)
             raise LocalProtocolError("the stream is not open: write inside its `async with`")
         return receipt.raw, receipt
@@ -786,6 +790,7 @@ class StreamedMessage:
         """
         receipt = self._receipt
         sender = self._sender
+        self._over = True
         if receipt is None or receipt.raw is None or sender._unfinished is not receipt:
             if error is None and receipt is not None:
                 await receipt.accepted()
@@ -794,7 +799,7 @@ class StreamedMessage:
         if error is not None or receipt.done:
             raw.abort()
         else:
-            raw.write(b"", more=False)
+            raw.write(self._tail(), more=False)
         sender.end_stream(receipt)
         if error is not None:
             receipt.fail(LinkDetached("the message was aborted", condition="amqp:not-allowed"))
@@ -802,6 +807,14 @@ class StreamedMessage:
         if raw.settled:
             receipt.finish(ACCEPTED)
         await receipt.accepted()
+
+    def _tail(self) -> bytes:
+        """What follows the body; before it an empty section, if nothing was written."""
+        front = self._front
+        tail = front.encode()[len(front.encode_front()) :]
+        empty = bytearray()
+        write_data(empty, 0)
+        return tail[len(empty) :] if self._written else tail
 
 
 def make_message(payload: object, properties: MessageProperties | Mapping[str, Any]) -> Message:

@@ -1,0 +1,161 @@
+"""The other end of our client's connections: a server's engine that does what a test says.
+
+Real bytes over streams in memory; the test decides what the peer answers, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from amqp_rt.container.connections import Connection
+from amqp_rt.container.container import Container
+from amqp_rt.core.engine import Engine
+from amqp_rt.events import AttachRequested, ConnectionFailed, Event, LoginRequested, Opened
+from amqp_rt.fronts import amqp10
+from amqp_rt.fronts.base import ServerOptions
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.net.driver import run_connection
+from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.outcomes import Error, Outcome
+from amqp_rt.termini import Source
+from amqp_rt.testing.pairs import Recorder
+
+
+class FarEnd:
+    """Peers at names of a memory network, and every link and engine that they have had.
+
+    Args:
+        settle: What is said of each message that we send; None says nothing.
+        credit: Given for each link that we send on; 0 gives none.
+        on_attach: Answers attach requests; by default they are accepted with a Recorder.
+        on_open: Called with each engine that is open.
+        limits: Of the peer's engines.
+    """
+
+    def __init__(
+        self,
+        *,
+        settle: Outcome | None = None,
+        credit: int = 0,
+        on_attach: Callable[[Any], None] | None = None,
+        on_open: Callable[[Engine], None] | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.settle = settle
+        self.credit = credit
+        self.on_attach = on_attach or self.accept
+        self.on_open = on_open
+        self.limits = limits
+        self.network = MemoryNetwork()
+        self.engines: list[Engine] = []
+        #: Names that were dialled, in order.
+        self.dialled: list[str] = []
+        self.links: list[Any] = []
+        self.recorders: list[Recorder] = []
+        self.failures: list[Error] = []
+        self._scopes: list[trio.CancelScope] = []
+        self._listening: dict[str, trio.MemoryReceiveChannel[Any]] = {}
+        self._changed = trio.Event()
+
+    # --- what a test does -----------------------------------------------------------------
+
+    @property
+    def link(self) -> Any:
+        """The latest link."""
+        return self.links[-1]
+
+    @property
+    def heard(self) -> Recorder:
+        """What the latest accepted link has heard."""
+        return self.recorders[-1]
+
+    @property
+    def engine(self) -> Engine:
+        """The latest connection."""
+        return self.engines[-1]
+
+    def accept(self, link: Any, **options: Any) -> Recorder:
+        """Accept *link* with a Recorder."""
+        recorder = Recorder(settle=self.settle, credit=self.credit)
+        self.recorders.append(recorder)
+        source = link.source
+        if isinstance(source, Source) and source.dynamic and "source" not in options:
+            options["source"] = Source(address=f"made-{len(self.links)}", dynamic=True)
+        link.accept(recorder, **options)
+        return recorder
+
+    def drop(self) -> None:
+        """Lose the connection: no close is said."""
+        self._scopes[-1].cancel()
+
+    def close_door(self, name: str) -> None:
+        """Listen no more at *name*; connections that stand stay."""
+        self._listening.pop(name).close()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until *condition* holds; it is asked whenever the peer has heard something."""
+        for _ in range(1000):
+            if condition():
+                return
+            self._changed = trio.Event()
+            with trio.move_on_after(0.01):
+                await self._changed.wait()
+        raise AssertionError("it never came to that")
+
+    # --- running --------------------------------------------------------------------------
+
+    async def listen(
+        self, name: str, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve at ``memory://name`` until the door is closed."""
+        door = self._listening[name] = self.network.listen(name)
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            try:
+                async for stream in door:
+                    self.dialled.append(name)
+                    nursery.start_soon(self._serve, stream)
+            except trio.ClosedResourceError:
+                pass
+
+    async def _serve(self, stream: Any) -> None:
+        engine = amqp10.Front().server(
+            ServerOptions(container_id="far", limits=self.limits, sasl_required=False),
+            trio.current_time(),
+        )
+        self.engines.append(engine)
+
+        def handle(events: list[Event]) -> None:
+            for event in events:
+                if isinstance(event, AttachRequested):
+                    self.links.append(event.link)
+                    self.on_attach(event.link)
+                elif isinstance(event, LoginRequested):
+                    handle(event.exchange.succeed(None, None))
+                elif isinstance(event, ConnectionFailed):
+                    self.failures.append(event.error)
+                elif isinstance(event, Opened) and self.on_open is not None:
+                    self.on_open(engine)
+            self._changed.set()
+
+        with trio.CancelScope() as scope:
+            self._scopes.append(scope)
+            await run_connection(stream, engine, handle, limits=self.limits)
+
+
+@asynccontextmanager
+async def connected(far: FarEnd, name: str = "far", **options: Any) -> AsyncIterator[Connection]:
+    """Our client's connection to *far*; it recovers only if the options say so."""
+    options.setdefault("reconnect", None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(far.listen, name)
+        async with (
+            Container("us", network=far.network) as us,
+            us.connect(f"memory://{name}", **options) as peer,
+        ):
+            yield peer
+        nursery.cancel_scope.cancel()

@@ -89,7 +89,6 @@ class LinkHandle:
         #: The agreed address: as asked for, or as the peer made it.
         self.address = address
         self._session = session
-        self._named = named
         self._raw: Any = None
         self._stage: Stage = "waiting"
         self._was_attached = False
@@ -189,13 +188,12 @@ class LinkHandle:
             raw.detach(closed=closed)
 
     async def _detach(self, *, closed: bool = True) -> None:
-        """Detach; a name that may be used again is waited for until it is free."""
+        """Detach, and wait until the peer has: its side is gone then, and the name is free."""
         if not self.closed:
             self._say_detach(closed=closed)
-        if self._named:
-            with trio.move_on_after(DETACH_GRACE_S):
-                while self._stage == "detaching":
-                    await self._changes.park()
+        with trio.move_on_after(DETACH_GRACE_S):
+            while self._stage == "detaching":
+                await self._changes.park()
 
     # --- what the session says --------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import trio
 from msgspec import Struct
 
 from ..clock import Clock, SystemClock
-from ..errors import AmqpError, LinkRefused, LocalProtocolError
+from ..errors import AmqpError, LinkRefused
 from ..fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
@@ -380,25 +380,20 @@ class BrokerHost:
             )
         if on_left is not None:
             endpoint.on_left.append(on_left)
-        try:
-            if sending:
-                link.accept(
-                    endpoint,
-                    source=terms.source,
-                    target=terms.target,
-                    snd_settle_mode=terms.snd_settle_mode,
-                )
-            else:
-                link.accept(
-                    endpoint,
-                    source=terms.source,
-                    target=terms.target,
-                    max_message_size=self.limits.message_size_max,
-                )
-        except LocalProtocolError as error:
-            # The peer wants more links than it lets us have: it cannot even be told.
-            endpoint.on_detached(link, None, True)
-            link.connection.close(Error.of(error))
+        if sending:
+            link.accept(
+                endpoint,
+                source=terms.source,
+                target=terms.target,
+                snd_settle_mode=terms.snd_settle_mode,
+            )
+        else:
+            link.accept(
+                endpoint,
+                source=terms.source,
+                target=terms.target,
+                max_message_size=self.limits.message_size_max,
+            )
 
     # --- What operators do ---
 

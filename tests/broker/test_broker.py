@@ -9,13 +9,10 @@ import pytest
 import trio
 import trio.testing
 from brokers import Sending, World
-from wire import closed_with, frame, opened
 
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.nodes import Declaration, Queue, Topic
-from amqp_rt.core.performatives import Attach, Begin
 from amqp_rt.errors import AmqpError, DecodeError
-from amqp_rt.events import AttachRequested
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Rejected
@@ -258,30 +255,6 @@ def test_a_link_whose_peer_is_gone_leaves_nothing_behind(role: str, dynamic: boo
     stats = host.stats("q")
     assert (stats.consumers, stats.producers) == (0, 0)
     assert host.nodes() == [Queue("q")]
-
-
-@pytest.mark.parametrize("role", [True, False], ids=["source", "target"])
-def test_a_peer_that_asks_for_links_and_allows_none_is_dropped(role: bool) -> None:
-    host = BrokerHost()
-    host.declare(Queue("q"))
-    engine = opened()
-    begin = Begin(next_outgoing_id=0, incoming_window=9, outgoing_window=9, handle_max=0)
-    engine.receive(frame(begin), 0.0)
-    for handle in (0, 1):
-        attach = Attach(
-            name=f"l{handle}",
-            handle=handle,
-            role=role,
-            source=Source(address="q"),
-            target=Target(address="q"),
-            initial_delivery_count=0,
-        )
-        (event,) = engine.receive(frame(attach), 0.0)
-        assert isinstance(event, AttachRequested)
-        assert host.attach(event.link)
-    assert closed_with(engine) == "amqp:resource-limit-exceeded"
-    stats = host.stats("q")
-    assert (stats.consumers, stats.producers) == (0, 0)
 
 
 def test_an_address_that_is_too_long_makes_no_node() -> None:

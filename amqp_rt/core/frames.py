@@ -3,6 +3,7 @@ the two performatives that cross the wire once per message (Part 2 §2.3)."""
 
 from __future__ import annotations
 
+import copy
 from struct import Struct as Packer
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from ..codec.composites import encode_composite, read_composite, write_composite
 from ..codec.primitives import Reader
 from ..errors import RemoteProtocolError
 from ..limits import Limits
-from ..outcomes import ACCEPTED, Accepted
+from ..outcomes import ACCEPTED, Accepted, Error
 from .performatives import Disposition, Transfer
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
@@ -27,6 +28,9 @@ FRAME_SIZE_MIN: Final = 512
 
 _HEADER: Final = Packer(">IBBH")
 _ACCEPTED: Final = b"\x00\x53\x24\x45"
+#: Characters of an error that fit the smallest frame that a peer may ask for.
+_CONDITION_MAX: Final = 128
+_DESCRIPTION_MAX: Final = 64
 
 
 class Fault(RemoteProtocolError):
@@ -113,6 +117,10 @@ class FrameBuffer:
         at = self._at
         held = len(data) - at
         if held < 8:
+            if held == 0 and at:
+                # An idle connection must not hold on to its last chunk.
+                self.data = b""
+                self._at = 0
             return False
         size = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
         if size < 8:
@@ -156,6 +164,23 @@ def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) 
     return bytes(out)
 
 
+def final_frame(channel: int, performative: Any, size_max: int) -> bytes:
+    """A frame with a detach, end or close, whose error is cut down to what the peer takes.
+
+    What an error says may come from the peer, or from a user; the frame size is the peer's.
+    """
+    data = performative_frame(channel, performative)
+    error: Error | None = performative.error
+    if len(data) > size_max and error is not None:
+        condition = error.condition
+        if len(condition) > _CONDITION_MAX:
+            condition = "amqp:internal-error"
+        performative = copy.copy(performative)
+        performative.error = Error(condition, (error.description or "")[:_DESCRIPTION_MAX])
+        data = performative_frame(channel, performative)
+    return data
+
+
 #: First frame of a delivery with a tag of four octets: everything in one packing.
 #: 00 53 14 C0 size count | 70 handle | 70 delivery-id | A0 04 tag | 43 | settled | more
 _FIRST: Final = Packer(">IHHIBBBIBIBB4sBBB")
@@ -163,6 +188,8 @@ _FIRST: Final = Packer(">IHHIBBBIBIBB4sBBB")
 _LATER: Final = Packer(">IHHIBBBIIB")
 #: 00 53 15 C0 size count | role | 70 first | 70 last | settled
 _DISPOSITION: Final = Packer(">IHHIBBBBIBIB")
+#: The same with a long list: 00 53 15 D0 size count
+_LONG_DISPOSITION: Final = Packer(">IHHIIIBBIBIB")
 
 
 def first_transfer(
@@ -229,10 +256,34 @@ def disposition_frame(
     channel: int, role: bool, first: int, last: int, settled: bool, state: Any
 ) -> bytes:
     """A whole disposition frame for a range (§2.7.6)."""
-    encoded = encode_state(state)
-    size = len(encoded)
+    return encoded_disposition(channel, role, first, last, settled, encode_state(state))
+
+
+def encoded_disposition(
+    channel: int, role: bool, first: int, last: int, settled: bool, state: bytes
+) -> bytes:
+    """A whole disposition frame for a range whose *state* is encoded already."""
+    size = len(state)
+    role_code = 0x41 if role else 0x42
+    settled_code = 0x41 if settled else 0x42
     if size > 200:
-        return performative_frame(channel, Disposition(role, first, last, settled, state))
+        return (
+            _LONG_DISPOSITION.pack(
+                size + 32,
+                0x0200,
+                channel,
+                0x005315D0,
+                size + 16,
+                5,
+                role_code,
+                0x70,
+                first,
+                0x70,
+                last,
+                settled_code,
+            )
+            + state
+        )
     return (
         _DISPOSITION.pack(
             size + 26,
@@ -241,14 +292,14 @@ def disposition_frame(
             0x005315C0,
             size + 13,
             5,
-            0x41 if role else 0x42,
+            role_code,
             0x70,
             first,
             0x70,
             last,
-            0x41 if settled else 0x42,
+            settled_code,
         )
-        + encoded
+        + state
     )
 
 
@@ -350,11 +401,12 @@ def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Trans
                 elif code != 0x42 and code != 0x40:
                     return _read_any_transfer(data, at, end, limits)
                 p += 1
-            # What is left is null or false from every peer that does nothing special.
+            # What is left is null, or false where it is a boolean (from the ninth field on), from
+            # every peer that does nothing special.
             rest = count - 6
             while rest > 0:
                 code = data[p]
-                if code != 0x40 and code != 0x42:
+                if code != 0x40 and (code != 0x42 or count - rest < 8):
                     return _read_any_transfer(data, at, end, limits)
                 p += 1
                 rest -= 1

@@ -50,6 +50,8 @@ class Limits(Struct, frozen=True, gc=False):
     write_stall_s: float = 30.0
     #: Seconds from accept to open, absolute; it stops slow lorises.
     handshake_s: float = 10.0
+    #: Seconds that a peer has to answer our close.
+    close_grace_s: float = 5.0
     #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.
     idle_timeout_s: float = 60.0
     #: A peer that asks for more empty frames than one in this many seconds is refused.
@@ -64,6 +66,8 @@ class Limits(Struct, frozen=True, gc=False):
     failed_login_delay_s: float = 1.0
     #: Bytes of one SASL response that a mechanism is given.
     sasl_response_max: int = 8 * KIB
+    #: Bytes that a client may send ahead of the answer to its login.
+    login_ahead_max: int = 64 * KIB
     #: Distinct destinations that one anonymous-terminus link keeps open at a time.
     relay_targets_max: int = 256
     #: Streamed or unary requests that one connection may have running at a time.

@@ -29,6 +29,9 @@ def is_outcome(state: Any) -> bool:
 class Delivery:
     """A message on its way from the peer to us."""
 
+    #: Waits for its link's next batch of news, of which it is one item however much happens.
+    noted: bool = False
+
     def __init__(
         self, link: ReceiverLink, delivery_id: int, tag: bytes, message_format: int
     ) -> None:
@@ -74,7 +77,9 @@ class Delivery:
         peer will decide when it comes back.
 
         Raises:
-            LocalProtocolError: Another outcome has been said. Nothing was sent.
+            LocalProtocolError: Another outcome has been said, or the outcome is larger than the
+                peer's frames. Nothing was sent.
+            EncodeError: The outcome has no encoding.
         """
         if self.local_state is not None and is_outcome(self.local_state):
             if self.local_state != outcome:
@@ -83,30 +88,32 @@ class Delivery:
                     condition="amqp:illegal-state",
                 )
             return
+        if not self.local_settled and self.link.attached:
+            session = self.link.session
+            if self.settled:
+                self.local_settled = True
+                session.forget_incoming(self.delivery_id)
+            elif self.second:
+                session.queue_disposition(RECEIVER, self.delivery_id, False, outcome)
+            else:
+                session.queue_disposition(RECEIVER, self.delivery_id, True, outcome)
+                self.local_settled = True
+                session.forget_incoming(self.delivery_id)
         self.local_state = outcome
-        if self.local_settled or not self.link.attached:
-            return
-        session = self.link.session
-        if self.settled:
-            self.local_settled = True
-            session.forget_incoming(self.delivery_id)
-        elif self.second:
-            session.queue_disposition(RECEIVER, self.delivery_id, False, outcome)
-        else:
-            self.local_settled = True
-            session.forget_incoming(self.delivery_id)
-            session.queue_disposition(RECEIVER, self.delivery_id, True, outcome)
 
     def update(self, state: Any) -> None:
-        """Say *state* without settling (§2.6.12).
+        """Say *state* without settling (§2.6.12). On a link that is gone it is in vain.
 
         Raises:
-            LocalProtocolError: An outcome has been said, or the delivery is settled.
+            LocalProtocolError: An outcome has been said, the delivery is settled, or the state is
+                larger than the peer's frames.
+            EncodeError: The state has no encoding.
         """
         if self.local_settled or self.settled or is_outcome(self.local_state):
             raise LocalProtocolError("the delivery is settled, or has an outcome")
+        if self.link.attached:
+            self.link.session.queue_disposition(RECEIVER, self.delivery_id, False, state)
         self.local_state = state
-        self.link.session.queue_disposition(RECEIVER, self.delivery_id, False, state)
 
     def __repr__(self) -> str:
         said = self.local_state if self.local_state is not None else "no outcome"
@@ -115,6 +122,13 @@ class Delivery:
 
 class Sending:
     """A message on its way from us to the peer."""
+
+    #: As for :class:`Delivery`.
+    noted: bool = False
+    #: Octets that ``local_state`` takes of the first frame.
+    state_size: int = 0
+    #: Bytes of a message that is sent in pieces.
+    size: int = 0
 
     def __init__(self, link: SenderLink, tag: bytes, message_format: int, settled: bool) -> None:
         self.link = link
@@ -137,7 +151,8 @@ class Sending:
         """Send a further piece of a message begun with ``more``; ``more=False`` ends it.
 
         Raises:
-            LocalProtocolError: The message is complete or aborted, or its link is gone.
+            LocalProtocolError: The message is complete or aborted, its link is gone, or it becomes
+                too large for the peer. Nothing was sent.
         """
         if self.complete:
             raise LocalProtocolError("the message is complete")
@@ -156,14 +171,20 @@ class Sending:
         self.link.give_up(self)
 
     def settle(self, state: Any = None) -> None:
-        """Forget it, and tell the peer if it has not settled it itself."""
+        """Forget it, and tell the peer if it has not settled it itself.
+
+        Raises:
+            LocalProtocolError: *state* is larger than the peer's frames. Nothing has changed.
+            EncodeError: *state* has no encoding.
+        """
         if self.settled:
             return
-        self.settled = True
         if self.delivery_id >= 0:
             session = self.link.session
-            if session.forget_outgoing(self.delivery_id):
+            if session.sent_unsettled(self.delivery_id):
                 session.queue_disposition(SENDER, self.delivery_id, True, state)
+                session.forget_outgoing(self.delivery_id)
+        self.settled = True
 
     def __repr__(self) -> str:
         return f"<Sending {self.delivery_id} on {self.link.name!r}: {self.state}>"

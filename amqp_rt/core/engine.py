@@ -26,6 +26,7 @@ from .frames import (
     Fault,
     FrameBuffer,
     connection_fault,
+    final_frame,
     performative_frame,
     read_disposition,
 )
@@ -53,9 +54,6 @@ from .sasl_frames import (
     SaslResponse,
 )
 from .session import Session
-
-#: Seconds that a peer has to answer our Close after it broke the rules.
-_CLOSE_GRACE_S: Final = 5.0
 
 # How far the layers below open have got.
 _HEADER: Final = 0  # a protocol header is expected
@@ -94,6 +92,8 @@ class Engine:
         self.output_max: int = self.limits.output_max
         #: Bytes of messages that are not complete, over all sessions.
         self.assembling: int = 0
+        #: Bytes of streamed messages that nobody has read, over all sessions.
+        self.held: int = 0
         self._remote: dict[int, Session] = {}
         self._remote_channel_max: int = 65535
         self._buffer = FrameBuffer(self.limits.frame_size_before_open)
@@ -162,15 +162,16 @@ class Engine:
     def _run(self) -> list[Event]:
         self._receiving = True
         try:
-            self._read()
-        except Fault as fault:
-            self._fail(fault.condition, fault.description)
-        except DecodeError as error:
-            self._fail(error.condition, error.description)
-        except AmqpError as error:
-            self._fail(error.condition, error.description)
-        self._hand_over()
-        self._receiving = False
+            while True:
+                try:
+                    self._read()
+                    break
+                except AmqpError as error:
+                    # What follows in this chunk is still read: the peer's close may be in it.
+                    self._fail(error.condition, error.description)
+            self._hand_over()
+        finally:
+            self._receiving = False
         if self._room:
             self._give_room()
         if self._dirty or self._output or self._queued or self.finished:
@@ -206,8 +207,9 @@ class Engine:
                 self._report_closed(None)
             self._finish()
         elif now >= self._handshake_deadline:
-            self._handshake_deadline = inf
             self._fail("amqp:connection:forced", "the handshake took too long")
+            # A peer that never came to say open is not waited for again.
+            self._finish()
         elif (
             self.theirs.stage is Stage.OPENED
             and self.limits.idle_timeout_s
@@ -237,9 +239,8 @@ class Engine:
         if output:
             self._output = []
             self._sent = True
-            full = self.output_size >= self.output_max
             self.output_size = 0
-            if self._queued and full:
+            if self._queued:
                 # More is ready; the driver comes back once this has left.
                 self._signalled = False
                 self.wake()
@@ -252,6 +253,9 @@ class Engine:
         """Say close, in the protocol's own way (§2.4.3). ``finished`` follows the answer.
 
         Saying it twice is as once. Before open there is nobody to tell: the connection ends.
+
+        Raises:
+            EncodeError: *error* has no encoding. Nothing was sent.
         """
         if self.finished or self.ours.stage is Stage.CLOSED:
             return
@@ -280,12 +284,15 @@ class Engine:
             properties: Said in the begin.
 
         Raises:
-            LocalProtocolError: The connection is not open, or the peer allows no more sessions.
+            LocalProtocolError: The connection is not open, the peer allows no more sessions, or
+                *properties* are larger than its frames.
+            EncodeError: *properties* have no encoding.
         """
         if self.ours.stage is not Stage.OPENED:
             raise LocalProtocolError("the connection is not open")
         session = self._new_session(window, window_bytes)
         session.say_begin(properties)
+        self.sessions[session.channel] = session
         return session
 
     def _new_session(self, window: int | None, window_bytes: int | None) -> Session:
@@ -297,19 +304,33 @@ class Engine:
                 f"no channel is left: at most {channel} sessions are allowed",
                 condition="amqp:resource-limit-exceeded",
             )
-        session = Session(
+        return Session(
             self,
             channel,
             self.limits.session_window if window is None else window,
             self.limits.session_window_bytes if window_bytes is None else window_bytes,
         )
-        self.sessions[channel] = session
-        return session
 
     # --- what sessions and links call ----------------------------------------------------
 
+    def frame_of(self, channel: int, performative: Any) -> bytes:
+        """The frame of *performative*.
+
+        Raises:
+            LocalProtocolError: It is larger than the peer takes (§2.7.1).
+            EncodeError: Something in it has no encoding.
+        """
+        data = performative_frame(channel, performative)
+        if len(data) > self.frame_size_out:
+            raise LocalProtocolError(
+                f"the {type(performative).__name__.lower()} needs {len(data)} bytes, and the peer "
+                f"takes frames of {self.frame_size_out}",
+                condition="amqp:frame-size-too-small",
+            )
+        return data
+
     def write_frame(self, channel: int, performative: Any) -> None:
-        """Queue a frame without payload."""
+        """Queue a small frame without payload."""
         self.write_bytes(performative_frame(channel, performative))
 
     def write_bytes(self, data: bytes) -> None:
@@ -362,7 +383,7 @@ class Engine:
 
     def promised_beside(self, session: Session) -> int:
         """Frames that the other sessions of this connection have been promised."""
-        if len(self.sessions) == 1:
+        if len(self.sessions) <= 1 and session.channel in self.sessions:
             return 0
         promised = 0
         for other in self.sessions.values():
@@ -391,10 +412,12 @@ class Engine:
             session.flush()
 
     def _emit_queued(self) -> None:
-        for _ in range(len(self._queued)):
-            session = self._queued.popleft()
-            if session.emit_queued() and session.remote_incoming_window > 0:
-                self._queued.append(session)
+        """Sessions take turns, a frame each, until the output is full (fair writing)."""
+        queued = self._queued
+        while queued and self.output_size < self.output_max:
+            session = queued.popleft()
+            if session.emit_queued(alone=not queued):
+                queued.append(session)
 
     def _give_room(self) -> None:
         self._room = False
@@ -422,7 +445,7 @@ class Engine:
                     return
                 self._on_header(header)
             else:
-                if self._layer == _LOGIN and buffer.held() > 64 * 1024:
+                if self._layer == _LOGIN and buffer.held() > self.limits.login_ahead_max:
                     raise connection_fault(
                         "amqp:resource-limit-exceeded",
                         "too much was sent before the login's answer",
@@ -450,10 +473,7 @@ class Engine:
         if code == 0x14:
             session = self._remote.get(buffer.channel)
             if session is None or self.theirs.stage is not Stage.OPENED:
-                raise connection_fault(
-                    "amqp:not-allowed",
-                    f"transfer on channel {buffer.channel}, which has no session",
-                )
+                raise self._no_session("transfer", buffer.channel)
             if session.ours.stage is Stage.MAPPED:
                 try:
                     session.on_transfer(data, at, end)
@@ -462,10 +482,7 @@ class Engine:
         elif code == 0x15 and self.theirs.stage is Stage.OPENED:
             session = self._remote.get(buffer.channel)
             if session is None:
-                raise connection_fault(
-                    "amqp:not-allowed",
-                    f"disposition on channel {buffer.channel}, which has no session",
-                )
+                raise self._no_session("disposition", buffer.channel)
             if session.ours.stage is Stage.MAPPED:
                 session.on_disposition(read_disposition(data, at, end, self.limits))
         else:
@@ -477,9 +494,12 @@ class Engine:
         if self.theirs.stage is not Stage.OPENED:
             if not isinstance(performative, Open):
                 name = type(performative).__name__.lower()
-                if self.theirs.stage is Stage.CLOSED:
-                    return
                 raise connection_fault("amqp:not-allowed", f"{name} came before open")
+            if channel:
+                # Before open the highest channel is 0 (§2.4.1).
+                raise connection_fault(
+                    "amqp:connection:framing-error", f"open came on channel {channel}"
+                )
             self._on_open(performative)
             return
         if isinstance(performative, Close):
@@ -492,10 +512,7 @@ class Engine:
             return
         session = self._remote.get(channel)
         if session is None:
-            name = type(performative).__name__.lower()
-            raise connection_fault(
-                "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
-            )
+            raise self._no_session(type(performative).__name__.lower(), channel)
         if isinstance(performative, End):
             session.on_end(performative)
             return
@@ -514,6 +531,16 @@ class Engine:
                 self._on_unusual(session, performative, data, at, end)
         except Fault as fault:
             self._end_session(session, fault)
+
+    def _no_session(self, name: str, channel: int) -> Fault:
+        if channel > self.limits.channel_max:
+            return connection_fault(
+                "amqp:connection:framing-error",
+                f"channel {channel} is above the channel-max {self.limits.channel_max}",
+            )
+        return connection_fault(
+            "amqp:not-allowed", f"{name} on channel {channel}, which has no session"
+        )
 
     def _on_unusual(
         self, session: Session, performative: Any, data: bytes, at: int, end: int
@@ -549,7 +576,7 @@ class Engine:
             self._layer = _FRAMES
             if self.client and self.ours.stage is Stage.HEADER:
                 self._say_open()
-        elif header == SASL_HEADER and not self._sasl_done:
+        elif header == SASL_HEADER and self._speaks_sasl():
             self._layer = _SASL
             if not self._sasl_header_sent:
                 self._sasl_header_sent = True
@@ -559,6 +586,9 @@ class Engine:
                 )
         else:
             self._refuse_header(SASL_HEADER if self.options.sasl_required else AMQP_HEADER)
+
+    def _speaks_sasl(self) -> bool:
+        return not self._sasl_done and (self.client or bool(self.options.mechanisms))
 
     def _refuse_header(self, ours: bytes) -> None:
         """Not what we speak: say what we do speak, then close (§2.2)."""
@@ -656,8 +686,9 @@ class Engine:
             )
         session = self._new_session(None, None)
         session.on_begin(begin, channel)
-        self._remote[channel] = session
         session.say_begin()
+        self.sessions[session.channel] = session
+        self._remote[channel] = session
 
     def _on_close(self, close: Close) -> None:
         self.theirs.take(Step.CLOSE)
@@ -672,12 +703,22 @@ class Engine:
 
     def _after_close(self, data: bytes, at: int, end: int) -> None:
         """We have said close: only the peer's close still counts (§2.4.3)."""
-        if end - at > 3 and data[at] == 0 and data[at + 1] == 0x53 and data[at + 2] == 0x18:
+        error: Error | None = None
+        if end - at > 3 and data[at] == 0 and data[at + 1] == 0x53:
+            # As everybody writes descriptors.
+            closes = data[at + 2] == 0x18
+        else:
+            closes = True
+        if closes:
             try:
-                close = read_composite(Reader(data, at, end, self.limits), Close)
-                error = close.error
+                performative = read_composite(Reader(data, at, end, self.limits), *PERFORMATIVES)
+                closes = isinstance(performative, Close)
+                if isinstance(performative, Close):
+                    error = performative.error
             except DecodeError:
-                error = None
+                # A close that cannot be read closes all the same; anything else is passed over.
+                closes = data[at + 2 : at + 3] == b"\x18" and data[at : at + 2] == b"\x00\x53"
+        if closes:
             self.theirs.stage = Stage.CLOSED
             self._report_closed(error)
             self._finish()
@@ -686,12 +727,13 @@ class Engine:
             self.theirs.stage = Stage.OPENED
 
     def _say_close(self, error: Error | None) -> None:
+        close = final_frame(0, Close(error), self.frame_size_out)
         self._flush_dirty()
         self.ours.take(Step.CLOSE)
         self._queued.clear()
-        self._write_raw(performative_frame(0, Close(error)))
+        self._write_raw(close)
         self._handshake_deadline = inf
-        self._close_deadline = self._now + _CLOSE_GRACE_S
+        self._close_deadline = self._now + self.limits.close_grace_s
         self._lose_sessions(error)
 
     def _fail(self, condition: str, description: str) -> None:

@@ -6,12 +6,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ..codec.composites import encode_composite
 from ..errors import LocalProtocolError
 from ..events import Peer
 from ..outcomes import Error
 from . import serial
 from .delivery import Delivery, Sending
-from .frames import any_transfer, first_transfer, later_transfer, link_fault
+from .frames import (
+    Fault,
+    any_transfer,
+    encode_state,
+    final_frame,
+    first_transfer,
+    later_transfer,
+    link_fault,
+)
 from .lifecycle import LINK, Half, Stage, Step, link_state
 from .performatives import RECEIVER, SENDER, Attach, Detach, Flow, Transfer
 
@@ -20,10 +29,12 @@ if TYPE_CHECKING:
 
 SND_UNSETTLED: Final = 0
 SND_SETTLED: Final = 1
+SND_MIXED: Final = 2
 RCV_SECOND: Final = 1
 
-#: Bodies up to this size are joined with their frame header; larger ones are not copied.
-_JOIN_MAX: Final = 16_384
+#: What a piece of an unfinished message costs besides its bytes. A message may come in pieces of
+#: one octet; memory is counted as it is used, not as the peer describes it.
+_CHUNK_COST: Final = 64
 
 
 class Link:
@@ -59,8 +70,16 @@ class Link:
         self.delivery_count: int = 0
         self.credit: int = 0
         self.available: int = 0
+        #: There may be deliveries of it. A link that never had one costs no search when it ends.
+        self.used: bool = False
         self._over: bool = False
+        #: The engine itself has refused the peer's request: accepting it is in vain.
+        self._denied: bool = False
+        #: Why the link is over, or why we detached it; whether the peer may come back for it.
+        self._cause: Error | None = None
+        self._closed: bool = False
         self._flow_due: bool = False
+        #: The peer wants a flow as soon as we are attached.
         self._echo: bool = False
 
     @property
@@ -86,23 +105,40 @@ class Link:
     def refuse(self, error: Error) -> None:
         """Answer an attach request with null termini, then detach with *error* (§2.6.3).
 
-        In vain if the peer has given up already.
+        In vain if the session is gone already.
 
         Raises:
             LocalProtocolError: The link is attached already.
+            EncodeError: *error* has no encoding.
         """
-        if self._over:
+        if self._over or self._denied:
             return
         if self.ours.stage is not Stage.DETACHED:
             raise LocalProtocolError(f"link {self.name!r} is attached already")
-        self.session.say_attach(self, null_termini=True)
+        encode_composite(error)
+        try:
+            self.session.say_attach(self, null_termini=True)
+        except LocalProtocolError as fault:
+            # The peer's frames do not even hold the name that it gave the link (§2.7.3).
+            self.session.end(Error.of(fault))
+            return
         self._say_detach(error, closed=True)
+
+    def deny(self, error: Error) -> None:
+        """Refuse the peer's request, which its owner has not answered and need not answer."""
+        self.refuse(error)
+        self._denied = True
+        self._cause = error
+        self._closed = True
 
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
         """Say detach; what is queued for the link is dropped. Saying it twice is as once.
 
         ``closed=False`` suspends the link: its name and unsettled deliveries may be resumed
         (§2.6.5). The endpoint hears ``on_detached`` when the peer has answered.
+
+        Raises:
+            EncodeError: *error* has no encoding. Nothing was sent.
         """
         if self._over or self.ours.stage is not Stage.ATTACHED:
             return
@@ -110,11 +146,15 @@ class Link:
 
     def _say_detach(self, error: Error | None, *, closed: bool) -> None:
         session = self.session
+        detach = final_frame(
+            session.channel, Detach(self.handle, closed, error), session.engine.frame_size_out
+        )
         session.flush_dispositions()
         self.attached = False
         self.drop_queued()
+        self._cause = error
         self.ours.take(Step.DETACH_CLOSED if closed else Step.DETACH)
-        session.write(Detach(self.handle, closed, error))
+        session.write_bytes(detach)
         if self.theirs.stage is not Stage.ATTACHED and self.theirs.stage is not Stage.DETACHED:
             session.release_link(self)
 
@@ -124,7 +164,11 @@ class Link:
     # --- what the peer did ---------------------------------------------------------------
 
     def on_attach(self, attach: Attach) -> None:
-        """The peer attached its side; the answer to ours, or a request."""
+        """The peer attached its side; the answer to ours, or a request.
+
+        Raises:
+            Fault: A field is not what it may be.
+        """
         self.theirs.take(Step.ATTACH)
         self.remote_handle = attach.handle
         self.properties = attach.properties or {}
@@ -135,6 +179,8 @@ class Link:
         self.rcv_settle_mode = attach.rcv_settle_mode
         self.source = attach.source
         self.target = attach.target
+        if attach.snd_settle_mode > SND_MIXED or attach.rcv_settle_mode > RCV_SECOND:
+            raise link_fault("amqp:invalid-field", "there is no such settle mode")
 
     def on_detach(self, detach: Detach) -> None:
         """The peer detached: answer, and let the endpoint know."""
@@ -150,7 +196,11 @@ class Link:
             # Not accepted yet. accept() or refuse() will answer.
             return
         self.session.release_link(self)
-        self.end(detach.error, detach.closed)
+        # Where we detached, the peer's answer gives no reason; ours is the one that counts.
+        self.end(
+            self._cause if detach.error is None else detach.error,
+            detach.closed or self.ours.stage is Stage.CLOSED,
+        )
 
     def end(self, error: Error | None, closed: bool) -> None:
         """The link is over, whoever ended it."""
@@ -159,6 +209,8 @@ class Link:
         self.drop_queued()
         self.flush_batch()
         self._over = True
+        self._cause = error
+        self._closed = closed
         self.attached = False
         self.credit = 0
         self.unsettled = self.session.unsettled_of(self) + self.unsettled
@@ -168,17 +220,23 @@ class Link:
     def on_flow(self, flow: Flow) -> None:
         """The peer spoke of the link's credit."""
         if flow.echo:
-            self.flow_due()
+            if self.ours.stage is Stage.DETACHED:
+                self._echo = True
+            else:
+                self.flow_due()
         self.session.touch(self)
 
-    def flow(self) -> Flow:
-        """What the next flow says of this link."""
+    def write_flow(self) -> bool:
+        """Write the flow that is due, unless we are not attached any more."""
         self._flow_due = False
-        return self.session.flow(
-            handle=self.handle,
-            delivery_count=self.delivery_count,
-            link_credit=self.credit,
-        )
+        if self.ours.stage is not Stage.ATTACHED or self.refused:
+            return False
+        self.session.write(self.flow())
+        return True
+
+    def flow(self) -> Flow:
+        """What a flow says of this link."""
+        raise NotImplementedError
 
     def flush_batch(self) -> None:
         """Hand over what the chunk has brought so far."""
@@ -193,26 +251,37 @@ class Link:
         properties: Mapping[object, object] | None,
         offered_capabilities: Sequence[str],
     ) -> bool:
-        if self._over:
-            # Its connection went while the owner made up its mind.
-            endpoint.on_detached(self, None, True)
+        if self._over or self._denied:
+            # It is gone, or was refused, while the owner made up its mind.
+            endpoint.on_detached(self, self._cause, self._closed)
             return False
         if self.ours.stage is not Stage.DETACHED:
             raise LocalProtocolError(f"link {self.name!r} is attached already")
-        self.endpoint = endpoint
         if source is not None:
             self.source = source
         if target is not None:
             self.target = target
-        self.session.say_attach(self, properties=properties, offered=tuple(offered_capabilities))
+        try:
+            self.session.say_attach(
+                self, properties=properties, offered=tuple(offered_capabilities)
+            )
+        except LocalProtocolError as fault:
+            # What the peer asked for does not fit the frames that it takes: its doing, not ours.
+            self.deny(Error.of(fault))
+            endpoint.on_detached(self, self._cause, True)
+            return False
+        self.endpoint = endpoint
         if self.theirs.stage is not Stage.ATTACHED:
             # The peer attached and detached before we answered.
             self._say_detach(None, closed=True)
             self.end(None, True)
             return False
         self.attached = True
+        if self._echo:
+            self._echo = False
+            self.flow_due()
         endpoint.on_attached(self)
-        return True
+        return self.attached
 
     def flow_due(self) -> None:
         """A flow of this link leaves with the next flush."""
@@ -232,6 +301,11 @@ class ReceiverLink(Link):
         super().__init__(session, name, RECEIVER)
         self.streaming: bool = False
         self.draining: bool = False
+        #: Deliveries beyond the credit that the peer may send as long as it has not heard that
+        #: credit was taken back.
+        self._excess: int = 0
+        self._ask_echo: bool = False
+        self._provisional: bool = False
         self._current: Delivery | None = None
         self._batch: list[Delivery] = []
         self._progress: list[Delivery] = []
@@ -257,6 +331,7 @@ class ReceiverLink(Link):
 
         Raises:
             LocalProtocolError: The link is attached already.
+            EncodeError: What it would say has no encoding.
         """
         self.set_streaming(streaming, max_message_size)
         if rcv_settle_mode is not None:
@@ -274,22 +349,29 @@ class ReceiverLink(Link):
         else:
             self.max_message_size = limits.message_size_max
 
-    def grant(self, credit: int) -> None:
+    def grant(self, credit: int, *, echo: bool = False) -> None:
         """Allow the peer *credit* more deliveries, counted from now.
 
         The ``flow`` carries a total and the delivery-count it was reckoned from, never a
         difference, so transfers already on their way are not granted twice (§2.6.7). It leaves
         with the next flush. In vain on a link that is gone.
 
+        Less than before takes credit back. What the peer sent before it heard of that is taken
+        too; with *echo* it answers when it has heard, and ``on_flow`` follows.
+
         Raises:
-            LocalProtocolError: *credit* is negative.
+            LocalProtocolError: *credit* is no unsigned number of 32 bits.
         """
-        if credit < 0:
-            raise LocalProtocolError("credit cannot be negative")
+        if credit < 0 or credit > 0xFFFFFFFF:
+            raise LocalProtocolError("credit is a number from 0 to 4294967295")
         if self._over:
             return
+        promised = self.credit + self._excess
+        self._excess = promised - credit if promised > credit else 0
         self.credit = credit
         self.draining = False
+        if echo:
+            self._ask_echo = True
         self.flow_due()
 
     def drain(self) -> None:
@@ -317,7 +399,7 @@ class ReceiverLink(Link):
         delivery = self._current
         first = delivery is None
         if delivery is None:
-            if self.credit <= 0:
+            if self.credit <= 0 and self._excess <= 0:
                 raise link_fault(
                     "amqp:link:transfer-limit-exceeded", f"link {self.name!r} has no credit"
                 )
@@ -329,7 +411,13 @@ class ReceiverLink(Link):
                 )
             if len(tag) > session.limits.delivery_tag_max:
                 raise link_fault("amqp:invalid-field", "the delivery-tag is longer than 32 octets")
-            self.credit -= 1
+            size = end - at
+            if self.max_message_size and size > self.max_message_size and not transfer.aborted:
+                raise self._too_large()
+            if self.credit > 0:
+                self.credit -= 1
+            else:
+                self._excess -= 1
             self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
             if self.available:
                 self.available -= 1
@@ -339,6 +427,10 @@ class ReceiverLink(Link):
             delivery.state = transfer.state
             if self.snd_settle_mode == SND_SETTLED or transfer.settled:
                 delivery.settled = True
+            elif mode is not None and mode > self.rcv_settle_mode:
+                raise link_fault(
+                    "amqp:invalid-field", "the link was not attached to be settled second"
+                )
             session.add_incoming(delivery)
         else:
             if transfer.delivery_id is not None and transfer.delivery_id != delivery.delivery_id:
@@ -348,28 +440,32 @@ class ReceiverLink(Link):
                 )
             if transfer.delivery_tag is not None and transfer.delivery_tag != delivery.tag:
                 raise link_fault("amqp:invalid-field", "the delivery-tag changed within a delivery")
-            if transfer.settled:
+            if transfer.settled and not delivery.settled:
                 delivery.settled = True
+                session.forget_incoming(delivery.delivery_id)
             if transfer.state is not None:
                 delivery.state = transfer.state
+            size = end - at
+            if (
+                self.max_message_size
+                and delivery._size + size > self.max_message_size
+                and not transfer.aborted
+            ):
+                raise self._too_large()
         if transfer.aborted:
             self._abort(delivery, first)
             return
-        size = end - at
         delivery._size += size
-        if self.max_message_size and delivery._size > self.max_message_size:
-            raise link_fault(
-                "amqp:link:message-size-exceeded",
-                f"the message is larger than the {self.max_message_size} bytes allowed",
-            )
         if self.streaming:
             self._stream(delivery, transfer.more, first, data[at:end])
             return
         if transfer.more:
             self._current = delivery
-            delivery._unread += size
-            session.assemble(size)
-            delivery._chunks.append(data[at:end])
+            if size:
+                cost = size + _CHUNK_COST
+                delivery._unread += cost
+                session.assemble(cost)
+                delivery._chunks.append(data[at:end])
             return
         if delivery._chunks:
             delivery._chunks.append(data[at:end])
@@ -387,8 +483,9 @@ class ReceiverLink(Link):
 
     def _stream(self, delivery: Delivery, more: bool, first: bool, data: bytes) -> None:
         if data:
-            self.session.hold(len(data))
-            delivery._unread += len(data)
+            cost = len(data) + _CHUNK_COST
+            self.session.hold(cost)
+            delivery._unread += cost
             delivery._chunks.append(data)
         delivery.complete = not more
         self._current = delivery if more else None
@@ -397,6 +494,12 @@ class ReceiverLink(Link):
             self._batch.append(delivery)
         elif not self._progress or self._progress[-1] is not delivery:
             self._progress.append(delivery)
+
+    def _too_large(self) -> Fault:
+        return link_fault(
+            "amqp:link:message-size-exceeded",
+            f"the message is larger than the {self.max_message_size} bytes allowed",
+        )
 
     def _abort(self, delivery: Delivery, first: bool) -> None:
         """The sender gave it up: nothing to settle (§2.7.5)."""
@@ -429,15 +532,23 @@ class ReceiverLink(Link):
             self.available = flow.available
         if flow.delivery_count is not None:
             advanced = serial.difference(flow.delivery_count, self.delivery_count)
-            if 0 < advanced <= self.credit:
-                # A drain gives credit back by moving the count on (§2.6.7).
+            if advanced > 0:
+                # A drain gives credit back by moving the count on (§2.6.7). The count is the
+                # sender's alone to move, and it may answer a credit that we have changed since.
                 self.delivery_count = flow.delivery_count
-                self.credit -= advanced
+                left = self.credit - advanced
+                self.credit = max(0, left)
+                self._excess = max(0, self._excess + min(0, left))
         self._flowed = True
         super().on_flow(flow)
 
     def on_settled(self, delivery: Delivery) -> None:
         """The sender settled, or changed the state."""
+        if delivery.noted:
+            return
+        if not delivery.settled:
+            delivery.noted = True
+            self._provisional = True
         if not self._settled:
             self.session.touch(self)
         self._settled.append(delivery)
@@ -449,6 +560,7 @@ class ReceiverLink(Link):
         if self._batch:
             batch = self._batch
             self._batch = []
+            self.used = True
             endpoint.deliver(self, batch)
         if self._progress:
             progress = self._progress
@@ -457,6 +569,10 @@ class ReceiverLink(Link):
         if self._settled:
             settled = self._settled
             self._settled = []
+            if self._provisional:
+                self._provisional = False
+                for delivery in settled:
+                    delivery.noted = False
             endpoint.on_settled(self, settled)
         if self._flowed:
             self._flowed = False
@@ -474,14 +590,25 @@ class ReceiverLink(Link):
                 self._progress.append(delivery)
                 self.session.touch(self)
 
+    def end(self, error: Error | None, closed: bool) -> None:
+        """The link is over, whoever ended it."""
+        super().end(error, closed)
+        if self.streaming:
+            # Whether these are read or dropped, they hold up nobody's window any more.
+            for delivery in self.unsettled:
+                self.session.release(delivery._unread)
+                delivery._unread = 0
+
     def flow(self) -> Flow:
-        """What the next flow says of this link."""
-        self._flow_due = False
+        """What a flow says of this link. Before the peer's attach its count is not known."""
+        echo = self._ask_echo
+        self._ask_echo = False
         return self.session.flow(
             handle=self.handle,
-            delivery_count=self.delivery_count,
+            delivery_count=None if self.theirs.stage is Stage.DETACHED else self.delivery_count,
             link_credit=self.credit,
             drain=self.draining,
+            echo=echo,
         )
 
 
@@ -507,6 +634,9 @@ class SenderLink(Link):
         self._queue: deque[_Queued] = deque()
         #: Deliveries counted in delivery_count whose first frame has not left.
         self._unsent: int = 0
+        #: How many of those the peer no longer gives credit for: the last ones.
+        self._uncredited: int = 0
+        self._provisional: bool = False
         self._outcomes: list[Sending] = []
         self._credited: bool = False
         self._drain_due: bool = False
@@ -529,11 +659,15 @@ class SenderLink(Link):
 
         Raises:
             LocalProtocolError: The link is attached already.
+            EncodeError: What it would say has no encoding.
         """
         if snd_settle_mode is not None:
             self.snd_settle_mode = snd_settle_mode
-        if self._answer(endpoint, source, target, properties, offered_capabilities) and self.credit:
-            # The credit came before our answer, and nothing else may come for a long time.
+        if (
+            self._answer(endpoint, source, target, properties, offered_capabilities)
+            and self._credited
+        ):
+            # The flow came before our answer, and nothing else may come for a long time.
             self._credited = False
             endpoint.on_credit(self)
 
@@ -564,6 +698,7 @@ class SenderLink(Link):
             LocalProtocolError: No credit, not attached, another message of this link is
                 unfinished, the message is too large for the peer, or ``settled`` goes against the
                 settle mode. Nothing was sent.
+            EncodeError: *state* has no encoding.
         """
         if not self.attached:
             raise LocalProtocolError(f"link {self.name!r} is not attached")
@@ -592,9 +727,21 @@ class SenderLink(Link):
             tag = self._tags.to_bytes(4, "big")
         elif len(tag) > 32:
             raise LocalProtocolError("a delivery-tag has at most 32 octets")
+        if message_format < 0 or message_format > 0xFFFFFFFF:
+            raise LocalProtocolError("a message-format is a number from 0 to 4294967295")
+        session = self.session
+        room = session.payload_max
         sending = Sending(self, tag, message_format, settled)
+        if state is not None:
+            sending.state_size = len(encode_state(state))
+            room -= sending.state_size
+            if room <= 0:
+                raise LocalProtocolError(
+                    "the state does not fit a frame of the peer's",
+                    condition="amqp:frame-size-too-small",
+                )
+            sending.local_state = state
         sending.context = context
-        sending.local_state = state
         sending.complete = not more
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
@@ -602,10 +749,10 @@ class SenderLink(Link):
             self.available -= 1
         if more:
             self._current = sending
-        session = self.session
+            sending.size = len(data)
         if (
             not self._queue
-            and len(data) <= session.payload_max
+            and len(data) <= room
             and session.remote_incoming_window > 0
             and not more
             and session.engine.output_size < session.engine.output_max
@@ -621,6 +768,13 @@ class SenderLink(Link):
         """A further piece of an unfinished message; see ``Sending.write``."""
         if self._over or not self.attached:
             raise LocalProtocolError(f"link {self.name!r} is not attached")
+        size = sending.size + len(data)
+        if self.max_message_size and size > self.max_message_size:
+            raise LocalProtocolError(
+                f"{size} bytes are more than the {self.max_message_size} that the peer takes",
+                condition="amqp:link:message-size-exceeded",
+            )
+        sending.size = size
         if not more:
             sending.complete = True
             self._current = None
@@ -642,17 +796,23 @@ class SenderLink(Link):
         self.session.queue_link(self)
 
     def emit_queued(self) -> bool:
-        """Send one frame of what waits; true if more waits."""
+        """Send one frame of what waits; true if more may leave."""
         queued = self._queue[0]
         sending = queued.sending
+        room = self.session.payload_max
         if sending.delivery_id < 0:
+            if self._unsent <= self._uncredited:
+                # The peer took the credit back. A flow that gives it again brings us here again.
+                if self._drain_due:
+                    self.drained()
+                return False
             self._unsent -= 1
+            room -= sending.state_size
         if sending.aborted:
             self._queue.popleft()
             self._emit_aborted(sending)
         else:
             size = len(queued.data) - queued.at
-            room = self.session.payload_max
             if size > room:
                 self._emit(sending, queued.data, queued.at, queued.at + room, True)
                 queued.at += room
@@ -716,7 +876,9 @@ class SenderLink(Link):
         """Nothing more to send: if the peer is draining, give back the credit (§2.6.7)."""
         if not self.draining or self._over or (self._drain_answered and not self.credit):
             return
-        if self._queue:
+        if self._queue and not (
+            self._queue[0].sending.delivery_id < 0 and self._unsent <= self._uncredited
+        ):
             self._drain_due = True
             return
         self._drain_due = False
@@ -737,13 +899,15 @@ class SenderLink(Link):
         """The receiver set our credit, drains, or wants to know how we stand (§2.6.7)."""
         counted = flow.delivery_count
         if flow.link_credit is not None:
-            # A receiver that has not seen our attach cannot know our delivery-count.
-            behind = (
-                serial.difference(self.delivery_count, counted)
-                if counted is not None
-                else (self.delivery_count)
-            )
-            self.credit = max(0, flow.link_credit - max(behind, 0))
+            # A receiver that has not seen our attach cannot know our delivery-count: it began at 0.
+            behind = serial.difference(self.delivery_count, 0 if counted is None else counted)
+            self.used = True
+            credit = flow.link_credit - max(behind, 0)
+            self.credit = max(0, credit)
+            # Credit that was taken back is missing to what has not left yet (§2.6.7).
+            self._uncredited = min(self._unsent, max(0, -credit))
+            if self._queue:
+                self.session.queue_link(self)
         self.draining = flow.drain
         self._drain_answered = False
         self.flow_properties = flow.properties
@@ -752,6 +916,11 @@ class SenderLink(Link):
 
     def on_outcome(self, sending: Sending) -> None:
         """The receiver changed the state of a delivery, or settled it."""
+        if sending.noted:
+            return
+        if not sending.settled:
+            sending.noted = True
+            self._provisional = True
         if not self._outcomes:
             self.session.touch(self)
         self._outcomes.append(sending)
@@ -768,6 +937,10 @@ class SenderLink(Link):
         if self._outcomes:
             outcomes = self._outcomes
             self._outcomes = []
+            if self._provisional:
+                self._provisional = False
+                for sending in outcomes:
+                    sending.noted = False
             endpoint.on_outcomes(self, outcomes)
         if self._credited:
             self._credited = False
@@ -784,15 +957,15 @@ class SenderLink(Link):
             last = sending
         self._queue.clear()
         self._unsent = 0
+        self._uncredited = 0
         self._current = None
 
     def flow(self) -> Flow:
-        """What the next flow says of this link."""
-        self._flow_due = False
+        """What a flow says of this link: of what has left, as the peer sees it."""
         return self.session.flow(
             handle=self.handle,
             delivery_count=serial.add(self.delivery_count, -self._unsent),
-            link_credit=self.credit + self._unsent,
+            link_credit=self.credit + self._unsent - self._uncredited,
             available=self.available + self._unsent,
             drain=self.draining,
         )

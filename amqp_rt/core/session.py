@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import LocalProtocolError
@@ -14,7 +15,9 @@ from .delivery import Delivery, Sending, is_outcome
 from .frames import (
     Fault,
     connection_fault,
-    disposition_frame,
+    encode_state,
+    encoded_disposition,
+    final_frame,
     link_fault,
     read_transfer,
     session_fault,
@@ -63,6 +66,7 @@ class Session:
         self.payload_max: int = 0
         # Sending (§2.5.6): ids count transfer frames, the window is the peer's.
         self.next_outgoing_id: int = 0
+        self.initial_outgoing_id: int = 0
         self.remote_incoming_window: int = 0
         self._delivery_id: int = 0
         self._outgoing: dict[int, Sending] = {}
@@ -79,7 +83,9 @@ class Session:
         self.links: dict[int, Link] = {}
         self._remote: dict[int, Link] = {}
         self._names: dict[tuple[str, bool], Link] = {}
-        self._next_handle: int = 0
+        #: Links that the peer asked for and that we have not answered, even if it has given up.
+        self._unanswered: dict[Link, None] = {}
+        #: Handles below the number of our links that none of them has; a heap, to take the lowest.
         self._free_handles: list[int] = []
         self.handle_max: int = self.limits.handle_max
         self.remote_handle_max: int = 0xFFFFFFFF
@@ -92,6 +98,7 @@ class Session:
         self._range_last: int = 0
         self._range_settled: bool = False
         self._range_state: Any = None
+        self._range_encoded: bytes = b""
         self._range_open: bool = False
 
     @property
@@ -122,7 +129,9 @@ class Session:
         """Attach a link on which we send (§2.6.3). The endpoint hears how it went.
 
         Raises:
-            LocalProtocolError: The name is taken, the session has ended, or no handle is left.
+            LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
+                attach is larger than the peer's frames. Nothing was sent.
+            EncodeError: What it would say has no encoding.
         """
         link = SenderLink(self, name)
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
@@ -147,7 +156,9 @@ class Session:
         """Attach a link on which the peer sends (§2.6.3). The endpoint hears how it went.
 
         Raises:
-            LocalProtocolError: The name is taken, the session has ended, or no handle is left.
+            LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
+                attach is larger than the peer's frames. Nothing was sent.
+            EncodeError: What it would say has no encoding.
         """
         link = ReceiverLink(self, name)
         link.set_streaming(streaming, max_message_size)
@@ -169,12 +180,17 @@ class Session:
             raise LocalProtocolError("the session has ended")
         if (link.name, link.role) in self._names:
             raise LocalProtocolError(f"the session has a link {link.name!r} of this role already")
+        if len(self.links) + len(self._unanswered) > self.remote_handle_max:
+            # Those that the peer has asked for will need handles too.
+            raise LocalProtocolError(
+                f"the peer allows {self.remote_handle_max + 1} links in a session",
+                condition="amqp:resource-limit-exceeded",
+            )
         link.endpoint = endpoint
         link.source = source
         link.target = target
         link.snd_settle_mode = snd_settle_mode
         link.rcv_settle_mode = rcv_settle_mode
-        self._names[link.name, link.role] = link
 
     def say_attach(
         self,
@@ -185,21 +201,16 @@ class Session:
         offered: tuple[str, ...] = (),
         own_max_message_size: int = 0,
     ) -> None:
-        """Write the attach of our side of *link*, giving it a handle."""
-        handle = self._free_handles.pop() if self._free_handles else self._next_handle
-        if handle > self.remote_handle_max:
-            self._names.pop((link.name, link.role), None)
-            raise LocalProtocolError(
-                f"the peer allows {self.remote_handle_max + 1} links in a session",
-                condition="amqp:resource-limit-exceeded",
-            )
-        if handle == self._next_handle:
-            self._next_handle += 1
-        link.handle = handle
-        self.links[handle] = link
-        link.ours.take(Step.ATTACH)
+        """Write the attach of our side of *link*, giving it the lowest handle that is free.
+
+        Raises:
+            LocalProtocolError: The attach is larger than the peer's frames.
+            EncodeError: Something in it has no encoding. Nothing was sent, and nothing has changed.
+        """
+        handle = self._free_handles[0] if self._free_handles else len(self.links)
         sends = link.role == SENDER
-        self.write(
+        frame = self.engine.frame_of(
+            self.channel,
             Attach(
                 name=link.name,
                 handle=handle,
@@ -217,16 +228,29 @@ class Session:
                 if link.theirs.stage is Stage.DETACHED
                 else (),
                 properties=properties or None,
-            )
+            ),
         )
+        if self._free_handles:
+            heappop(self._free_handles)
+        link.handle = handle
+        self.links[handle] = link
+        self._names.setdefault((link.name, link.role), link)
+        self._unanswered.pop(link, None)
+        link.ours.take(Step.ATTACH)
+        self.write_bytes(frame)
 
     def end(self, error: Error | None = None) -> None:
-        """Say end (§2.5.4). Its links are over at once. Saying it twice is as once."""
+        """Say end (§2.5.4). Its links are over at once. Saying it twice is as once.
+
+        Raises:
+            EncodeError: *error* has no encoding. Nothing was sent.
+        """
         if self.ours.stage is not Stage.MAPPED:
             return
+        end = final_frame(self.channel, End(error), self.engine.frame_size_out)
         self._flush()
         self.ours.take(Step.END)
-        self.engine.write_frame(self.channel, End(error))
+        self.engine.write_bytes(end)
         self._over(error)
         if self.theirs.stage is Stage.ENDED:
             self.engine.release_session(self)
@@ -235,6 +259,11 @@ class Session:
         """Write *performative* on this session's channel."""
         if self.ours.stage is Stage.MAPPED:
             self.engine.write_frame(self.channel, performative)
+
+    def write_bytes(self, frame: bytes) -> None:
+        """Write an encoded frame of this session's channel."""
+        if self.ours.stage is Stage.MAPPED:
+            self.engine.write_bytes(frame)
 
     def write_transfer(self, header: bytes, payload: bytes) -> None:
         """Write a transfer frame and count it in the window."""
@@ -265,9 +294,13 @@ class Session:
             self._outgoing[delivery_id] = sending
         return delivery_id
 
-    def forget_outgoing(self, delivery_id: int) -> bool:
-        """It is settled; false if it was already."""
-        return self._outgoing.pop(delivery_id, None) is not None
+    def sent_unsettled(self, delivery_id: int) -> bool:
+        """Whether a delivery that we sent is unsettled."""
+        return delivery_id in self._outgoing
+
+    def forget_outgoing(self, delivery_id: int) -> None:
+        """It is settled."""
+        self._outgoing.pop(delivery_id, None)
 
     def queue_link(self, link: SenderLink) -> None:
         """*link* has frames waiting; links take turns, a frame each (fair writing)."""
@@ -276,21 +309,22 @@ class Session:
             self._queued_links.append(link)
         self.engine.queue_session(self)
 
-    def emit_queued(self) -> bool:
-        """Send what waits, as far as the window and the output allow; true if more waits."""
+    def emit_queued(self, *, alone: bool) -> bool:
+        """Send one frame of what waits, or if no other session waits all that the window and the
+        output allow. True if more could leave; a closed window is opened by a flow.
+        """
         links = self._queued_links
-        while links:
-            if (
-                self.remote_incoming_window <= 0
-                or self.engine.output_size >= self.engine.output_max
-            ):
+        while links and self.remote_incoming_window > 0:
+            if self.engine.output_size >= self.engine.output_max:
                 return True
             link = links.popleft()
             if link._queue and link.emit_queued():
                 links.append(link)
             else:
                 self._queued.pop(link, None)
-        return False
+            if not alone:
+                break
+        return bool(links) and self.remote_incoming_window > 0
 
     # --- receiving -----------------------------------------------------------------------
 
@@ -312,7 +346,7 @@ class Session:
         """Count bytes of a message that is not complete, or with a negative size discount them."""
         engine = self.engine
         engine.assembling += size
-        if engine.assembling > self.limits.session_window_bytes:
+        if size > 0 and engine.assembling > self.limits.session_window_bytes:
             raise link_fault(
                 "amqp:resource-limit-exceeded",
                 "the unfinished messages of this connection are too large together",
@@ -321,11 +355,13 @@ class Session:
     def hold(self, size: int) -> None:
         """Count bytes of a streamed message that nobody has read."""
         self._held += size
+        self.engine.held += size
 
     def release(self, size: int) -> None:
         """Streamed bytes have been read or dropped; the window may open again."""
-        if size:
+        if size and self.ours.stage is Stage.MAPPED:
             self._held -= size
+            self.engine.held -= size
             self._mark_dirty()
             self.engine.wake()
 
@@ -335,9 +371,11 @@ class Session:
 
     def _open_window(self) -> int:
         """How many frames the peer may send, for the memory that is free (§2.5.6)."""
-        if len(self._incoming) >= self.limits.unsettled_max:
+        limits = self.limits
+        if len(self._incoming) >= limits.unsettled_max:
             return 0
-        free = (self._window_bytes - self._held) // self.limits.frame_size_max
+        of_all = max(limits.session_window_bytes, self._window_bytes) - self.engine.held
+        free = min(self._window_bytes - self._held, of_all) // limits.frame_size_max
         free -= self.engine.promised_beside(self)
         if free < _WINDOW_MIN and self._held == 0:
             free = _WINDOW_MIN
@@ -359,11 +397,16 @@ class Session:
         self.payload_max = size - _TRANSFER_OVERHEAD
 
     def say_begin(self, properties: Mapping[object, object] | None = None) -> None:
-        """Map our side (§2.5.1)."""
-        self.ours.take(Step.BEGIN)
+        """Map our side (§2.5.1).
+
+        Raises:
+            LocalProtocolError: The begin is larger than the peer's frames.
+            EncodeError: *properties* have no encoding. Nothing was sent.
+        """
         self.set_frame_size(self.engine.frame_size_out)
         self.incoming_window = self._open_window()
-        self.engine.write_frame(
+        self.initial_outgoing_id = self.next_outgoing_id
+        frame = self.engine.frame_of(
             self.channel,
             Begin(
                 remote_channel=self.remote_channel if self.remote_channel >= 0 else None,
@@ -374,6 +417,8 @@ class Session:
                 properties=properties or None,
             ),
         )
+        self.ours.take(Step.BEGIN)
+        self.engine.write_bytes(frame)
 
     def on_attach(self, attach: Attach) -> None:
         """The peer attached a link: the answer to ours, or a request for a new one."""
@@ -392,25 +437,40 @@ class Session:
             self._remote[attach.handle] = link
             self._answered(link, attach)
             return
-        if link is not None and link.theirs.stage is Stage.ATTACHED:
+        if link is not None:
             # A second attach of a live name takes the link over (§2.6.1).
-            link.detach(Error("amqp:link:stolen", "the link was attached again"))
+            stolen = Error("amqp:link:stolen", "the link was attached again")
+            if link.ours.stage is Stage.DETACHED:
+                link.deny(stolen)
+            else:
+                link.detach(stolen)
             self._names.pop((attach.name, our_role), None)
+            if self.ended:
+                return
+        if len(self.links) + len(self._unanswered) > self.remote_handle_max:
+            raise session_fault(
+                "amqp:resource-limit-exceeded", "your handle-max leaves us no handle to answer with"
+            )
+        if len(self._unanswered) > self.handle_max:
+            raise session_fault("amqp:resource-limit-exceeded", "too many links wait for an answer")
         link = (
             SenderLink(self, attach.name) if our_role == SENDER else ReceiverLink(self, attach.name)
         )
         self._remote[attach.handle] = link
         self._names[attach.name, our_role] = link
+        self._unanswered[link] = None
         try:
             link.on_attach(attach)
         except Fault as fault:
-            link.refuse(Error(fault.condition, fault.description))
+            link.deny(Error(fault.condition, fault.description))
             return
         self.engine.report(AttachRequested(link))
 
     def _answered(self, link: Link, attach: Attach) -> None:
-        """The peer's side of a link that we asked for."""
-        wanted = link.max_message_size
+        """The peer's side of a link that we asked for.
+
+        Each side speaks for its own terminus and its own settle mode (§2.6.3, §2.7.3).
+        """
         local = attach.source is None if link.role == RECEIVER else attach.target is None
         if local:
             # Refused: its detach with the reason follows (§2.6.3).
@@ -418,32 +478,34 @@ class Session:
             link.remote_handle = attach.handle
             link.refused = True
             return
-        asked_properties = link.properties
+        source, target = link.source, link.target
+        snd_settle_mode, rcv_settle_mode = link.snd_settle_mode, link.rcv_settle_mode
         try:
             link.on_attach(attach)
         except Fault as fault:
-            link.properties = asked_properties
             link.detach(Error(fault.condition, fault.description))
             return
-        if link.role == RECEIVER:
-            link.max_message_size = wanted
+        if link.role == SENDER:
+            link.source = source
+            link.snd_settle_mode = snd_settle_mode
+        else:
+            link.target = target
+            link.rcv_settle_mode = rcv_settle_mode
         if link.ours.stage is Stage.ATTACHED:
             link.attached = True
             link.endpoint.on_attached(link)
 
     def on_flow(self, flow: Flow) -> None:
         """The peer's windows, and with a handle a link's credit (§2.5.6, §2.6.7)."""
-        seen = flow.next_incoming_id
         before = self.remote_incoming_window
+        seen = flow.next_incoming_id
         if seen is None:
-            # It has not seen our begin: what we have sent since is in flight.
-            self.remote_incoming_window = flow.incoming_window - serial.difference(
-                self.next_outgoing_id, 0
-            )
-        else:
-            self.remote_incoming_window = (
-                serial.difference(seen, self.next_outgoing_id) + flow.incoming_window
-            )
+            # It has not seen our begin: all that we have sent is in flight.
+            seen = self.initial_outgoing_id
+        self.remote_incoming_window = (
+            serial.difference(seen, self.next_outgoing_id) + flow.incoming_window
+        )
+        self.next_incoming_id = flow.next_outgoing_id
         if flow.handle is not None:
             link = self._remote.get(flow.handle)
             if link is None:
@@ -488,7 +550,7 @@ class Session:
             error = Error(fault.condition, fault.description)
             link.flush_batch()
             if link.ours.stage is Stage.DETACHED:
-                link.refuse(error)
+                link.deny(error)
             else:
                 link.detach(error)
 
@@ -514,7 +576,11 @@ class Session:
                 known = sending.state
                 if known is None:
                     sending.state = state
-                elif state is not None and state != known:
+                if state is None or state == known:
+                    if not settled:
+                        # Nothing new: a peer may say so a thousand times in one chunk.
+                        continue
+                elif known is not None:
                     if type(known) is not TransactionalState and is_outcome(known):
                         # An outcome is the last word; only a provisional one may change (§3.4).
                         sending.link.detach(
@@ -537,6 +603,8 @@ class Session:
             for delivery_id in _in_range(incoming, first, last, span):
                 delivery = incoming.get(delivery_id)
                 if delivery is None:
+                    continue
+                if not settled and (state is None or state == delivery.state):
                     continue
                 if state is not None:
                     delivery.state = state
@@ -573,8 +641,13 @@ class Session:
             self._over(error)
 
     def _over(self, error: Error | None) -> None:
-        for link in dict.fromkeys([*self.links.values(), *self._remote.values()]):
+        self.engine.held -= self._held
+        self._held = 0
+        for link in dict.fromkeys(
+            [*self.links.values(), *self._remote.values(), *self._unanswered]
+        ):
             link.end(error, False)
+        self._unanswered.clear()
         self._names.clear()
         self.links.clear()
         self._remote.clear()
@@ -587,8 +660,9 @@ class Session:
 
     def release_link(self, link: Link) -> None:
         """Both sides have detached: handle and name are free again."""
-        if self.links.pop(link.handle, None) is not None:
-            self._free_handles.append(link.handle)
+        if self.links.get(link.handle) is link:
+            del self.links[link.handle]
+            heappush(self._free_handles, link.handle)
         if self._remote.get(link.remote_handle) is link:
             del self._remote[link.remote_handle]
         if self._names.get((link.name, link.role)) is link:
@@ -597,6 +671,8 @@ class Session:
     def unsettled_of(self, link: Link) -> list[Any]:
         """What *link* leaves unsettled; the session forgets it."""
         found: list[Any] = []
+        if not link.used:
+            return found
         if link.role == SENDER:
             for sending in list(self._outgoing.values()):
                 if sending.link is link:
@@ -608,6 +684,8 @@ class Session:
                     found.append(delivery)
                     delivery.local_settled = True
                     del self._incoming[delivery.delivery_id]
+            # A window that was closed for the sake of these may open for other links.
+            self._mark_dirty()
         return found
 
     # --- output --------------------------------------------------------------------------
@@ -620,6 +698,7 @@ class Session:
         link_credit: int | None = None,
         available: int | None = None,
         drain: bool = False,
+        echo: bool = False,
     ) -> Flow:
         """A flow with the session's windows as they are now; they open as far as they may."""
         self.incoming_window = max(self.incoming_window, self._open_window())
@@ -633,6 +712,7 @@ class Session:
             link_credit=link_credit,
             available=available,
             drain=drain,
+            echo=echo,
         )
 
     def flow_due(self, link: Link) -> None:
@@ -642,7 +722,12 @@ class Session:
         self.engine.wake()
 
     def queue_disposition(self, role: bool, delivery_id: int, settled: bool, state: Any) -> None:
-        """Say *state* of one of our deliveries; adjacent ids with equal words make one range."""
+        """Say *state* of one of our deliveries; adjacent ids with equal words make one range.
+
+        Raises:
+            LocalProtocolError: The state is larger than the peer's frames.
+            EncodeError: It has no encoding. Nothing will be sent.
+        """
         if self._range_open:
             if (
                 delivery_id == (self._range_last + 1) & 0xFFFFFFFF
@@ -653,6 +738,13 @@ class Session:
                 self._range_last = delivery_id
                 return
             self.flush_dispositions()
+        encoded = encode_state(state)
+        if len(encoded) > self.payload_max:
+            raise LocalProtocolError(
+                f"a state of {len(encoded)} bytes does not fit the peer's frames",
+                condition="amqp:frame-size-too-small",
+            )
+        self._range_encoded = encoded
         self._range_open = True
         self._range_role = role
         self._range_first = delivery_id
@@ -668,13 +760,13 @@ class Session:
             self._range_open = False
             if self.ours.stage is Stage.MAPPED:
                 self.engine.write_bytes(
-                    disposition_frame(
+                    encoded_disposition(
                         self.channel,
                         self._range_role,
                         self._range_first,
                         self._range_last,
                         self._range_settled,
-                        self._range_state,
+                        self._range_encoded,
                     )
                 )
             self._range_state = None
@@ -696,9 +788,9 @@ class Session:
             links = self._link_flows
             self._link_flows = []
             for link in links:
-                if link.ours.stage is Stage.ATTACHED and not link.refused:
+                if link.write_flow():
+                    # It says all that a flow of the session says.
                     self._session_flow = False
-                    self.write(link.flow())
         if self._session_flow or (
             self.remote_channel >= 0
             and self.incoming_window * 2 <= self._window

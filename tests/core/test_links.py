@@ -346,7 +346,11 @@ def test_a_transfer_without_credit_detaches_the_link_alone() -> None:
     assert detached_with(engine) == "amqp:link:transfer-limit-exceeded"
     engine.receive(transfer(2), 0.0)
     engine.receive(frame(Detach(0, True)), 0.0)
-    assert endpoint.detached == [(None, True)]
+    # The peer's answer has no reason of its own: ours is heard.
+    ((error, closed),) = endpoint.detached
+    assert error is not None
+    assert error.condition == "amqp:link:transfer-limit-exceeded"
+    assert closed
     assert engine.sessions
 
 
@@ -686,6 +690,7 @@ def test_a_delivery_id_in_use_ends_the_session() -> None:
 
 
 def test_unfinished_messages_of_a_connection_are_bounded_together() -> None:
+    # Each piece is counted with what it costs to keep it.
     limits = Limits(session_window_bytes=1000, message_size_max=900, frame_size_max=512)
     engine = begun(limits=limits)
     links = []
@@ -709,7 +714,7 @@ def test_unfinished_messages_of_a_connection_are_bounded_together() -> None:
         engine.receive(transfer(handle, b"x" * 400, more=True, handle=handle), 0.0)
     assert detached_with(engine) == "amqp:resource-limit-exceeded"
     assert [link.attached for link in links] == [True, True, False]
-    assert engine.assembling == 800
+    assert engine.assembling == 2 * (400 + 64)
 
 
 # --- streaming -----------------------------------------------------------------------------

@@ -74,7 +74,8 @@ class CreditWindow:
         """*count* messages of *size* bytes together need no room any more."""
         self.held -= count
         self.held_bytes -= size
-        if self.open:
+        # What the count alone allows is the most that can be missing; mostly it is too little.
+        if self.open and 2 * (self.capacity - self.held - self.link.credit) >= self.capacity:
             target = self.target
             missing = target - self.link.credit
             # Half of what is in reach: of the window, or of the fewer that the bytes allow.

@@ -39,6 +39,7 @@ from ..termini import DeleteOnClose, Source, Target
 from ..values import Int, Symbol
 from .credit import CreditWindow
 from .routes import NO_DEADLINE, PREFETCH, Binding, Deadline, RaisedOutcome, Reject
+from .sending import make_message
 from .serving import (
     GIVEN_UP,
     TURN_MESSAGES,
@@ -47,7 +48,6 @@ from .serving import (
     Worker,
     count,
     given_up,
-    message_of,
     only_cancelled,
     read_message,
     say,
@@ -439,36 +439,41 @@ class Request:
         self.path = binding.container.replies.path(binding, properties.reply_to)
 
     def reply(self, value: Any) -> list[bytes]:
-        """The message that carries *value*, or the next one of a stream."""
-        return self._addressed(message_of(value)).buffers()
+        """The message that carries *value*, or the next one of a stream.
+
+        Raises:
+            EncodeError: It has no encoding.
+        """
+        if isinstance(value, Message):
+            return value.replace(**self._address()).buffers()
+        return make_message(value, self._address()).buffers()
 
     def stream_end(self) -> list[bytes]:
         """The message without content that ends a streamed reply."""
-        return self._addressed(Message(b"", message_annotations={STREAM_END: True})).buffers()
+        return Message(b"", message_annotations={STREAM_END: True}, **self._address()).buffers()
 
     def failure(self, error: Error) -> list[bytes]:
         """The reply that says *error*; it ends a stream as well."""
-        return self._addressed(
-            Message(
-                b"",
-                application_properties={
-                    "statusCode": Int(STATUS.get(error.condition, 500)),
-                    "statusDescription": error.description or "",
-                    "errorCondition": Symbol(error.condition),
-                },
-            )
+        return Message(
+            b"",
+            application_properties={
+                "statusCode": Int(STATUS.get(error.condition, 500)),
+                "statusDescription": error.description or "",
+                "errorCondition": Symbol(error.condition),
+            },
+            **self._address(),
         ).buffers()
 
-    def _addressed(self, message: Message) -> Message:
+    def _address(self) -> dict[str, Any]:
         if self.sequence is None:
-            return message.replace(to=self.reply_to, correlation_id=self.correlation_id)
-        found = self.correlation_id
-        return message.replace(
-            to=self.reply_to,
-            correlation_id=found,
-            group_id=found.hex() if isinstance(found, bytes) else str(found),
-            group_sequence=self.sequence & 0xFFFFFFFF,
-        )
+            return {"to": self.reply_to, "correlation_id": self.correlation_id}
+        key = self.correlation_id
+        return {
+            "to": self.reply_to,
+            "correlation_id": key,
+            "group_id": key.hex() if isinstance(key, bytes) else str(key),
+            "group_sequence": self.sequence & 0xFFFFFFFF,
+        }
 
 
 async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
@@ -491,16 +496,19 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
         stats.rejected += 1
         say(delivery, Rejected(Error.of(error)))
         return
-    deadline = NO_DEADLINE if ttl_ms is None else Deadline(arrived + ttl_ms / 1000)
+    deadline = NO_DEADLINE
+    if ttl_ms is not None:
+        deadline = Deadline(arrived + ttl_ms / 1000)
+        worker.scope.deadline = deadline.at
+    # Whoever gives the request up finds the worker here.
     delivery.context = worker
     inbox.calls.add(worker)
-    worker.scope.deadline = deadline.at
     admitted = container.request_begins(binding.link.connection)
     try:
         try:
             if not admitted:
                 raise _TooMany("the connection has too many requests running")
-            if deadline.passed:
+            if ttl_ms is not None and deadline.passed:
                 raise DeadlineExceeded("the deadline passed before the request could start")
             await _answer(inbox, delivery, message, request, deadline)
             outcome: Outcome = ACCEPTED
@@ -515,8 +523,10 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
         _cancelled(inbox, delivery, worker, request)
         raise only_cancelled(inbox.route, group) from None
     finally:
-        worker.scope.deadline = inf
+        delivery.context = None
         inbox.calls.discard(worker)
+        if ttl_ms is not None:
+            worker.scope.deadline = inf
         if admitted:
             container.request_ends(binding.link.connection)
     count(stats, outcome)

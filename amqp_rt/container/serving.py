@@ -186,7 +186,7 @@ class Workers:
                 return
             count += 1
             # A handler that never waits must not keep the connections from being served.
-            if count >= TURN_MESSAGES or trio.current_time() - since > TURN_S:
+            if not count & 3 and (count >= TURN_MESSAGES or trio.current_time() - since > TURN_S):
                 await trio.lowlevel.checkpoint()
                 count = 0
                 since = trio.current_time()
@@ -769,6 +769,7 @@ class LinkHandler:
 
     #: A link that a peer attached is the peer's to attach again.
     going = False
+    may_come_back = False
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding

@@ -26,6 +26,7 @@ from amqp_rt.errors import (
     LinkDetached,
     LinkRefused,
 )
+from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Outcome, Rejected
@@ -453,6 +454,35 @@ async def test_one_that_is_given_up_leaves_the_worker_for_others() -> None:
 
                 nursery.start_soon(call)
     assert c.stats()["wait"]["running"] == 0
+
+
+@pytest.mark.req("A8", "X21")
+async def test_settling_an_answered_request_cancels_nothing() -> None:
+    """A caller whose link settles second settles after the outcome: nobody is given up."""
+    second, go = trio.Event(), trio.Event()
+    seen: list[int] = []
+
+    @rpc("work", slots=1)
+    async def work(number: int) -> int:
+        if number == 1:
+            second.set()
+            await go.wait()
+        seen.append(number)
+        return number
+
+    async with (
+        Container("c", nodes=[work]) as c,
+        c.local() as peer,
+        peer.sender("work", rcv_settle_mode=RCV_SECOND) as out,
+    ):
+        receipts = [out.send_nowait(number) for number in range(3)]
+        await second.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        go.set()
+        for receipt in receipts:
+            assert await receipt.outcome() == ACCEPTED
+    assert seen == [0, 1, 2]
+    assert c.stats()["work"]["cancelled"] == 0
 
 
 async def test_the_requests_of_a_connection_are_bounded() -> None:

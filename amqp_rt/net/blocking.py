@@ -66,9 +66,6 @@ class BlockingConnection:
         clock: The clock of the engine.
     """
 
-    #: Output is collected, and sent when the connection runs.
-    passing = True
-
     def __init__(
         self,
         sock: socket.socket,

@@ -57,9 +57,6 @@ class Channel(Protocol):
 class Host(Protocol):
     """Who waits on behalf of a carrier. Its calls come back in the host's own context."""
 
-    #: The host is serving carriers and calls ``flush`` before it waits again.
-    passing: bool
-
     def watch(self, carrier: Carrier) -> None:
         """``wants_read`` or ``wants_write`` has changed."""
 
@@ -67,7 +64,7 @@ class Host(Protocol):
         """``wakes_at`` has come nearer."""
 
     def later(self, carrier: Carrier) -> None:
-        """Call ``flush`` soon: when what runs now is through, before any further wait."""
+        """Call ``flush`` in the scheduler's next pass, or at the end of the one that runs."""
 
     def ended(self, carrier: Carrier) -> None:
         """``over`` is true."""
@@ -76,9 +73,9 @@ class Host(Protocol):
 class Carrier:
     """Carries *engine* over *channel*, driven by a host.
 
-    The first output after a read, or after a flush, is sent at once by whoever made it: a reply
-    leaves without a task switch. What follows waits for the host's ``flush``, so that many sends
-    make one write.
+    What a chunk of input provokes is sent right after it. Output that anybody else causes waits
+    for the host's ``flush`` in the scheduler's next pass, so that all of one pass makes one write:
+    a reply and the settlement of its request, or the messages of many tasks.
 
     Args:
         channel: Where the bytes go; the carrier closes it in ``drop``.
@@ -121,7 +118,6 @@ class Carrier:
         self._pending_size = 0
         self._inside = False
         self._sending = False
-        self._corked = False
         self._eof = False
         self._broken: str | None = None
         self._watched_write = False
@@ -163,7 +159,6 @@ class Carrier:
                 return 0
         else:
             self._feed(data)
-            self._corked = False
             self._send()
         self._settle()
         return len(data)
@@ -183,7 +178,6 @@ class Carrier:
 
     def flush(self) -> None:
         """Send what there is."""
-        self._corked = False
         self._send()
         self._settle()
 
@@ -244,25 +238,15 @@ class Carrier:
     # --- output --------------------------------------------------------------------------
 
     def output(self) -> None:
-        """The engine has something to send, or has finished. Called from anywhere in the run.
-
-        Errors wait for the host: this may be deep inside a call to the engine.
-        """
+        """The engine has something to send, or has finished. Called from anywhere in the run,
+        maybe from deep inside the engine: nothing is sent here."""
         if self._inside or self._sending or self.over:
             return
-        host = self._host
-        assert host is not None
         if self.wants_write:
             self._watch_clock()
-        elif self._corked or host.passing:
-            host.later(self)
         else:
-            self._corked = True
-            self._send()
-            if self._broken is None:
-                self._settle()
-            else:
-                host.later(self)
+            assert self._host is not None
+            self._host.later(self)
 
     def _send(self) -> None:
         """Send until there is nothing left, the channel is full, or it is somebody else's turn."""

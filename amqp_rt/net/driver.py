@@ -166,8 +166,6 @@ def in_trio_time(carrier: Carrier) -> float:
 class _TaskHost:
     """What hosts with tasks of their own have in common: turns, an alarm, and one way to fail."""
 
-    passing = False
-
     def __init__(self, carrier: Carrier) -> None:
         self.carrier = carrier
         self._turn = Turn()

@@ -65,7 +65,7 @@ class Reactor:
 
     def __init__(self) -> None:
         #: Sockets are being served.
-        self.passing = False
+        self._passing = False
         self._epoll = select.epoll()
         self._carriers: dict[int, Carrier] = {}
         #: Who runs a connection waits here for its end.
@@ -136,7 +136,7 @@ class Reactor:
     def later(self, carrier: Carrier) -> None:
         """Flush *carrier* at the end of this pass, or in the scheduler's next one."""
         self._flushes.append(carrier)
-        if not self.passing:
+        if not self._passing:
             self._turn.call()
 
     def ended(self, carrier: Carrier) -> None:
@@ -170,7 +170,7 @@ class Reactor:
 
     def _pass(self, ready: list[tuple[int, int]], at: int, room: int) -> tuple[int, int]:
         """Serve sockets from *at* on until *room* bytes are read; how many, and bytes read."""
-        self.passing = True
+        self._passing = True
         carriers = self._carriers
         served = read = 0
         for descriptor, mask in ready[at:] if at else ready:
@@ -190,7 +190,7 @@ class Reactor:
             except Exception as error:
                 carrier.fail(error)
         self._flush_now()
-        self.passing = False
+        self._passing = False
         if self._flushes:
             self._turn.call()
         return served, read

@@ -30,7 +30,7 @@ _NOTHING: Mapping[str, Any] = {}
 class _Consumer:
     """One node at one address of a peer, over however many connections in a row."""
 
-    def __init__(self, session: Session, workers: Workers, relay: _ReplyRelay | None) -> None:
+    def __init__(self, session: Session, workers: Workers, relay: _Relay | None) -> None:
         self.session = session
         self.workers = workers
         self.route: Route = workers.route
@@ -127,20 +127,55 @@ class _ConsumerFeed(SourceFeed):
         self._consumer.detached(error, closed)
 
 
-class _ReplyRelay:
+class _Relay:
     """The way for replies through the peer's anonymous terminus."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.name = session.connection.new_name("replies")
-        self.reply_link = ReplyLink(session.connection.container, "")
+        self.reply_link: ReplyLink | None = None
+        self._answered = trio.Event()
+        self._error: AmqpError | None = None
 
     def attach(self, core: Any) -> None:
-        self.reply_link = ReplyLink(self.session.connection.container, "")
+        """Attach on *core*, the engine's session."""
+        self.reply_link = _RelayLink(self)
         core.attach_sender(self.name, self.reply_link, source=Source(), target=Target())
 
     def lost(self, error: AmqpError) -> None:
-        """Calls notice when they reply."""
+        """The session is gone for good."""
+        self.answered(error)
+
+    def answered(self, error: AmqpError | None = None) -> None:
+        """The peer has said whether it has an anonymous terminus."""
+        if not self._answered.is_set():
+            self._error = error
+            self._answered.set()
+
+    async def wait_attached(self) -> None:
+        """Wait for the peer's answer.
+
+        Raises:
+            LinkRefused: It has no anonymous terminus.
+        """
+        await self._answered.wait()
+        if self._error is not None:
+            self.session.remove(self)
+            raise self._error
+
+
+class _RelayLink(ReplyLink):
+    def __init__(self, relay: _Relay) -> None:
+        super().__init__(relay.session.connection.container, "the peer's anonymous terminus")
+        self._relay = relay
+
+    def on_attached(self, link: SendingLink) -> None:
+        super().on_attached(link)
+        self._relay.answered()
+
+    def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        super().on_detached(link, error, closed)
+        self._relay.answered(gone(LinkRefused, error, "the anonymous terminus"))
 
 
 async def consume(connection: Connection, workers: Iterable[Workers]) -> None:
@@ -150,7 +185,7 @@ async def consume(connection: Connection, workers: Iterable[Workers]) -> None:
 
     Raises:
         TypeError: A node is none that can be served at a peer.
-        LinkRefused: The peer has no such address.
+        LinkRefused: The peer has no such address, or no anonymous terminus for replies.
         ConnectionLost: The connection went.
     """
     session = connection.default_session
@@ -162,10 +197,11 @@ async def consume(connection: Connection, workers: Iterable[Workers]) -> None:
                 f"{route.name}: {route.address!r} cannot be served at a peer: only nodes with a "
                 "whole address can, and no @node.link"
             )
-    relay: _ReplyRelay | None = None
+    relay: _Relay | None = None
     if any(each.route.kind == "rpc" for each in found):
-        relay = _ReplyRelay(session)
+        relay = _Relay(session)
         session.add(relay)
+        await relay.wait_attached()
     consumers = [_Consumer(session, each, relay) for each in found]
     for consumer in consumers:
         session.add(consumer)

@@ -407,9 +407,16 @@ class Container:
             raise RuntimeError(f"{self!r} does not run: use it in `async with`")
         return self._nurseries
 
-    def start_handler(self, task: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Run *task* until it ends or the container stops. If it raises, that is logged."""
-        self._started().handlers.start_soon(_guarded, task, *args)
+    def start_handler(self, task: Callable[..., Awaitable[Any]], *args: Any) -> bool:
+        """Run *task* until it ends or the container stops. If it raises, that is logged.
+
+        False if the container has stopped running handlers.
+        """
+        handlers = self._started().handlers
+        if handlers.cancel_scope.cancel_called:
+            return False
+        handlers.start_soon(_guarded, task, *args)
+        return True
 
     # --- listening -----------------------------------------------------------------------
 
@@ -752,8 +759,11 @@ class Container:
         return local(self)
 
     def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
-        """Run *task*, which carries a connection, until it ends or the container does."""
-        self._started().connections.start_soon(task)
+        """Run *task*, which carries a connection, until it ends or the container does.
+
+        If it raises, that is logged.
+        """
+        self._started().connections.start_soon(_guarded, task)
 
     async def consume(self, connection: Connection, nodes: Iterable[Any]) -> None:
         """Let *nodes* consume from the addresses of a peer; see :meth:`Connection.serve`.

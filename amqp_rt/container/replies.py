@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from math import inf
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import trio
 
@@ -277,6 +277,22 @@ class _HostReply:
         pass
 
 
+class _HostPort:
+    """What a host sees as the link of a reply: whose it is, and nothing to be done to it."""
+
+    attached = True
+    source = target = None
+
+    def __init__(self, link: ReceivingLink) -> None:
+        self.name = link.name
+        self.peer = link.peer
+        self.connection = link.connection
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """The request's link is not to suffer for its reply."""
+        log.info("a reply was not taken: %s", error)
+
+
 class _HostPath:
     """Replies to an address of a host, such as a queue of the broker."""
 
@@ -401,17 +417,19 @@ class Replies:
         session whose source is the node, as clients of management and CBS want it.
         """
         if binding.relay is not None:
-            return binding.relay
+            return binding.relay if reply_to else _NoPath(binding, reply_to)
         if reply_to is not None:
             made = self.dynamic.get(reply_to)
             if made is not None:
                 return made
-            for host in self.container.hosts:
-                endpoint = host.relay(reply_to, binding.link)
-                if isinstance(endpoint, Error):
-                    break
-                if endpoint is not None:
-                    return _HostPath(endpoint, binding.link)
+            if self.container.hosts:
+                port = cast("ReceivingLink", _HostPort(binding.link))
+                for host in self.container.hosts:
+                    endpoint = host.relay(reply_to, port)
+                    if isinstance(endpoint, Error):
+                        break
+                    if endpoint is not None:
+                        return _HostPath(endpoint, port)
         links = self._by_address.get(binding.link.connection, {}).get(
             reply_to or binding.address, []
         )
@@ -704,10 +722,13 @@ class Relay:
             self._window.took(len(batch), sum([len(each.payload) for each in batch]))
             target.waiting += batch
         else:
-            self._hand_over(target, batch)
+            self._hand_over(address, target, batch)
 
-    def _hand_over(self, target: _Target, batch: list[IncomingDelivery]) -> None:
+    def _hand_over(self, address: str, target: _Target, batch: list[IncomingDelivery]) -> None:
         if target.error is not None:
+            # The next message may have more luck.
+            if self._targets.get(address) is target:
+                del self._targets[address]
             for each in batch:
                 self._refuse(each, target.error)
         elif isinstance(target.endpoint, ReplyLink):
@@ -726,7 +747,7 @@ class Relay:
             target.resolved(Error("amqp:unauthorized-access", f"{address!r} is not for you"))
         batch, target.waiting = target.waiting or [], None
         self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
-        self._hand_over(target, batch)
+        self._hand_over(address, target, batch)
 
     def _resolve(self, address: str) -> ReceivingEndpoint | ReplyLink | Error:
         """Where messages for *address* go, or what an attach to it would be told."""

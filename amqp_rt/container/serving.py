@@ -120,9 +120,8 @@ class Workers:
         if self._parked:
             worker = self._parked.pop()
             trio.lowlevel.reschedule(worker.task)
-        elif self._started < self.slots:
+        elif self._started < self.slots and self.container.start_handler(self._work):
             self._started += 1
-            self.container.start_handler(self._work)
         else:
             return
         self._woken += 1
@@ -761,20 +760,23 @@ class ServedSender(Sender):
         self._handler.ended(link)
 
     def finish(self) -> None:
-        """The handler sees to its own end; at the end of the drain it is cancelled."""
+        """The handler cannot know that the container stops: it is cancelled."""
+        self._handler.cancel()
 
 
 class LinkHandler:
     """Runs the handler of a ``@node.link`` for one link. The link ends with it."""
 
-    #: A link that a peer attached is the peer's to attach again.
     going = False
+    #: A link that a peer attached is the peer's to attach again.
+    may_come_back = False
     may_come_back = False
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
         self.handle: ServedReceiver | ServedSender
         self.finished = trio.Event()
+        self._scope = trio.CancelScope()
         binding.route.stats.links += 1
 
     def receive(self) -> ServedReceiver:
@@ -816,7 +818,15 @@ class LinkHandler:
         """Let the handler come to its end."""
         self.handle.finish()
 
+    def cancel(self) -> None:
+        """End it."""
+        self._scope.cancel()
+
     async def _run(self) -> None:
+        with self._scope:
+            await self._handle()
+
+    async def _handle(self) -> None:
         error: Error | None = None
         route = self.binding.route
         try:

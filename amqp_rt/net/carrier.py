@@ -257,12 +257,21 @@ class Carrier:
         self._sending = True
         try:
             while self._pending or self._take():
-                sent, offered = self._send_some()
-                self._pending_size -= sent
-                if self._pending_size:
-                    self._drop_sent(sent)
+                pending = self._pending
+                if len(pending) == 1 or not self._gathers:
+                    buffer = pending[0]
+                    offered = len(buffer)
+                    sent = self.channel.send(buffer)
                 else:
+                    gathered = pending[:_GATHER_MAX]
+                    offered = sum(map(len, gathered))
+                    sent = self.channel.sendmsg(gathered)
+                if sent == self._pending_size:
                     self._pending = []
+                    self._pending_size = 0
+                else:
+                    self._pending_size -= sent
+                    self._drop_sent(sent)
                 if sent < offered:
                     self._block()
                     return
@@ -282,28 +291,17 @@ class Carrier:
         if engine.finished:
             self._leave()
 
-    def _send_some(self) -> tuple[int, int]:
-        """One call to the system: bytes that it took, and bytes that it was offered."""
-        pending = self._pending
-        if len(pending) == 1 or not self._gathers:
-            buffer = pending[0]
-            return self.channel.send(buffer), len(buffer)
-        if len(pending) > _GATHER_MAX:
-            pending = pending[:_GATHER_MAX]
-        return self.channel.sendmsg(pending), sum(map(len, pending))
-
     def _take(self) -> bool:
         """Ask the engine for output. Small buffers are joined, large ones gathered by the system."""
         buffers = self.engine.take()
         if not buffers:
             return False
-        size = self._pending_size = sum(map(len, buffers))
         if len(buffers) == 1:
-            self._pending = [*buffers]
-        elif size <= _JOIN_MAX:
-            self._pending = [b"".join(buffers)]
-        else:
-            self._pending = _join_small(buffers)
+            self._pending = [buffers[0]]
+            self._pending_size = len(buffers[0])
+            return True
+        size = self._pending_size = sum(map(len, buffers))
+        self._pending = [b"".join(buffers)] if size <= _JOIN_MAX else _join_small(buffers)
         return True
 
     def _drop_sent(self, sent: int) -> None:

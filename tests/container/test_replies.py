@@ -13,6 +13,7 @@ import pytest
 import trio
 from transports import Reach
 
+from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.container.receiving import Delivery
@@ -26,10 +27,13 @@ from amqp_rt.errors import (
     LinkDetached,
     LinkRefused,
 )
+from amqp_rt.events import Peer
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
+from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Outcome, Rejected
+from amqp_rt.runtime import Broker
 from amqp_rt.values import Symbol, ULong
 
 
@@ -584,6 +588,42 @@ async def test_the_relay_keeps_a_bounded_number_of_targets() -> None:
 
 
 @pytest.mark.req("M41", "A17")
+@pytest.mark.parametrize("asks", [True, False])
+async def test_the_relay_notices_that_a_node_has_come(asks: bool) -> None:
+    async def authorize(peer: Peer, address: str, role: str) -> bool:
+        await trio.lowlevel.checkpoint()
+        return True
+
+    c = Container("c", authorize=authorize if asks else None)
+    async with c, c.local() as peer, peer.sender(None) as out:
+        with pytest.raises(DeliveryRejected):
+            await out.send(1, to="x")
+        c.node("x")(lambda body: None)
+        assert await out.send(1, to="x") == ACCEPTED
+
+
+@pytest.mark.req("M41", "SE17")
+async def test_the_relay_keeps_the_order_of_what_waits_for_permission() -> None:
+    go = trio.Event()
+    seen: list[int] = []
+
+    async def authorize(peer: Peer, address: str, role: str) -> bool:
+        await go.wait()
+        return address != "y"
+
+    c = Container("c", authorize=authorize)
+    c.node("x")(seen.append)
+    c.node("y")(seen.append)
+    async with c, c.local() as peer, peer.sender(None) as out:
+        receipts = [out.send_nowait(number, to="xy"[number % 2]) for number in range(6)]
+        await trio.testing.wait_all_tasks_blocked()
+        go.set()
+        outcomes = [await receipt.outcome() for receipt in receipts]
+    assert seen == [0, 2, 4]
+    assert [each == ACCEPTED for each in outcomes] == [True, False] * 3
+
+
+@pytest.mark.req("M41", "A17")
 async def test_the_relay_notices_that_a_node_has_gone() -> None:
     c = Container("c")
     c.node("x")(lambda body: None)
@@ -615,6 +655,55 @@ async def test_the_credit_of_the_relay_follows_what_is_held() -> None:
             assert await receipt.outcome() == ACCEPTED
         await trio.testing.wait_all_tasks_blocked()
         assert out.credit > credit - 300
+
+
+# --- beside a broker ---------------------------------------------------------------------------
+
+
+@pytest.mark.req("B1", "M41")
+async def test_a_reply_may_go_to_a_queue() -> None:
+    async with Broker(nodes=[echo]) as broker, broker.local() as peer:
+        await broker.declare(Queue("answers"))
+        async with peer.sender("echo") as out, peer.receiver("answers") as answers:
+            await out.send(Message(b"x", message_id=1, reply_to="answers"))
+            async with await answers.receive() as answer:
+                assert (answer.body, answer.message.correlation_id) == (b"x", 1)
+            # A reply that the broker will not have is not the request's fault.
+            reserved = Message(b"y", reply_to="answers", message_annotations={"x-odd": 1})
+            await out.send(reserved)
+            await out.send(Message(b"z", reply_to="answers"))
+        assert await peer.call("echo", b"dynamic", reply=bytes) == b"dynamic"
+
+
+@pytest.mark.req("A18", "A9")
+async def test_nodes_serve_the_queues_of_a_broker() -> None:
+    seen: list[int] = []
+
+    @node("jobs", slots=2)
+    async def job(number: int) -> None:
+        seen.append(number)
+        if number == 3 and seen.count(3) == 1:
+            raise Release
+
+    @rpc("double")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    network = MemoryNetwork()
+    async with (
+        Broker(network=network) as broker,
+        Container("workers", nodes=[job, double], network=network) as c,
+    ):
+        await broker.declare(Queue("jobs"), Queue("double"))
+        await broker.listen("memory://broker")
+        async with c.connect("memory://broker") as peer, broker.local() as client:
+            await peer.serve()
+            async with client.sender("jobs") as out:
+                await out.send_many(range(10))
+            assert await client.call("double", 21, reply=int) == 42
+            while len(seen) < 11:
+                await trio.lowlevel.checkpoint()
+    assert sorted(seen) == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9]
 
 
 # --- our nodes as consumers of a peer ----------------------------------------------------------

@@ -661,7 +661,7 @@ class Sender(LinkHandle):
 
     def _interrupted(self, error: Error | None) -> None:
         """The connection is gone: what has left is in doubt, or is sent again."""
-        why = "the connection was lost" if error is None else error.description or error.condition
+        why = "the peer closed it" if error is None else error.description or error.condition
         doubtful = list(self._unsettled)
         again: list[Receipt] = []
         for receipt in doubtful:

@@ -127,10 +127,10 @@ async def test_taking_from_a_full_receiver_lets_others_run() -> None:
             async for delivery in messages:
                 if delivery.body == 499:
                     break
-            assert ran >= 4
+            assert ran >= 3
             for _ in range(500):
                 await messages.receive()
-            assert ran >= 8
+            assert ran >= 6
             nursery.cancel_scope.cancel()
 
 

@@ -1,0 +1,580 @@
+"""Calls and streamed replies as the caller sees them, and what the node sees of the caller."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from far_end import FarEnd, connected
+
+from amqp_rt.container.container import Container
+from amqp_rt.container.requests import STREAM_END
+from amqp_rt.container.routes import rpc
+from amqp_rt.errors import (
+    AmqpError,
+    CallFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    DecodeError,
+    DeliveryNotAccepted,
+    DeliveryRejected,
+    LinkDetached,
+    LinkRefused,
+)
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Outcome, rejected
+from amqp_rt.values import Symbol
+
+
+class Node:
+    """A far end that answers requests by hand.
+
+    Args:
+        answer: Called with each request as it comes; None leaves it to the test.
+    """
+
+    def __init__(self, answer: Callable[[Node, Message], None] | None = None) -> None:
+        self.answer = answer
+        self.far = FarEnd(on_attach=self.attach)
+        #: The links that replies leave on, by the address that was made for them.
+        self.replies: dict[str, Any] = {}
+        self.requests: list[Message] = []
+        self.deliveries: list[Any] = []
+        self.given_up: list[Any] = []
+
+    def attach(self, link: Any) -> None:
+        recorder = self.far.accept(link)
+        if hasattr(link, "grant"):
+            recorder.deliver = self.deliver  # type: ignore[method-assign]
+            recorder.on_settled = self.on_settled  # type: ignore[method-assign]
+            link.grant(1000)
+        else:
+            self.replies[link.source.address] = link
+
+    def deliver(self, link: Any, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            self.deliveries.append(each)
+            request = Message.decode(each.payload)
+            self.requests.append(request)
+            if self.answer is not None:
+                self.answer(self, request)
+
+    def on_settled(self, link: Any, deliveries: list[Any]) -> None:
+        self.given_up += deliveries
+
+    def reply(self, request: Message, body: Any, *, settle: bool = True, **properties: Any) -> None:
+        assert request.reply_to is not None
+        properties.setdefault("correlation_id", request.message_id)
+        message = Message(body, to=request.reply_to, **properties)
+        self.replies[request.reply_to].send(message.encode(), settled=True)
+        if settle:
+            self.deliveries[self.requests.index(request)].settle(ACCEPTED)
+
+    def part(self, request: Message, number: int, body: Any = None) -> None:
+        """One part of a streamed reply; the number -1 ends it."""
+        annotations = {Symbol(STREAM_END): True} if number < 0 else None
+        self.reply(
+            request,
+            b"" if number < 0 else number if body is None else body,
+            settle=number < 0,
+            group_id=str(request.message_id),
+            group_sequence=abs(number),
+            message_annotations=annotations,
+        )
+
+
+def echoing(node: Node, request: Message) -> None:
+    node.reply(request, request.body)
+
+
+# --- calls -----------------------------------------------------------------------------------
+
+
+class Order(msgspec.Struct):
+    sku: str
+
+
+@pytest.mark.req("A6", "A3", "M12")
+@pytest.mark.parametrize(
+    ("args", "body"),
+    [((), None), (("A-1",), "A-1"), ((1, 2), b"[1,2]"), ((Order("A-1"),), b'{"sku":"A-1"}')],
+)
+async def test_a_request_says_where_its_reply_goes(args: Any, body: Any) -> None:
+    node = Node(lambda node, request: node.reply(request, "done"))
+    async with connected(node.far) as peer:
+        assert await peer.call("q", *args, reply=str, subject="s") == "done"
+    (request,) = node.requests
+    assert request.body == body
+    assert request.subject == "s"
+    assert isinstance(request.message_id, str)
+    assert request.reply_to == "made-2"
+    assert request.ttl_ms is None
+    assert not node.deliveries[0].settled
+
+
+@pytest.mark.req("A3")
+async def test_a_message_is_sent_as_it_is() -> None:
+    node = Node(lambda node, request: node.reply(request, "done"))
+    async with connected(node.far) as peer:
+        reply = await peer.call("q", Message([1], subject="s", priority=9), reply=Message)
+    assert isinstance(reply, Message)
+    assert reply.body == "done"
+    (request,) = node.requests
+    assert (request.body, request.subject, request.priority) == ([1], "s", 9)
+    assert request.reply_to is not None
+
+
+@pytest.mark.req("A3")
+async def test_the_reply_is_decoded_as_asked() -> None:
+    node = Node(
+        lambda node, request: node.reply(request, b'{"sku":"A-1"}', content_type="application/json")
+    )
+    async with connected(node.far) as peer:
+        assert await peer.call("q", reply=Order) == Order("A-1")
+        assert await peer.call("q") == {"sku": "A-1"}
+        assert await peer.call("q", reply=bytes) == b'{"sku":"A-1"}'
+        with pytest.raises(DecodeError):
+            await peer.call("q", reply=int)
+
+
+@pytest.mark.req("A6")
+async def test_replies_find_their_calls_in_any_order() -> None:
+    node = Node()
+    replies: dict[int, Any] = {}
+
+    async def call(number: int) -> None:
+        replies[number] = await peer.call("q", number, reply=int)
+
+    async with connected(node.far) as peer:
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(call, number)
+            await node.far.until(lambda: len(node.requests) == 50)
+            # Nobody asked for these.
+            node.reply(node.requests[0], "stray", settle=False, correlation_id="unknown")
+            node.reply(node.requests[0], "stray", settle=False, correlation_id=7)
+            node.replies[str(node.requests[0].reply_to)].send(b"no message", settled=True)
+            for request in reversed(node.requests):
+                node.reply(request, request.body)
+        assert replies == {number: number for number in range(50)}
+        # One link for the requests, and one for the replies.
+        assert len(node.far.links) == 2
+
+
+@pytest.mark.req("A6", "A8")
+async def test_the_deadline_travels_and_giving_up_is_told(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    node = Node()
+    async with connected(node.far) as peer:
+        started = trio.current_time()
+        with pytest.raises(DeadlineExceeded, match="'q' did not answer within 2 s"):
+            await peer.call("q", within=2)
+        assert trio.current_time() - started == pytest.approx(2, abs=0.1)
+        (request,) = node.requests
+        assert request.ttl_ms == pytest.approx(2000, abs=50)
+        await node.far.until(lambda: node.given_up)
+        assert node.given_up == node.deliveries
+        # Answered too late: dropped, and its credit is given again.
+        for _ in range(3000):
+            node.reply(request, "late", settle=False)
+            await trio.lowlevel.checkpoint()
+        node.answer = echoing
+        assert await peer.call("q", 1, reply=int, within=2) == 1
+
+
+@pytest.mark.req("A8")
+async def test_a_cancelled_call_is_given_up() -> None:
+    node = Node()
+    async with connected(node.far) as peer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.call, "q")
+            await node.far.until(lambda: node.requests)
+            nursery.cancel_scope.cancel()
+        await node.far.until(lambda: node.given_up)
+        assert node.given_up == node.deliveries
+
+
+@pytest.mark.req("A8")
+async def test_a_call_cancelled_before_there_was_credit_was_never_sent() -> None:
+    far = FarEnd()
+    async with connected(far) as peer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.call, "q")
+            await far.until(lambda: len(far.links) == 2)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        requests = next(link for link in far.links if hasattr(link, "grant"))
+        requests.grant(10)
+        async with peer.sender("q"):
+            await far.until(lambda: len(far.links) == 3)
+        assert all(recorder.deliveries == [] for recorder in far.recorders)
+
+
+@pytest.mark.parametrize(
+    ("properties", "raised", "condition", "words"),
+    [
+        (
+            {"statusCode": 500, "statusDescription": "oh", "errorCondition": Symbol("a:b")},
+            CallFailed,
+            "a:b",
+            "oh",
+        ),
+        ({"statusCode": 404}, CallFailed, "amqp:internal-error", "the request failed"),
+        ({"errorCondition": Symbol("amqp:not-found")}, CallFailed, "amqp:not-found", "failed"),
+        (
+            {"statusCode": 408, "statusDescription": "too late", "errorCondition": Symbol("a:b")},
+            DeadlineExceeded,
+            "amqp:timeout",
+            "too late",
+        ),
+    ],
+)
+async def test_a_failure_reply_raises(
+    properties: Any, raised: Any, condition: str, words: str
+) -> None:
+    node = Node(lambda node, request: node.reply(request, None, application_properties=properties))
+    async with connected(node.far) as peer:
+        with pytest.raises(raised, match=words) as caught:
+            await peer.call("q")
+        assert caught.value.condition == condition
+        if raised is CallFailed and "statusCode" in properties:
+            assert caught.value.info["statusCode"] == properties["statusCode"]
+
+
+async def test_a_success_may_carry_a_status() -> None:
+    node = Node(
+        lambda node, request: node.reply(request, 1, application_properties={"statusCode": 200})
+    )
+    async with connected(node.far) as peer:
+        assert await peer.call("q") == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "raised", "words"),
+    [
+        (rejected("amqp:decode-error", "no sku"), DeliveryRejected, "no sku"),
+        (RELEASED, DeliveryNotAccepted, "released"),
+    ],
+)
+async def test_a_request_that_is_not_accepted_raises(
+    outcome: Outcome, raised: type[AmqpError], words: str
+) -> None:
+    node = Node(lambda node, request: node.deliveries[-1].settle(outcome))
+    async with connected(node.far) as peer:
+        with pytest.raises(raised, match=words):
+            await peer.call("q")
+
+
+async def test_the_outcome_may_come_before_the_reply() -> None:
+    node = Node(lambda node, request: node.deliveries[-1].settle(ACCEPTED))
+    async with connected(node.far) as peer, trio.open_nursery() as nursery:
+        replies = []
+
+        async def call() -> None:
+            replies.append(await peer.call("q"))
+
+        nursery.start_soon(call)
+        await node.far.until(lambda: node.requests)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert replies == []
+        node.reply(node.requests[0], "late", settle=False)
+        await node.far.until(lambda: replies)
+
+
+@pytest.mark.req("X14")
+async def test_an_unknown_node_is_refused() -> None:
+    far = FarEnd()
+
+    def attach(link: Any) -> None:
+        if hasattr(link, "grant"):
+            link.refuse(Error("amqp:not-found", "no such node"))
+        else:
+            far.accept(link)
+
+    far.on_attach = attach
+    async with connected(far) as peer:
+        for _ in range(2):
+            with pytest.raises(LinkRefused, match="no such node"):
+                await peer.call("q")
+        assert len(far.links) == 2
+
+
+@pytest.mark.req("X26")
+@pytest.mark.parametrize("which", [0, 1])
+async def test_links_of_calls_that_are_detached_are_attached_again(which: int) -> None:
+    node = Node()
+    async with connected(node.far) as peer:
+        async with trio.open_nursery() as nursery:
+
+            async def call() -> None:
+                with pytest.raises(LinkDetached, match="moved"):
+                    await peer.call("q")
+
+            nursery.start_soon(call)
+            await node.far.until(lambda: node.requests)
+            node.far.links[which].detach(Error("amqp:resource-deleted", "moved"))
+        node.answer = echoing
+        assert await peer.call("q", 1) == 1
+        assert len(node.far.links) == 3
+
+
+async def test_a_node_that_never_settles_costs_no_memory() -> None:
+    node = Node(lambda node, request: node.reply(request, request.body, settle=False))
+    async with connected(node.far) as peer:
+        for number in range(600):
+            assert await peer.call("q", number, reply=int) == number
+        await node.far.until(lambda: len(node.given_up) > 300)
+
+
+async def test_senders_of_calls_are_kept_within_bounds() -> None:
+    node = Node(echoing)
+    async with connected(node.far) as peer:
+        for number in range(200):
+            assert await peer.call(f"q/{number}", number, reply=int) == number
+        attached = [link for link in node.far.links if link.attached]
+        assert len(attached) <= 70
+        before = len(node.far.links)
+        await peer.call("q/199")
+        assert len(node.far.links) == before
+
+
+async def test_the_connection_lost_is_told_to_every_call() -> None:
+    node = Node()
+    async with connected(node.far) as peer, trio.open_nursery() as nursery:
+
+        async def call() -> None:
+            with pytest.raises(ConnectionLost):
+                await peer.call("q")
+
+        async def read() -> None:
+            with pytest.raises(ConnectionLost):
+                await anext(peer.stream("q"))
+
+        for _ in range(3):
+            nursery.start_soon(call)
+            nursery.start_soon(read)
+        await node.far.until(lambda: len(node.requests) == 6)
+        node.far.drop()
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+
+def counting(count: int) -> Callable[[Node, Message], None]:
+    def answer(node: Node, request: Message) -> None:
+        for number in range(count):
+            node.part(request, number)
+        node.part(request, -1)
+
+    return answer
+
+
+@pytest.mark.req("A7")
+@pytest.mark.parametrize("count", [0, 1, 50])
+async def test_the_parts_of_a_reply_come_in_order(count: int) -> None:
+    node = Node(counting(count))
+    async with connected(node.far) as peer:
+        stream = peer.stream("q", reply=int)
+        assert [part async for part in stream] == list(range(count))
+        assert [part async for part in stream] == []
+        assert "over" in repr(stream)
+
+
+@pytest.mark.req("A7")
+async def test_streams_one_after_the_other_use_one_link() -> None:
+    node = Node(counting(3))
+    async with connected(node.far) as peer:
+        for _ in range(5):
+            assert [part async for part in peer.stream("q")] == [0, 1, 2]
+        assert len(node.far.links) == 2
+        assert [part async for part in peer.stream("q", credit=7)] == [0, 1, 2]
+        assert len(node.far.links) == 3
+
+
+@pytest.mark.req("A7")
+async def test_streams_at_a_time_do_not_hold_each_other_up() -> None:
+    node = Node()
+    async with connected(node.far) as peer:
+        slow, fast = peer.stream("q", "slow", credit=2), peer.stream("q", "fast", credit=2)
+        async with trio.open_nursery() as nursery:
+            got: list[Any] = []
+
+            async def begin(stream: Any) -> None:
+                got.append(await anext(stream))
+
+            nursery.start_soon(begin, slow)
+            nursery.start_soon(begin, fast)
+            await node.far.until(lambda: len(node.requests) == 2)
+            by_body = {str(each.body): each for each in node.requests}
+            for request in by_body.values():
+                node.part(request, 0)
+        link = node.replies[str(by_body["slow"].reply_to)]
+        other = node.replies[str(by_body["fast"].reply_to)]
+        await node.far.until(lambda: link.credit == other.credit == 2)
+        node.part(by_body["slow"], 1)
+        node.part(by_body["slow"], 2)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert link.credit == 0
+        for number in range(1, 20):
+            await node.far.until(lambda: other.credit)
+            node.part(by_body["fast"], number)
+            assert await anext(fast) == number
+        assert await anext(slow) == 1
+        assert await anext(slow) == 2
+        await node.far.until(lambda: link.credit == 2)
+
+
+@pytest.mark.req("A7", "A8")
+@pytest.mark.parametrize("how", ["break", "block", "aclose", "cancel", "deadline"])
+async def test_a_stream_that_is_left_is_given_up(
+    how: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    node = Node(lambda node, request: node.part(request, 0))
+    async with connected(node.far) as peer:
+        if how == "break":
+            async for part in peer.stream("q"):
+                assert part == 0
+                break
+            gc.collect()
+        elif how == "block":
+            async with peer.stream("q") as stream:
+                assert await anext(stream) == 0
+        elif how == "aclose":
+            stream = peer.stream("q")
+            assert await anext(stream) == 0
+            await stream.aclose()
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        elif how == "cancel":
+            with trio.move_on_after(1):
+                async for part in peer.stream("q"):
+                    assert part == 0
+        else:
+            with pytest.raises(DeadlineExceeded, match="'q'"):  # noqa: PT012
+                async for part in peer.stream("q", within=3):
+                    assert part == 0
+            assert node.requests[0].ttl_ms == pytest.approx(3000, abs=50)
+        await node.far.until(lambda: node.given_up)
+        assert node.given_up == node.deliveries
+        # What still comes of it is not taken for the next one's.
+        request = node.requests[0]
+        node.part(request, 1)
+        node.answer = counting(2)
+        assert [part async for part in peer.stream("q")] == [0, 1]
+
+
+@pytest.mark.req("A7")
+async def test_a_stream_that_fails_gives_out_what_came_before() -> None:
+    def answer(node: Node, request: Message) -> None:
+        node.part(request, 0)
+        failure = {"statusCode": 500, "statusDescription": "broke", "errorCondition": Symbol("a:b")}
+        node.reply(request, None, application_properties=failure)
+
+    node = Node(answer)
+    async with connected(node.far) as peer:
+        parts = []
+        with pytest.raises(CallFailed, match="broke"):  # noqa: PT012
+            async for part in peer.stream("q"):
+                parts.append(part)  # noqa: PERF401  # what came before an error counts
+        assert parts == [0]
+
+
+@pytest.mark.req("A7")
+async def test_a_part_that_is_something_else_ends_the_stream() -> None:
+    node = Node(lambda node, request: node.part(request, 0, "text"))
+    async with connected(node.far) as peer:
+        with pytest.raises(DecodeError):
+            await anext(peer.stream("q", reply=int))
+        await node.far.until(lambda: node.given_up)
+
+
+@pytest.mark.req("A7")
+async def test_one_reply_is_a_stream_of_one() -> None:
+    node = Node(echoing)
+    async with connected(node.far) as peer:
+        assert [part async for part in peer.stream("q", 5)] == [5]
+
+
+@pytest.mark.req("A7")
+async def test_a_stream_that_is_not_accepted_raises() -> None:
+    node = Node(lambda node, request: node.deliveries[-1].settle(rejected("a:b", "never")))
+    async with connected(node.far) as peer:
+        with pytest.raises(DeliveryRejected, match="never"):
+            await anext(peer.stream("q"))
+
+
+async def test_only_one_task_reads_a_stream() -> None:
+    node = Node()
+    async with connected(node.far) as peer, trio.open_nursery() as nursery:
+        stream = peer.stream("q")
+        nursery.start_soon(stream.__anext__)
+        await node.far.until(lambda: node.requests)
+        with pytest.raises(trio.BusyResourceError):
+            await anext(stream)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_needs_credit() -> None:
+    node = Node()
+    async with connected(node.far) as peer:
+        with pytest.raises(ValueError, match="credit"):
+            peer.stream("q", credit=0)
+
+
+# --- against our own nodes -------------------------------------------------------------------
+
+
+@rpc("double")
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@rpc("count")
+async def count(to: int) -> AsyncIterator[int]:
+    for number in range(to):
+        yield number
+
+
+@pytest.mark.req("A6", "A7", "A12")
+async def test_calls_and_streams_reach_our_own_nodes() -> None:
+    async with Container("c", nodes=[double, count]) as container, container.local() as peer:
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+
+                async def call(number: int = number) -> None:
+                    assert await peer.call("double", number, reply=int, within=5) == 2 * number
+
+                async def read(number: int = number) -> None:
+                    stream = peer.stream("count", number, reply=int, credit=5)
+                    assert [part async for part in stream] == list(range(number))
+
+                nursery.start_soon(call)
+                nursery.start_soon(read)
+        assert container.stats()["count"]["cancelled"] == 0
+
+
+@pytest.mark.req("A7", "A8")
+async def test_breaking_off_ends_our_own_generator() -> None:
+    ended = trio.Event()
+
+    @rpc("endless")
+    async def endless() -> AsyncIterator[int]:
+        try:
+            number = 0
+            while True:
+                yield number
+                number += 1
+        finally:
+            ended.set()
+
+    async with Container("c", nodes=[endless]) as container, container.local() as peer:
+        async for part in peer.stream("endless"):
+            if part == 500:
+                break
+        with trio.fail_after(10):
+            await ended.wait()

@@ -61,6 +61,10 @@ class Owner(Protocol):
         """It ends: links that go now go with it, and it says what becomes of them."""
 
     @property
+    def may_come_back(self) -> bool:
+        """Another one will take its place: the link is attached again then."""
+
+    @property
     def limits(self) -> Limits:
         """The bounds of the connection."""
 
@@ -146,12 +150,16 @@ class LinkHandle:
             await self._changes.park()
 
     async def __aenter__(self) -> Self:
-        """Wait until the link is attached. Cancelled, the attach is withdrawn."""
+        """Wait until the link is attached. Cancelled, the attach is withdrawn.
+
+        A peer that attaches, sends and detaches in one breath is heard all the same.
+        """
         try:
             await self.wait_attached()
-        except BaseException:
-            self.abandon()
-            raise
+        except BaseException as error:
+            if not (isinstance(error, LinkDetached) and self._was_attached):
+                self.abandon()
+                raise
         return self
 
     async def __aexit__(
@@ -262,7 +270,8 @@ class LinkHandle:
         self._stage = "waiting"
         if self._session.going:
             # The session says what becomes of us: lost, or attached to another one.
-            self._interrupted(error)
+            if self._session.may_come_back:
+                self._interrupted(error)
         elif error is not None and error.condition == "amqp:link:redirect" and self._follow(error):
             self._interrupted(error)
         else:

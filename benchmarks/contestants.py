@@ -58,6 +58,8 @@ class Contestant(Struct):
     roles: frozenset[str] = frozenset()
     #: Runs it as a broker.
     broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
+    #: Largest body that it passes on unharmed as a broker; 0 for any.
+    size_max: int = 0
 
     def role(self, role: str, **options: Any) -> Role:
         return Role(self.command, role, {"warmup": WARMUP_S, **options}, env=self.env)

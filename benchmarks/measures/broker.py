@@ -31,9 +31,8 @@ def cases(plan: Plan) -> list[Case]:
         if client is None:
             continue
         for size in sizes:
-            runs = {
-                one.key: partial(sample, plan, one, client, size) for one in plan.field.brokers()
-            }
+            able = [one for one in plan.field.brokers() if not 0 < one.size_max < size]
+            runs = {one.key: partial(sample, plan, one, client, size) for one in able}
             found.append(Case("broker", f"{size_name(size)}, {name} clients", runs))
     if rhea := present.get("rhea"):
         for pace in PACES if not plan.settings.quick else ():

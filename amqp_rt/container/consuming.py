@@ -7,6 +7,7 @@ again when a lost connection has been replaced.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from .serving import Inbox, SourceFeed, Workers
 
 if TYPE_CHECKING:
     from .connections import Connection, Session
+
+log = logging.getLogger("amqp_rt.container")
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -75,7 +78,9 @@ class _Consumer:
     def over(self, error: AmqpError) -> None:
         """It will not attach again."""
         self.session.remove(self)
-        if not self._answered.is_set():
+        if self._answered.is_set():
+            log.info("%s is not served any more: %s", self.route.name, error)
+        else:
             self._error = error
             self._answered.set()
 

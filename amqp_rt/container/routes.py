@@ -556,7 +556,7 @@ class Stats(Struct):
     rejected: int = 0
     released: int = 0
     modified: int = 0
-    #: Requests given up by their caller, or past their deadline.
+    #: Given up by their sender: requests, also past their deadline, and unfinished messages.
     cancelled: int = 0
     #: Handlers that raised something that is no outcome.
     failed: int = 0

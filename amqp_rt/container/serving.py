@@ -5,10 +5,6 @@ The :class:`Workers` of a route are at most ``slots`` tasks, started on demand a
 idle. They take messages from the inboxes in turn, one from each. A batch wakes one worker;
 a worker that begins a message while more wait wakes others. So handlers that never block cost
 one wake-up a batch, and those that do are all running after a few passes of the scheduler.
-
-For the client half: what serves a peer's addresses (``Connection.serve``) is in ``consuming``:
-``Consumers(container, nodes)``, ``.attach(engine_session)`` (again after a reconnect),
-``await .wait_attached()``, ``await .stop(grace_s=…)``.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import trio
 
@@ -267,9 +263,7 @@ class Inbox:
         self._owns_credit = window is None
         if window is None and workers.shared is None:
             window = CreditWindow(
-                cast("ReceivingLink", binding.link),
-                messages=self.route.prefetch,
-                slots=self.route.slots,
+                binding.link, messages=self.route.prefetch, slots=self.route.slots
             )
         self._window = window
         workers.inboxes.add(self)
@@ -322,11 +316,9 @@ class Inbox:
         Messages that it has settled are nowhere else any more: they are still handled.
         """
         self._open = False
-        for each in self.waiting:
-            if isinstance(each.context, ByteStream):
-                each.context.on_data()
         calls = self.route.kind == "rpc"
         kept = [each for each in self.waiting if each.settled and each.complete and not calls]
+        dropped = len(self.waiting) - len(kept)
         self.waiting.clear()
         self.waiting += kept
         for worker in self.calls:
@@ -335,6 +327,7 @@ class Inbox:
             self._window.close()
         elif self.workers.shared is not None:
             self.workers.shared.remove(link)
+            self.workers.shared.freed(dropped)
         self.retire()
         self.binding.container.forget(link)
 
@@ -448,9 +441,11 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         say(delivery, RELEASED)
         raise
     except Exception as error:
-        if delivery.aborted or not delivery.link.attached:
-            stats.failed += 1
-            return  # nobody is there to be told, and it was not the handler
+        if delivery.aborted or not (delivery.complete or delivery.link.attached):
+            # The sender gave the message up: nobody is there to be told, or to blame.
+            stats.cancelled += 1
+            log.info("%s: a message was not finished by its sender: %s", route.name, error)
+            return
         outcome = judge(inbox, error)
     except BaseExceptionGroup as group:
         stats.released += 1
@@ -542,8 +537,7 @@ class SourceLink:
     __slots__ = ("address", "captures", "filter", "link", "peer")
 
     def __init__(self, binding: Binding) -> None:
-        assert not hasattr(binding.link, "grant")
-        self.link: SendingLink = cast("SendingLink", binding.link)
+        self.link: SendingLink = binding.link
         self.address = binding.address
         self.captures = binding.captures
         self.peer = binding.peer
@@ -579,7 +573,7 @@ class SourceFeed:
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
         self.route = binding.route
-        self.link = cast("SendingLink", binding.link)
+        self.link: SendingLink = binding.link
         self._scope = trio.CancelScope()
         self._task: trio.lowlevel.Task | None = None
         #: The generator has yielded something that has not been sent.
@@ -590,6 +584,7 @@ class SourceFeed:
         self.route.stats.links += 1
 
     def on_attached(self, link: SendingLink) -> None:
+        self.link = self.binding.link = link
         self.binding.container.feeds.add(self)
         self.binding.container.start_handler(self._run)
 
@@ -767,9 +762,8 @@ class ServedSender(Sender):
 class LinkHandler:
     """Runs the handler of a ``@node.link`` for one link. The link ends with it."""
 
-    going = False
     #: A link that a peer attached is the peer's to attach again.
-    may_come_back = False
+    going = False
     may_come_back = False
 
     def __init__(self, binding: Binding) -> None:

@@ -504,6 +504,60 @@ async def test_a_link_that_goes_lets_its_message_be_finished() -> None:
     assert seen == [1, 3]
 
 
+@pytest.mark.req("A11")
+async def test_what_a_lost_link_leaves_waiting_holds_no_slot() -> None:
+    go = trio.Event()
+    c = Container("c")
+
+    @c.node("x", slots=2, prefetch=0)
+    async def wait(body: int) -> None:
+        await go.wait()
+
+    async with c, c.local() as peer:
+        [workers] = c.workers
+        out = peer.sender("x")
+        await out.wait_attached()
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(2):
+            out.send_nowait(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert workers.running == 2
+        out.link.detach()
+        await trio.testing.wait_all_tasks_blocked()
+        go.set()
+        await trio.testing.wait_all_tasks_blocked()
+        async with peer.sender("x") as again:
+            await trio.testing.wait_all_tasks_blocked()
+            assert again.credit == 2
+
+
+@pytest.mark.req("A18", "A2")
+async def test_a_source_may_feed_an_address_of_a_peer() -> None:
+    seen: list[int] = []
+    done = trio.Event()
+
+    @source("numbers", mode="move")
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(5):
+            outcome: Any = yield number
+            assert outcome == ACCEPTED
+        done.set()
+
+    @node("numbers")
+    def take(number: int) -> None:
+        seen.append(number)
+
+    async with (
+        Container("there", nodes=[take]) as there,
+        Container("here", network=there.network) as here,
+    ):
+        await there.listen("memory://there")
+        async with here.connect("memory://there") as peer:
+            await peer.serve(numbers)
+            await done.wait()
+    assert seen == list(range(5))
+
+
 @pytest.mark.req("X14", "X26")
 async def test_what_cannot_be_attached_is_refused_with_the_reason() -> None:
     c = Container("c")

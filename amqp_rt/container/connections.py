@@ -415,6 +415,8 @@ class Connection:
     ) -> AsyncIterator[Session]:
         """A session of its own, ended with the block.
 
+        Neither beginning nor ending it is a checkpoint.
+
         Args:
             window: Transfer frames that the peer may send ahead.
             window_bytes: Bytes of unread streamed messages that may wait here.

@@ -1,0 +1,587 @@
+"""What cancelling each wait of the client leaves behind.
+
+Every ``async`` method that an application may call has a test here, and a docstring that says the
+same; the first test sees to both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from far_end import FarEnd, connected
+
+from amqp_rt.container import connections, recovery
+from amqp_rt.container.container import Container
+from amqp_rt.container.receiving import Delivery, Receiver
+from amqp_rt.container.requests import ReplyStream
+from amqp_rt.container.routes import node
+from amqp_rt.container.sending import Receipt, Sender, StreamedMessage
+from amqp_rt.errors import ConnectFailed, LinkDetached
+from amqp_rt.fronts.base import RCV_SECOND
+from amqp_rt.limits import Limits
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED, RELEASED
+
+CLASSES = (
+    connections.Connection,
+    Sender,
+    Receipt,
+    StreamedMessage,
+    Receiver,
+    Delivery,
+    ReplyStream,
+)
+#: What the tests below are about, by its qualified name.
+COVERED: set[str] = set()
+
+
+def leaves(*names: str) -> Callable[[Any], Any]:
+    """The decorated test is about these waits."""
+    COVERED.update(names)
+    return pytest.mark.req("A13")
+
+
+def waits() -> dict[str, Any]:
+    """Every wait that the client offers."""
+    found: dict[str, Any] = {"connect": recovery.connect, "local": recovery.local}
+    for kind in CLASSES:
+        for name, method in inspect.getmembers(kind, inspect.isroutine):
+            function = inspect.unwrap(method)
+            public = not name.startswith("_") or name in ("__aenter__", "__aexit__", "__anext__")
+            if public and (
+                inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+            ):
+                found[f"{kind.__name__}.{name}"] = function
+    return found
+
+
+def test_every_wait_says_what_cancelling_it_leaves_and_has_a_test() -> None:
+    silent = [
+        name
+        for name, function in waits().items()
+        if not any(
+            word in (inspect.getdoc(function) or "")
+            for word in ("ancelled", "checkpoint", "otherwise as :meth:", "As :meth:")
+        )
+    ]
+    # Ending a block says so in the class, or does nothing that could be cancelled.
+    assert [name for name in silent if not name.endswith("__aexit__")] == []
+    unproved = set(waits()) - COVERED
+    assert not unproved, f"no test says what cancelling leaves: {sorted(unproved)}"
+    assert not COVERED - set(waits()), "a test is about something that does not exist"
+
+
+async def cancel(call: Callable[[], Awaitable[Any]]) -> None:
+    """Await *call* until it waits for something, and cancel it there."""
+    ended: list[Any] = []
+
+    async def run() -> None:
+        ended.append(await call())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert nursery.child_tasks, f"it did not wait, and gave {ended}"
+        nursery.cancel_scope.cancel()
+    assert not ended
+
+
+async def block(manager: Any) -> None:
+    async with manager:
+        await trio.sleep_forever()
+
+
+def encoded(body: Any) -> bytes:
+    return Message(body).encode()
+
+
+# --- links -----------------------------------------------------------------------------------
+
+
+@leaves(
+    "Sender.wait_attached", "Receiver.wait_attached", "Sender.__aenter__", "Receiver.__aenter__"
+)
+@pytest.mark.parametrize("kind", ["sender", "receiver"])
+@pytest.mark.parametrize("answered", [True, False])
+async def test_waiting_to_be_attached(kind: str, answered: bool) -> None:
+    far = FarEnd(on_attach=lambda link: None)
+    async with connected(far) as peer:
+        link = getattr(peer, kind)("q", name="mine")
+        await cancel(link.wait_attached)
+        # It stays asked for.
+        far.accept(far.link)
+        await link.wait_attached()
+        await link.close()
+
+        # In a block, it is withdrawn.
+        await cancel(lambda: block(getattr(peer, kind)("q", name="mine")))
+        withdrawn = far.link
+        if answered:
+            far.accept(withdrawn)
+            await far.until(lambda: far.heard.detached)
+        else:
+            await far.until(lambda: withdrawn.state != "ATTACH_RCVD")
+        far.on_attach = far.accept
+        async with getattr(peer, kind)("q"):
+            pass
+
+
+@leaves("Sender.close", "Sender.__aexit__", "Sender.flush")
+async def test_closing_a_sender() -> None:
+    far = FarEnd()
+    async with connected(far) as peer:
+        out = peer.sender("q")
+        await out.wait_attached()
+        far.link.grant(1)
+        await far.until(lambda: out.credit)
+        sent, waiting = out.send_nowait(1), out.send_nowait(2)
+        await cancel(out.flush)
+        assert out.pending == 2
+        await cancel(out.close)
+        assert out.closed
+        for receipt in (sent, waiting):
+            with pytest.raises(LinkDetached):
+                await receipt.outcome()
+        await far.until(lambda: far.heard.detached)
+        assert len(far.heard.deliveries) == 1
+
+        async def leave() -> None:
+            async with peer.sender("q") as out:
+                out.send_nowait(3)
+
+        await cancel(leave)
+        await far.until(lambda: far.heard.detached)
+        assert far.heard.deliveries == []
+
+
+@leaves("Receiver.close", "Receiver.suspend", "Receiver.__aexit__")
+@pytest.mark.parametrize(("how", "closed"), [("close", True), ("suspend", False), ("leave", True)])
+async def test_closing_a_receiver(how: str, closed: bool) -> None:
+    far = FarEnd()
+    async with connected(far) as peer:
+        messages = peer.receiver("q")
+        await messages.wait_attached()
+        await far.until(lambda: far.link.credit)
+        sending = far.link.send(encoded("x"))
+        await far.until(lambda: messages.waiting)
+
+        async def leave() -> None:
+            async with messages:
+                scope.cancel()
+
+        with trio.CancelScope() as scope:
+            if how == "leave":
+                await leave()
+            else:
+                scope.cancel()
+                await getattr(messages, how)()
+        await far.until(lambda: far.heard.detached)
+        assert far.heard.detached == [(None, closed)]
+        assert sending.state == RELEASED
+
+
+# --- sending ---------------------------------------------------------------------------------
+
+
+@leaves("Sender.send", "Sender.send_payload")
+@pytest.mark.parametrize("way", ["send", "send_payload"])
+async def test_sending(way: str) -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.sender("q") as out:
+
+        async def send(body: str) -> None:
+            if way == "send":
+                await out.send(body)
+            else:
+                await out.send_payload(encoded(body))
+
+        # Before it left: taken back.
+        await cancel(lambda: send("never"))
+        assert out.pending == 0
+        far.link.grant(10)
+        await far.until(lambda: out.credit)
+        # After it left: sent, and its outcome is not heard.
+        await cancel(lambda: send("left"))
+        assert [Message.decode(each.payload).body for each in far.heard.deliveries] == ["left"]
+        assert out.pending == 1
+        far.heard.deliveries[0].settle(ACCEPTED)
+        await far.until(lambda: not out.pending)
+        assert out.credit == 9
+
+
+@leaves("Sender.wait_for_room")
+async def test_waiting_for_room() -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.sender("q", max_pending=1) as out:
+        receipt = out.send_nowait(1)
+        await cancel(out.wait_for_room)
+        await cancel(lambda: out.send(2))
+        assert out.pending == 1
+        receipt.withdraw()
+        await out.wait_for_room()
+
+
+@leaves("Sender.send_many")
+async def test_sending_many() -> None:
+    far = FarEnd()
+    taken: list[int] = []
+
+    def numbers() -> Any:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    async with connected(far) as peer, peer.sender("q", max_pending=6) as out:
+        far.link.grant(3)
+        await far.until(lambda: out.credit)
+        await cancel(lambda: out.send_many(numbers()))
+        assert (len(far.heard.deliveries), out.pending, len(taken)) == (3, 3, 7)
+        far.heard.settle = ACCEPTED
+        for each in list(far.heard.deliveries):
+            each.settle(ACCEPTED)
+        far.link.grant(10)
+        await out.send("after")
+    assert [Message.decode(each.payload).body for each in far.heard.deliveries] == [
+        0,
+        1,
+        2,
+        "after",
+    ]
+
+
+@leaves("Receipt.outcome", "Receipt.accepted")
+@pytest.mark.parametrize("way", ["outcome", "accepted"])
+async def test_waiting_for_an_outcome(way: str) -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.sender("q") as out:
+        receipt = out.send_nowait("x")
+        await cancel(getattr(receipt, way))
+        # Still in line, and still sent.
+        far.link.grant(1)
+        await far.until(lambda: far.heard.deliveries)
+        await cancel(getattr(receipt, way))
+        far.heard.deliveries[0].settle(ACCEPTED)
+        assert await getattr(receipt, way)() == ACCEPTED
+
+
+@leaves("StreamedMessage.__aenter__")
+async def test_beginning_a_stream() -> None:
+    far = FarEnd(settle=ACCEPTED)
+    async with connected(far) as peer, peer.sender("q") as out:
+        await cancel(lambda: block(out.stream()))
+        assert out.pending == 0
+        far.link.grant(10)
+        await out.send("after")
+    assert len(far.heard.deliveries) == 1
+
+
+@leaves("StreamedMessage.write")
+async def test_writing_to_a_stream() -> None:
+    limits = Limits(frame_size_max=4096, session_window=8, session_window_bytes=64 * 1024)
+    far = FarEnd(credit=10, limits=limits)
+    far.on_attach = lambda link: far.accept(link, streaming=True) and None
+    async with connected(far) as peer, peer.sender("q") as out:
+
+        async def write() -> None:
+            async with out.stream() as body:
+                await body.write(bytes(1_000_000))
+
+        await cancel(write)
+        # The message is aborted, and the link goes on.
+        (delivery,) = far.heard.deliveries
+        while not delivery.aborted:
+            delivery.read_chunks()
+            await trio.sleep(0.001)
+        assert out.pending == 0
+        receipt = out.send_nowait("after")
+        await far.until(lambda: len(far.heard.deliveries) == 2)
+        far.heard.deliveries[1].settle(ACCEPTED)
+        await receipt.accepted()
+
+
+@leaves("StreamedMessage.__aexit__")
+async def test_waiting_for_the_outcome_of_a_stream() -> None:
+    far = FarEnd(credit=10)
+    async with connected(far) as peer, peer.sender("q") as out:
+
+        async def write() -> None:
+            async with out.stream() as body:
+                await body.write(b"x")
+
+        await cancel(write)
+        # It is complete, and stays sent.
+        (delivery,) = far.heard.deliveries
+        assert delivery.complete
+        assert not delivery.aborted
+        assert out.pending == 1
+        delivery.settle(ACCEPTED)
+        await far.until(lambda: not out.pending)
+
+
+# --- receiving -------------------------------------------------------------------------------
+
+
+@leaves("Receiver.receive", "Receiver.receive_batch", "Receiver.__anext__")
+@pytest.mark.parametrize("way", ["receive", "receive_batch", "__anext__"])
+async def test_receiving(way: str) -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.receiver("q") as messages:
+        await far.until(lambda: far.link.credit)
+        await cancel(getattr(messages, way))
+        for number in range(3):
+            far.link.send(encoded(number))
+        await far.until(lambda: messages.waiting == 3)
+        # Cancelled when something is there: it is taken, or it stays.
+        taken: list[Delivery] = []
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            taken = await messages.receive_batch(1)
+        assert len(taken) + messages.waiting == 3
+        assert [each.body for each in taken + await messages.receive_batch()] == [0, 1, 2]
+
+
+async def test_cancelled_in_the_pass_that_brings_a_delivery_nothing_is_lost() -> None:
+    far = FarEnd()
+    taken: list[Any] = []
+    async with connected(far) as peer, peer.receiver("q", credit=1000) as messages:
+        await far.until(lambda: far.link.credit)
+        for number in range(200):
+
+            async def take() -> None:
+                taken.append(await messages.receive())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                await trio.lowlevel.checkpoint()
+                far.link.send(encoded(number))
+                for _ in range(number % 7):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+        await far.until(lambda: len(taken) + messages.waiting == 200)
+        bodies = [each.body for each in taken + await messages.receive_batch(200)]
+        assert sorted(bodies) == list(range(200))
+
+
+@leaves("Receiver.get", "Receiver.drain")
+async def test_asking_for_one() -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.receiver("q", credit=0) as messages:
+        await cancel(lambda: messages.get(within=60))
+        await far.until(lambda: far.link.credit == 1)
+        # The credit may still bring one: the next call returns it.
+        far.link.send(encoded("x"))
+        await far.until(lambda: messages.waiting)
+        found = await messages.get()
+        assert found is not None
+        assert found.body == "x"
+        await cancel(messages.get)
+        await far.until(lambda: far.link.draining)
+        far.link.drained()
+        await far.until(lambda: messages.credit == 0)
+        messages.start(5)
+        await far.until(lambda: far.link.credit == 5)
+        await cancel(messages.drain)
+        # It goes on, and no credit is given behind its back.
+        far.link.drained()
+        await far.until(lambda: messages.credit == 0)
+        await messages.drain()
+
+
+@leaves("Delivery.settled")
+async def test_waiting_until_the_sender_has_settled() -> None:
+    far = FarEnd()
+    async with (
+        connected(far) as peer,
+        peer.receiver("q", rcv_settle_mode=RCV_SECOND) as messages,
+    ):
+        await far.until(lambda: far.link.credit)
+        sending = far.link.send(encoded("x"))
+        delivery = await messages.receive()
+        delivery.accept()
+        await cancel(delivery.settled)
+        assert delivery.outcome == ACCEPTED
+        await far.until(lambda: sending.state == ACCEPTED)
+        sending.settle()
+        await delivery.settled()
+
+
+@leaves("Delivery.__aenter__", "Delivery.__aexit__", "Delivery.head")
+async def test_reading_a_streamed_message() -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.receiver("q", streaming=True) as messages:
+        await far.until(lambda: far.link.credit)
+        sending = far.link.send(b"\x00\x53\x73", more=True)
+        delivery = await messages.receive()
+        await cancel(delivery.head)
+        sending.write(Message(b"x", subject="s").encode()[3:])
+        assert (await delivery.head()).subject == "s"
+        chunks = delivery.chunks()
+        assert await anext(chunks) == b"x"
+        await cancel(chunks.__anext__)
+        sending.write(encoded(b"y"))
+        assert await anext(chunks) == b"y"
+
+        # As a block, a cancelled one releases: saying so does not wait.
+        async def hold() -> None:
+            async with delivery:
+                await anext(chunks)
+
+        await cancel(hold)
+        assert delivery.outcome == RELEASED
+
+
+# --- calls -----------------------------------------------------------------------------------
+
+
+@leaves("Connection.call", "ReplyStream.__anext__", "ReplyStream.aclose")
+@pytest.mark.parametrize("at", ["attach", "credit", "reply"])
+@pytest.mark.parametrize("way", ["call", "stream"])
+async def test_calling(at: str, way: str) -> None:
+    far = FarEnd(credit=10 if at == "reply" else 0)
+    if at == "attach":
+        far.on_attach = lambda link: None
+    async with connected(far) as peer:
+        stream = peer.stream("q")
+        await cancel(lambda: peer.call("q") if way == "call" else anext(stream))
+        # A part of a stream may be asked for again; being done with it does not wait.
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await stream.aclose()
+        far.on_attach = far.accept
+        for link in far.links:
+            if not link.attached:
+                far.accept(link)
+        requests = next(link for link in far.links if hasattr(link, "grant"))
+        recorder = next(each for each in far.recorders if requests in each.attached)
+        requests.grant(5)
+        if at == "reply":
+            await far.until(lambda: recorder.settled)
+            assert recorder.settled == recorder.deliveries
+        else:
+            async with peer.sender("other"):
+                pass
+            assert recorder.deliveries == []
+
+
+@leaves("ReplyStream.__aenter__", "ReplyStream.__aexit__")
+async def test_a_block_around_a_stream() -> None:
+    far = FarEnd(credit=10)
+
+    async def read(peer: Any) -> None:
+        async with peer.stream("q") as stream:
+            await anext(stream)
+
+    async with connected(far) as peer:
+        await cancel(lambda: read(peer))
+        recorder = next(each for each in far.recorders if each.deliveries)
+        await far.until(lambda: recorder.settled)
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+@leaves("Connection.wait_open", "Connection.wait_closed", "Connection.wait_changed")
+async def test_waiting_for_a_connection() -> None:
+    far = FarEnd()
+    async with connected(far) as peer:
+        await cancel(peer.wait_closed)
+        await cancel(peer.wait_changed)
+        assert peer.state == "open"
+        async with Container("c") as c:
+            other = connections.Connection(c)
+            await cancel(other.wait_open)
+            assert other.state == "opening"
+
+
+@leaves("Connection.aclose")
+async def test_closing_a_connection() -> None:
+    far = FarEnd()
+    async with connected(far) as peer:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await peer.aclose()
+        await far.until(lambda: far.engine.finished)
+        await peer.wait_closed()
+
+
+@leaves("connect")
+async def test_connecting() -> None:
+    async with Container("us") as us:
+        streams = us.network.listen("mute")
+        await cancel(lambda: block(us.connect("memory://mute", reconnect=None)))
+        stream = streams.receive_nowait()
+        # Nothing is left but what was sent: the other end of the stream is closed.
+        with trio.fail_after(5):
+            while await stream.receive_some():
+                pass
+        assert us._started().connections.child_tasks == {us._started().listeners.parent_task}
+        streams.close()
+        with pytest.raises(ConnectFailed):
+            async with us.connect("memory://mute"):
+                pytest.fail("connected")
+
+
+@leaves("connect", "local")
+@pytest.mark.parametrize("way", ["connect", "local"])
+async def test_the_block_of_a_connection(way: str) -> None:
+    far = FarEnd()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(far.listen, "far")
+        async with Container("us", network=far.network) as us:
+            opened: list[Any] = []
+
+            async def hold() -> None:
+                manager = us.local() if way == "local" else us.connect("memory://far")
+                async with manager as peer:
+                    opened.append(peer)
+                    await trio.sleep_forever()
+
+            await cancel(hold)
+            assert opened[0].state == "closed"
+            if way == "connect":
+                assert far.engine.finished
+                assert far.failures == []
+        nursery.cancel_scope.cancel()
+
+
+@leaves("Connection.session")
+async def test_the_block_of_a_session() -> None:
+    far = FarEnd()
+    async with connected(far) as peer:
+
+        async def hold() -> None:
+            async with peer.session() as session, session.sender("q"):
+                await trio.sleep_forever()
+
+        await cancel(hold)
+        await far.until(lambda: far.link.session.ended)
+        assert peer.state == "open"
+
+
+@leaves("Connection.serve")
+async def test_serving_at_a_peer() -> None:
+    taken = []
+
+    @node("q")
+    async def take(body: str) -> None:
+        taken.append(body)
+
+    far = FarEnd(on_attach=lambda link: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(far.listen, "far")
+        async with (
+            Container("us", network=far.network, nodes=[take]) as us,
+            us.connect("memory://far", reconnect=None) as peer,
+        ):
+            await cancel(lambda: peer.serve(take))
+            # It goes on.
+            far.accept(far.link)
+            await far.until(lambda: far.link.credit)
+            far.link.send(encoded("x"))
+            await far.until(lambda: taken)
+        nursery.cancel_scope.cancel()
+    assert taken == ["x"]

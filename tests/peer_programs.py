@@ -25,7 +25,7 @@ from amqp_rt.values import Array, Char, Described, Float32, Map, Symbol
 PROGRAMS = Path(__file__).parent / "peers"
 
 #: Longer than a program gives itself.
-PATIENCE_S = 15.0
+PATIENCE_S = 40.0
 
 Typed = list[Any]
 

@@ -16,9 +16,7 @@ from typing import Any
 import trio
 
 import amqp_rt
-from amqp_rt.container.container import Container
-from amqp_rt.container.routes import node, rpc
-from amqp_rt.container.sending import Sender
+from amqp_rt import Anonymous, Container, Message, Sender, node, rpc
 from amqp_rt.core.frames import (
     FrameBuffer,
     disposition_frame,
@@ -28,9 +26,7 @@ from amqp_rt.core.frames import (
 )
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import DEFAULT_LIMITS
-from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
-from amqp_rt.security.mechanisms import Anonymous
 from amqp_rt.termini import Source, Target
 
 Options = dict[str, Any]

@@ -11,12 +11,19 @@ import pytest
 import trio
 from peer_programs import SIMPLE, VALUES, PeerPrograms, digest, filler, numbers
 
-from amqp_rt.broker.nodes import Queue, Topic
-from amqp_rt.container.container import Container
-from amqp_rt.container.routes import Modify, Reject, Release, node, rpc, source
-from amqp_rt.limits import KIB, Limits
-from amqp_rt.message import Message
-from amqp_rt.runtime import Broker
+from amqp_rt import (
+    Broker,
+    Container,
+    Limits,
+    Message,
+    Modify,
+    Reject,
+    Release,
+    node,
+    rpc,
+    source,
+)
+from amqp_rt.broker import Queue, Topic
 
 
 @asynccontextmanager
@@ -132,7 +139,7 @@ async def test_small_frames(peer: PeerPrograms) -> None:
 
 @pytest.mark.req("X22")
 async def test_a_message_too_large(peer: PeerPrograms) -> None:
-    async with a_broker(Queue("q"), limits=Limits(message_size_max=10 * KIB)) as port:
+    async with a_broker(Queue("q"), limits=Limits(message_size_max=10_240)) as port:
         result = await peer.run("send", port=port, address="q", size=100_000)
         if "error" in result:
             assert result["error"]["scope"] == "link"

@@ -20,9 +20,7 @@ from peer_programs import (
     with_values,
 )
 
-from amqp_rt.container.connections import Connection
-from amqp_rt.container.container import Container
-from amqp_rt.container.sending import Sender
+from amqp_rt import Connection, Container, Message, Sender
 from amqp_rt.errors import (
     AmqpError,
     ConnectionLost,
@@ -32,7 +30,6 @@ from amqp_rt.errors import (
     LinkRefused,
 )
 from amqp_rt.fronts.base import RCV_SECOND
-from amqp_rt.message import Message
 from amqp_rt.outcomes import Accepted, Modified, Released
 
 

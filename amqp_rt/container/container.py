@@ -499,7 +499,7 @@ class Container:
         found = None
         with trio.move_on_after(self.limits.handshake_s):
             found = await recognise(stream, self._fronts)
-        if found is None:
+        if found is None or self._stopping:
             await trio.aclose_forcefully(stream)
             return
         front, data = found

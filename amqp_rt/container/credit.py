@@ -23,8 +23,9 @@ class CreditWindow:
     Held is every message that was taken and not yet freed, whether it waits or is being
     worked on. Credit is topped up when half of the window is to be given back, so that a
     flow frame pays for many messages. Credit counts messages and memory counts bytes: once
-    what is held weighs more than half of *bytes*, credit is cut to what the rest has room for
-    at the size seen of late. A message heavier than all of *bytes* may still come alone.
+    what is held weighs more than half of *bytes*, or what may come weighs more than twice as
+    much, credit is cut to what there is room for at the size seen of late. A message heavier
+    than all of *bytes* may still come alone.
     """
 
     __slots__ = ("_size", "bytes", "capacity", "held", "held_bytes", "link", "open")
@@ -67,8 +68,11 @@ class CreditWindow:
         each = size // count or 1
         # Grows at once, because memory is at stake, and shrinks slowly.
         self._size = each if each > self._size else (7 * self._size + each) // 8 or 1
-        if 2 * self.held_bytes > self.bytes and self.link.credit > self.target:
-            self.link.grant(self.target)
+        credit = self.link.credit
+        if 2 * self.held_bytes > self.bytes or credit * self._size > 2 * self.bytes:
+            target = self.target
+            if credit > target:
+                self.link.grant(target)
 
     def freed(self, count: int, size: int) -> None:
         """*count* messages of *size* bytes together need no room any more."""

@@ -743,8 +743,6 @@ class Route:
         self.payload: Any = None
         #: The type of the reply, of each item of a streamed one; ``Any`` if not annotated.
         self.reply: Any = Any
-        #: The handler may settle the delivery itself.
-        self.by_hand = False
         self._resources = resources
         self._positional: list[_Maker] = []
         self._keyword: list[tuple[str, _Maker]] = []
@@ -820,8 +818,6 @@ class Route:
                 self._captured[name] = wanted
             return lambda context: context.binding.captures[name]
         kind = _plain(wanted)
-        if kind is Delivery:
-            self.by_hand = True
         if isinstance(kind, type) and kind in _BY_TYPE:
             return _BY_TYPE[kind]
         found = self._resources.find(kind)

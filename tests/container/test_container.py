@@ -30,6 +30,7 @@ from amqp_rt.container.routes import (
 )
 from amqp_rt.container.sending import Sender
 from amqp_rt.errors import (
+    AmqpError,
     AuthenticationFailed,
     ConnectFailed,
     DeliveryNotAccepted,
@@ -38,6 +39,7 @@ from amqp_rt.errors import (
     LinkRefused,
 )
 from amqp_rt.events import Peer
+from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Rejected, rejected
@@ -780,6 +782,81 @@ async def test_users_log_in_and_links_are_theirs_to_take_over() -> None:
                 async with client.connect("memory://c", reconnect=None, **options):
                     pass
     assert seen == [("bob", {"name": "bob"}), ("ann", {"name": "ann"})]
+
+
+@pytest.mark.req("SE18")
+async def test_every_failed_login_is_answered_alike_and_late(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def verify(user: str, password: str, peer: Peer) -> Any:
+        if user == "broken":
+            raise ValueError("the database is down")
+        return user if (user, password) == ("ann", "right") else None
+
+    answers = []
+    c = Container("c", users=verify)
+    async with c, Container("client", network=c.network) as client:
+        await c.listen("memory://c")
+        for auth in (Plain("ann", "wrong"), Plain("nobody", "x"), Plain("broken", "x")):
+            start = trio.current_time()
+            with pytest.raises(AuthenticationFailed) as caught:
+                async with client.connect("memory://c", auth=auth, reconnect=None):
+                    pass
+            answers.append((trio.current_time() - start, str(caught.value)))
+        async with client.connect("memory://c", auth=Plain("ann", "right"), reconnect=None):
+            pass
+    assert answers[0][0] == pytest.approx(DEFAULT_LIMITS.failed_login_delay_s, abs=0.01)
+    assert len({text for _, text in answers}) == 1
+    assert len({round(seconds, 2) for seconds, _ in answers}) == 1
+
+
+@pytest.mark.req("X7")
+async def test_a_peer_that_says_nothing_is_dropped(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Container("c") as c:
+        await c.listen("memory://c")
+        stream = await c.network.dial("c")
+        start = trio.current_time()
+        assert await stream.receive_some() == b""
+        assert trio.current_time() - start == pytest.approx(DEFAULT_LIMITS.handshake_s)
+
+
+@pytest.mark.req("X1")
+async def test_a_foreign_protocol_is_told_ours() -> None:
+    async with Container("c") as c:
+        await c.listen("memory://c")
+        stream = await c.network.dial("c")
+        await stream.send_all(b"HTTP/1.1")
+        assert await stream.receive_some() == b"AMQP\x00\x01\x00\x00"
+        assert await stream.receive_some() == b""
+
+
+@pytest.mark.req("A13")
+async def test_a_bug_in_an_endpoint_ends_its_connection_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken:
+        """A host whose endpoint fails."""
+
+        def attach(self, link: Any) -> bool:
+            if link.target is None or link.target.address != "broken":
+                return False
+            raise ValueError("a bug")
+
+        def relay(self, address: str, link: Any) -> None:
+            return None
+
+    c = Container("c", nodes=[Shop()])
+    c.add_host(Broken())
+    async with c, Container("client", network=c.network) as client:
+        await c.listen("memory://c")
+        async with client.connect("memory://c", reconnect=None) as other:
+            async with client.connect("memory://c", reconnect=None) as peer:
+                with pytest.raises(AmqpError):
+                    await peer.sender("broken").wait_attached()
+            assert await other.call("ping") == "pong"
+    assert any("broke" in each.getMessage() for each in caplog.records)
 
 
 @pytest.mark.req("SE17")

@@ -94,6 +94,18 @@ def test_credit_is_cut_when_messages_are_heavy() -> None:
     assert link.credit == 10
 
 
+def test_credit_is_cut_as_soon_as_heavy_messages_are_seen() -> None:
+    link, made = window(0, 100, bytes=1_000)
+    link.arrive(1)
+    made.took(1, 100)
+    assert link.credit == 9
+    made.freed(1, 100)
+    link.arrive(9)
+    made.took(9, 9)
+    made.freed(9, 9)
+    assert 9 < link.credit < 100  # small ones are trusted slowly
+
+
 def test_a_message_heavier_than_the_window_comes_alone() -> None:
     link, made = window(0, 100, bytes=1_000)
     link.arrive(1)

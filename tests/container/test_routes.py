@@ -185,7 +185,6 @@ def test_the_first_free_parameter_takes_the_payload() -> None:
     found = route(handler, CachedDatabase())
     assert found.payload == Annotated[Order, "documented"]
     assert found.reply == list[date]
-    assert found.by_hand
 
 
 @pytest.mark.req("A3")

@@ -391,7 +391,7 @@ async def test_asking_for_one() -> None:
         await messages.drain()
 
 
-@leaves("Delivery.settled")
+@leaves("Delivery.settled", "Receiver.wait_settled")
 async def test_waiting_until_the_sender_has_settled() -> None:
     far = FarEnd()
     async with (

@@ -62,7 +62,7 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
             pending = [*error.exceptions, *pending]
         else:
             flat.append(error)
-    return next((e for e in flat if isinstance(e, AmqpError | OSError)), flat[0])
+    return next((e for e in flat if isinstance(e, AmqpError | OSError | SystemExit)), flat[0])
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
@@ -79,6 +79,8 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         error = first_of(group)
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(130) from None
+        if isinstance(error, SystemExit):
+            raise error from None
         if isinstance(error, AmqpError | OSError):
             raise click.ClickException(str(error)) from None
         raise
@@ -86,9 +88,12 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         raise click.ClickException(str(error)) from None
 
 
-async def signalled(stop: Callable[[], None]) -> None:
+async def signalled(
+    stop: Callable[[], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """Call *stop* at the first SIGINT or SIGTERM; the second one ends the process at once."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
         seen = 0
         async for number in signals:
             seen += 1

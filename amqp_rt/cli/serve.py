@@ -125,15 +125,16 @@ def serve(
         broker = Broker(container=load(application), auto_create=auto_create)
 
     async def main() -> None:
-        async with broker:
-            await broker.declare(*declared)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(signalled, broker.stop)
+        # The signals are heard until the very end: a second one stops the waiting.
+        async with trio.open_nursery() as nursery:
+            await nursery.start(signalled, broker.stop)
+            async with broker:
+                await broker.declare(*declared)
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
                 print(f"ready {ready}", flush=True)
                 await broker.serve()
-                nursery.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
 
     run(main)
 

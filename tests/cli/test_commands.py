@@ -309,4 +309,35 @@ def test_sigterm_lets_running_work_finish(tmp_path: Path) -> None:
     served.process.terminate()
     told, _ = caller.communicate(timeout=30)
     assert told == "finished\n"
-    assert served.stop()[0] == 0
+    served.process.communicate(timeout=30)
+    assert served.process.returncode == 0
+
+
+def test_a_second_signal_stops_the_waiting(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import trio\n"
+        "from amqp_rt import Container, rpc\n"
+        "@rpc('stuck')\n"
+        "async def stuck() -> str:\n"
+        "    print('started', flush=True)\n"
+        "    try:\n"
+        "        await trio.sleep(60)\n"
+        "    finally:\n"
+        "        print('over', flush=True)\n"
+        "    return 'finished'\n"
+        "container = Container('app', nodes=[stuck], drain_s=60)\n"
+    )
+    served = Served("app.py:container", "--log-level", "error", cwd=tmp_path)
+    caller = subprocess.Popen(
+        [*COMMAND, "request", "--url", served.url, "stuck", "--timeout", "60"],
+        stderr=subprocess.DEVNULL,
+    )
+    assert served.process.stdout is not None
+    assert served.process.stdout.readline() == "started\n"
+    served.process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        served.process.wait(timeout=1)
+    code, errors = served.stop()
+    caller.communicate(timeout=30)
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in errors

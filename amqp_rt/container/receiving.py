@@ -58,21 +58,21 @@ _TURN_S: Final = 0.001
 class ReceiverOptions(TypedDict, total=False):
     """What ``peer.receiver(address, …)`` takes.
 
-    ``name``: of the link; made up if left out.
-    ``credit``: deliveries without an outcome that may be here or on their way; at most 8 MiB of
-        them wait. 0 asks for nothing: see :meth:`Receiver.get` and :meth:`Receiver.start`.
-    ``mode``: ``"move"`` takes messages from the node, ``"copy"`` browses (Part 3 §3.5.7).
-    ``filter``: filters by name, see Part 3 §3.5.8; what the peer applies is in ``source.filter``.
-    ``dynamic``: the peer makes a node; its address is ``receiver.address``. It lives as long as the
-        link: after a lost connection there is another one.
-    ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``, and
-        leave with :meth:`Receiver.suspend`.
-    ``snd_settle_mode``: 1 asks for settled messages, 0 for unsettled ones.
-    ``rcv_settle_mode``: 1 says outcomes and lets the sender settle (Part 2 §2.8.3).
-    ``streaming``: deliveries are handed out as they begin; read them with ``chunks``.
-    ``capabilities``: of the source, for example ``"queue"``.
-    ``properties``: of the link.
-    ``target``: our own address, for peers that look at it.
+    * ``name``: of the link; made up if left out.
+    * ``credit``: deliveries without an outcome that may be here or on their way; at most 8 MiB of
+      them wait. 0 asks for nothing: see :meth:`Receiver.get` and :meth:`Receiver.start`.
+    * ``mode``: ``"move"`` takes messages from the node, ``"copy"`` browses (Part 3 §3.5.7).
+    * ``filter``: filters by name, see Part 3 §3.5.8; what the peer applies is in ``source.filter``.
+    * ``dynamic``: the peer makes a node; its address is ``receiver.address``. It lives as long as the
+      link: after a lost connection there is another one.
+    * ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``, and
+      leave with :meth:`Receiver.suspend`.
+    * ``snd_settle_mode``: 1 asks for settled messages, 0 for unsettled ones.
+    * ``rcv_settle_mode``: 1 says outcomes and lets the sender settle (Part 2 §2.8.3).
+    * ``streaming``: deliveries are handed out as they begin; read them with ``chunks``.
+    * ``capabilities``: of the source, for example ``"queue"``.
+    * ``properties``: of the link.
+    * ``target``: our own address, for peers that look at it.
     """
 
     name: str

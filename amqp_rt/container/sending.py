@@ -86,16 +86,16 @@ class MessageProperties(TypedDict, total=False):
 class SenderOptions(TypedDict, total=False):
     """What ``peer.sender(address, …)`` takes.
 
-    ``name``: of the link; made up if left out.
-    ``max_pending``: messages without an outcome that it holds, waiting for credit or sent.
-    ``settled``: True sends everything settled (at most once, no outcomes), False nothing.
-    ``rcv_settle_mode``: 1 asks the receiver to wait for us to settle (Part 2 §2.8.3).
-    ``in_doubt``: ``"resend"`` sends again what a lost connection left without an outcome.
-    ``dynamic``: the peer makes a node and its address.
-    ``durable``: 1 or 2, see Part 3 §3.5.5.
-    ``capabilities``: of the target, for example ``"queue"``.
-    ``properties``: of the link.
-    ``source``: our own address, for peers that look at it.
+    * ``name``: of the link; made up if left out.
+    * ``max_pending``: messages without an outcome that it holds, waiting for credit or sent.
+    * ``settled``: True sends everything settled (at most once, no outcomes), False nothing.
+    * ``rcv_settle_mode``: 1 asks the receiver to wait for us to settle (Part 2 §2.8.3).
+    * ``in_doubt``: ``"resend"`` sends again what a lost connection left without an outcome.
+    * ``dynamic``: the peer makes a node and its address.
+    * ``durable``: 1 or 2, see Part 3 §3.5.5.
+    * ``capabilities``: of the target, for example ``"queue"``.
+    * ``properties``: of the link.
+    * ``source``: our own address, for peers that look at it.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -452,6 +453,48 @@ async def test_a_handler_that_fails_while_it_is_cancelled_ends_nothing_else(
         assert await peer.call("ping") == "pong"
         await trio.testing.wait_all_tasks_blocked()
     assert any("wait failed when it was cancelled" in each.getMessage() for each in caplog.records)
+
+
+@pytest.mark.req("A13", "M1")
+async def test_no_message_whatever_ends_more_than_itself() -> None:
+    whole = Message(
+        {"a": [1, 2]},
+        body_kind="value",
+        message_id="m",
+        reply_to="nowhere",
+        to="node",
+        ttl_ms=5,
+        message_annotations={Symbol("x-opt-a"): 1},
+        application_properties={"b": 2},
+    ).encode()
+    chance = random.Random(7)
+    payloads = [whole[:end] for end in range(len(whole))]
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        payloads.append(bytes(damaged))
+
+    @node("node")
+    def take(body: int, message: Message) -> None:
+        _ = message.application_properties, message.message_annotations, message.footer
+
+    @rpc("rpc")
+    def ask(body: dict[str, Any], message: Message) -> Any:
+        return message
+
+    @node("streamed", streaming=True)
+    async def read(body: AsyncIterator[bytes]) -> None:
+        async for _ in body:
+            pass
+
+    async with Container("c", nodes=[take, ask, read]) as c, c.local() as peer:
+        for address in ("node", "rpc", "streamed", None):
+            async with peer.sender(address) as out:
+                receipts = [out.send_payload_nowait(payload) for payload in payloads]
+                for receipt in receipts:
+                    await receipt.outcome()
+        assert await peer.call("rpc", {"still": "here"}, reply=dict) == {"still": "here"}
 
 
 @pytest.mark.req("A11")

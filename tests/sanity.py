@@ -1,0 +1,72 @@
+"""What is true of an engine at any time, whatever its peer has done."""
+
+from __future__ import annotations
+
+from amqp_rt.core.engine import Engine
+from amqp_rt.core.lifecycle import Stage
+from amqp_rt.core.links import ReceiverLink, SenderLink
+
+
+def check(engine: Engine) -> None:
+    """Assert it."""
+    limits = engine.limits
+    assert engine.output_size >= 0
+    if engine.finished:
+        assert not engine.sessions
+        assert not engine._remote
+        assert engine.held == 0
+        return
+    assert len(engine.sessions) <= limits.channel_max + 1
+    assert engine._buffer.held() <= max(limits.frame_size_max, limits.frame_size_before_open) + (
+        limits.login_ahead_max
+    )
+    held = 0
+    assembling = 0
+    for channel, session in engine.sessions.items():
+        assert session.channel == channel
+        if session.remote_channel >= 0 and session.theirs.stage is Stage.MAPPED:
+            assert engine._remote[session.remote_channel] is session
+        handles = set(session.links)
+        free = set(session._free_handles)
+        assert len(free) == len(session._free_handles)
+        assert handles | free == set(range(len(handles) + len(free)))
+        assert not handles & free
+        assert len(session._remote) <= limits.handle_max + 1
+        assert len(session._unanswered) <= limits.handle_max + 1
+        assert session.incoming_window >= 0
+        assert session._held >= 0
+        held += session._held
+        for handle, link in session.links.items():
+            assert link.handle == handle
+            assert not link.over
+        for handle, link in session._remote.items():
+            assert link.remote_handle == handle
+            assert link.theirs.stage is Stage.ATTACHED
+        for (name, role), link in session._names.items():
+            assert (link.name, link.role) == (name, role)
+        for link in session._unanswered:
+            assert link.ours.stage is Stage.DETACHED
+        for sending in session._outgoing.values():
+            assert not sending.settled
+        for delivery_id, delivery in session._incoming.items():
+            assert delivery.delivery_id == delivery_id
+            assert not delivery.local_settled
+        for link in {*session.links.values(), *session._remote.values()}:
+            assert 0 <= link.credit <= 0xFFFFFFFF
+            assert 0 <= link.delivery_count <= 0xFFFFFFFF
+            assert link.attached == (
+                link.ours.stage is Stage.ATTACHED
+                and link.theirs.stage is Stage.ATTACHED
+                and not link.refused
+            )
+            if isinstance(link, ReceiverLink):
+                assert link._excess >= 0
+                if link._current is not None and not link.streaming:
+                    assembling += link._current._unread
+            elif isinstance(link, SenderLink):
+                unsent = {id(q.sending) for q in link._queue if q.sending.delivery_id < 0}
+                assert link._unsent == len(unsent)
+                assert 0 <= link._uncredited <= link._unsent
+                assert link._uncredited == 0 or link.credit == 0
+    assert engine.held == held
+    assert engine.assembling == assembling

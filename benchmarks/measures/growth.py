@@ -93,4 +93,4 @@ def _busy(running: Running, one: Contestant, count: int, seconds: float) -> floa
     with one.role("idle", port=running.port, connections=count, **options) as role:
         before = cpu_s(running.pids)
         done = role.line(60 + 10 * seconds)
-        return (cpu_s(running.pids) - before) / done["n"]
+        return (cpu_s(running.pids) - before) / float(done["n"])

@@ -498,7 +498,8 @@ class Connection:
             args: The request: nothing, one payload, or several as a list.
             reply: The type that the reply is decoded as; ``Message`` gives the whole message.
             within: Seconds; the deadline travels with the request.
-            properties: Further properties of the request's message.
+            properties: Further properties of the request's message, but those by which the reply
+                is found: ``message_id``, ``correlation_id`` and ``reply_to``.
 
         Cancelled, or past its deadline, the request is given up: its handler is cancelled.
 

@@ -15,9 +15,9 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from itertools import count
 from math import inf
-from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
 
 import trio
 
@@ -29,13 +29,13 @@ from ..errors import (
     DecodeError,
 )
 from ..fronts.base import IncomingDelivery, ReceivingLink
-from ..message import MESSAGE_FORMAT, Message
+from ..message import MESSAGE_FORMAT, Message, write_data, write_header
 from ..outcomes import ACCEPTED, Accepted, Error
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
 from .credit import CreditWindow
 from .links import LinkHandle, fresh
-from .payloads import decode_payload
+from .payloads import decode_payload, encode_payload
 from .sending import Receipt, Sender, make_message, refusal
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ _PENDING_MAX: Final = 4096
 _ANSWERED_MAX: Final = 256
 #: Replies under way at a time; each is taken as it comes.
 _REPLY_CREDIT: Final = 1000
+#: Content-types whose encoded properties are kept.
+_ENVELOPES_MAX: Final = 16
 #: Links of streamed replies that are kept attached for the next stream.
 _IDLE_STREAMS_MAX: Final = 8
 
@@ -247,8 +249,11 @@ class Requests:
         self._replies: _Replies | None = None
         self._idle: list[_Parts] = []
         self._answered: deque[_Call] = deque()
-        self._prefix = token_hex(8)
+        # Keys look like UUIDs, and are one random one and a number.
+        self._prefix = f"{uuid4()}"[:24]
         self._numbers = count(1)
+        #: Encoded properties around a key, by content-type: reply address, before, after.
+        self._envelopes: dict[str | None, tuple[str | None, bytes, bytes]] = {}
 
     # --- calling -------------------------------------------------------------------------
 
@@ -318,17 +323,54 @@ class Requests:
         deadline: float,
         properties: Mapping[str, Any],
     ) -> _Call:
-        call = _Call(sender, f"{self._prefix}-{next(self._numbers)}")
-        own: dict[str, Any] = {"message_id": call.key, "reply_to": reply_to, **properties}
+        call = _Call(sender, f"{self._prefix}{next(self._numbers):012x}")
+        ttl_ms = None
         if deadline != inf:
-            own["ttl_ms"] = max(1, round((deadline - trio.current_time()) * 1000))
+            ttl_ms = max(1, round((deadline - trio.current_time()) * 1000))
         payload = None if not args else args[0] if len(args) == 1 else list(args)
+        if not properties and not isinstance(payload, Message):
+            call.payload = self._encode(call.key, reply_to, ttl_ms, payload)
+            return call
+        own: dict[str, Any] = {"message_id": call.key, "reply_to": reply_to}
+        if ttl_ms is not None:
+            own["ttl_ms"] = ttl_ms
+        if taken := properties.keys() & {"message_id", "reply_to", "correlation_id"}:
+            raise ValueError(f"{min(taken)} is how a call finds its reply: leave it out")
         if isinstance(payload, Message):
-            message = payload.replace(**own)
+            message = payload.replace(**properties, **own, correlation_id=None)
         else:
-            message = make_message(payload, own)
+            message = make_message(payload, {**properties, **own})
         call.payload = message.encode()
         return call
+
+    def _encode(self, key: str, reply_to: str | None, ttl_ms: int | None, payload: object) -> bytes:
+        """The message of a request that says nothing special.
+
+        What comes before the body is the same for all of them, but for the key, which is always
+        as long: it is encoded once.
+        """
+        content_type, body, kind = encode_payload(payload)
+        envelope = self._envelopes.get(content_type)
+        if envelope is None or envelope[0] != reply_to:
+            if len(self._envelopes) >= _ENVELOPES_MAX:
+                self._envelopes.clear()
+            front = Message(
+                b"", message_id=key, reply_to=reply_to, content_type=content_type
+            ).encode_front()
+            before, _, after = front.partition(key.encode())
+            envelope = self._envelopes[content_type] = (reply_to, before, after)
+        out = bytearray()
+        if ttl_ms is not None:
+            write_header(out, ttl_ms=ttl_ms)
+        out += envelope[1]
+        out += key.encode()
+        out += envelope[2]
+        if kind == "data":
+            write_data(out, len(body))
+            out += body
+        else:
+            out += Message(body, body_kind=kind).encode()
+        return bytes(out)
 
     def _settle_later(self, call: _Call) -> None:
         """The peer should settle what it has answered. If it never does, we do."""

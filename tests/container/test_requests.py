@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -120,12 +121,39 @@ async def test_a_request_says_where_its_reply_goes(args: Any, body: Any) -> None
 async def test_a_message_is_sent_as_it_is() -> None:
     node = Node(lambda node, request: node.reply(request, "done"))
     async with connected(node.far) as peer:
-        reply = await peer.call("q", Message([1], subject="s", priority=9), reply=Message)
+        reply = await peer.call(
+            "q", Message([1], subject="s", priority=9, correlation_id=5), reply=Message
+        )
     assert isinstance(reply, Message)
     assert reply.body == "done"
     (request,) = node.requests
     assert (request.body, request.subject, request.priority) == ([1], "s", 9)
     assert request.reply_to is not None
+    assert request.correlation_id is None
+
+
+@pytest.mark.parametrize("name", ["message_id", "correlation_id", "reply_to"])
+async def test_what_finds_the_reply_is_the_calls_own(name: str) -> None:
+    node = Node(echoing)
+    async with connected(node.far) as peer:
+        with pytest.raises(ValueError, match=name):
+            await peer.call("q", **{name: "mine"})
+        assert await peer.call("q", 1) == 1
+
+
+@pytest.mark.req("A6", "M12")
+async def test_requests_have_keys_of_their_own_that_look_like_uuids() -> None:
+    node = Node(echoing)
+    async with connected(node.far) as peer:
+        for body in ("text", b"data", Order("A-1"), Order("A-2"), None, 17):
+            await peer.call("q", body, within=60)
+        await peer.call("q", subject="s")
+    keys = [request.message_id for request in node.requests]
+    assert len({UUID(str(key)) for key in keys}) == 7
+    assert all(request.reply_to == "made-2" for request in node.requests)
+    assert [request.content_type for request in node.requests].count("application/json") == 2
+    assert all(request.ttl_ms for request in node.requests[:6])
+    assert node.requests[6].ttl_ms is None
 
 
 @pytest.mark.req("A3")

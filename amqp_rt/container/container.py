@@ -290,14 +290,17 @@ class Container:
         return asyncapi(self.name, self.routes, version=version)
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """What became of the messages of each node so far, by address (A19)."""
-        return {
-            workers.route.address: {
-                **msgspec.structs.asdict(workers.route.stats),
-                "running": workers.running,
-            }
-            for workers in self._routes
-        }
+        """What became of the messages of each node so far, by address (A19).
+
+        Where one is sent to and another received from at the same address, the second has its
+        kind in front: ``"source orders"``.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for workers in self._routes:
+            route = workers.route
+            name = f"{route.kind} {route.address}" if route.address in found else route.address
+            found[name] = {**msgspec.structs.asdict(route.stats), "running": workers.running}
+        return found
 
     # --- lifetime ------------------------------------------------------------------------
 

@@ -932,6 +932,13 @@ async def test_statistics_count_what_became_of_messages(shop: Served) -> None:
     }
 
 
+@pytest.mark.req("A19")
+def test_two_nodes_at_one_address_are_counted_apart() -> None:
+    c = Container("c", nodes=[Shop()])
+    c.node("events")(lambda body: None)
+    assert {"events", "node events"} < c.stats().keys()
+
+
 @pytest.mark.req("M18")
 async def test_a_message_format_nobody_knows_is_rejected(shop: Served) -> None:
     container, nodes = shop

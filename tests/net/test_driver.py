@@ -675,3 +675,39 @@ async def _run_clocked(
     carried: Carried, stream: trio.abc.Stream, engine: Any, clock: TrioClock
 ) -> None:
     await carried.run(stream, engine, [], clock=clock)
+
+
+class OneWay(trio.abc.Stream):
+    """A stream whose directions end together, such as TLS or WebSocket."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self.stream.receive_some(max_bytes)  # type: ignore[attr-defined,no-any-return]
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
+@pytest.mark.parametrize("kind", ["memory"], indirect=True)
+async def test_a_stream_whose_directions_end_together_is_closed(
+    carried: Carried, clock: Any
+) -> None:
+    ours, theirs = await carried.pair()
+    peer, events = TheirSide(theirs), []
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carried.run, OneWay(ours), engine_now(), events)
+        await theirs.send_all(AMQP_HEADER + OPEN + CLOSE)
+        await peer.hear(Open, Close)
+        assert await peer.read_to_the_end() == b""
+
+    assert [type(event) for event in events] == [Opened, Closed]
+    assert trio.current_time() == 0

@@ -1,0 +1,187 @@
+"""What only the reactor does: many sockets, one task, and turns for everybody else."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from math import inf
+from typing import Any, TypeAlias
+
+import pytest
+import trio
+import trio.testing
+from carriers import Echo
+
+from amqp_rt.limits import Limits
+from amqp_rt.net.carrier import READ_SIZE, READS_IN_A_ROW
+from amqp_rt.net.driver import run_connection
+from amqp_rt.net.reactor import Reactor, open_reactor
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the reactor needs epoll")
+
+
+Pair: TypeAlias = Callable[[], tuple[trio.SocketStream, trio.SocketStream]]
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """Makes a stream for the driver and the peer's end of it, which the test may leave open."""
+    with ExitStack() as owned:
+
+        def make() -> tuple[trio.SocketStream, trio.SocketStream]:
+            ours, theirs = trio.socket.socketpair()
+            owned.callback(theirs.close)
+            return trio.SocketStream(ours), trio.SocketStream(theirs)
+
+        yield make
+
+
+async def run(
+    reactor: Reactor | None, stream: trio.SocketStream, engine: Any, **options: Any
+) -> None:
+    await run_connection(stream, engine, lambda events: None, reactor=reactor, **options)
+
+
+@pytest.mark.req("L1", "L3")
+async def test_more_sockets_are_served_than_fit_one_pass(pair: Pair) -> None:
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        pairs = [pair() for _ in range(200)]
+        for ours, _ in pairs:
+            nursery.start_soon(run, reactor, ours, Echo())
+        await trio.testing.wait_all_tasks_blocked()
+        for number, (_, theirs) in enumerate(pairs):
+            await theirs.send_all(b"%d" % number)
+        for number, (_, theirs) in enumerate(pairs):
+            assert await theirs.receive_some() == b"%d" % number
+            await theirs.aclose()
+
+
+@pytest.mark.req("L1", "L3")
+async def test_greedy_peers_do_not_starve_the_others_nor_the_program(pair: Pair) -> None:
+    """More peers than a pass has room for send without end; a quiet one is answered."""
+    greedy = READS_IN_A_ROW * 3
+    engines = [Deaf() for _ in range(greedy)]
+    heard = [0]
+
+    async def flood(stream: trio.SocketStream) -> None:
+        while True:
+            await stream.send_all(bytes(READ_SIZE))
+
+    async def look() -> None:
+        while True:
+            heard.append(sum(engine.heard for engine in engines))
+            await trio.lowlevel.checkpoint()
+
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        for engine in engines:
+            ours, theirs = pair()
+            nursery.start_soon(run, reactor, ours, engine)
+            nursery.start_soon(flood, theirs)
+        nursery.start_soon(look)
+        ours, theirs = pair()
+        nursery.start_soon(run, reactor, ours, Echo())
+        for _ in range(20):
+            await theirs.send_all(b"hello")
+            assert await theirs.receive_some() == b"hello"
+        while min(engine.heard for engine in engines) < 10 * READ_SIZE:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+    # The last chunk of a pass may begin with one octet of room left; two passes may lie
+    # between two looks.
+    most = 2 * (READS_IN_A_ROW + 1) * READ_SIZE
+    assert max(after - before for before, after in itertools.pairwise(heard)) <= most
+
+
+class Deaf(Echo):
+    def say(self, *buffers: bytes) -> None:
+        pass
+
+
+async def test_what_one_connection_causes_on_another_leaves_in_the_same_pass(pair: Pair) -> None:
+    """As in a broker: input here is output there."""
+    target, there = pair()
+    output = Echo()
+
+    class Forwarding(Echo):
+        def say(self, *buffers: bytes) -> None:
+            output.say(*buffers)
+
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        nursery.start_soon(run, reactor, target, output)
+        sources = [pair() for _ in range(10)]
+        for ours, _ in sources:
+            nursery.start_soon(run, reactor, ours, Forwarding())
+        await trio.testing.wait_all_tasks_blocked()
+        for _, theirs in sources:
+            await theirs.send_all(b"x")
+        data = b""
+        while len(data) < 10:
+            data += await there.receive_some()
+        assert data == b"x" * 10
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_end_of_the_reactor_drops_what_is_left(pair: Pair) -> None:
+    engine = Echo()
+    ours, theirs = pair()
+    async with trio.open_nursery() as nursery:
+        async with open_reactor() as reactor:
+            nursery.start_soon(run, reactor, ours, engine)
+            await theirs.send_all(b"hello")
+            assert await theirs.receive_some() == b"hello"
+        assert await theirs.receive_some() == b""
+    assert engine.finished
+
+
+async def test_an_error_in_the_block_is_raised_as_it_is() -> None:
+    with pytest.raises(KeyError):
+        async with open_reactor():
+            raise KeyError
+
+
+async def test_cancelling_one_connection_leaves_the_others(pair: Pair) -> None:
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        first, their_first = pair()
+        second, their_second = pair()
+        nursery.start_soon(run, reactor, second, Echo())
+        async with trio.open_nursery() as one:
+            one.start_soon(run, reactor, first, Echo())
+            await trio.testing.wait_all_tasks_blocked()
+            one.cancel_scope.cancel()
+        assert await their_first.receive_some() == b""
+        await their_second.send_all(b"hello")
+        assert await their_second.receive_some() == b"hello"
+        nursery.cancel_scope.cancel()
+
+
+async def test_alarms_ring_in_order_and_those_of_the_dead_do_not_pile_up(pair: Pair) -> None:
+    rung: list[int] = []
+
+    class Ticking(Echo):
+        def __init__(self, number: int, deadline: float) -> None:
+            super().__init__()
+            self.number = number
+            self.deadline = deadline
+
+        def tick(self, now: float) -> list[Any]:
+            rung.append(self.number)
+            self.deadline = inf
+            return []
+
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        assert reactor is not None
+        now = trio.current_time()
+        for number in (3, 1, 2):
+            nursery.start_soon(run, reactor, pair()[0], Ticking(number, now + number / 100))
+        while len(rung) < 3:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert rung == [1, 2, 3]
+        for _ in range(3_000):
+            ours, theirs = pair()
+            theirs.socket.close()
+            await run(reactor, ours, Ticking(0, trio.current_time() + 1_000), limits=Limits())
+        assert len(reactor._alarms) < 2_000
+        nursery.cancel_scope.cancel()

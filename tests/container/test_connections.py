@@ -424,28 +424,6 @@ async def test_closing_is_said_at_once_and_once() -> None:
     assert far.failures == []
 
 
-async def test_a_peer_that_does_not_answer_our_close_is_left(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    far = FarEnd()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(far.listen, "far")
-        async with Container("us", network=far.network) as us:
-            for error, bound in ((None, 6.0), (ZeroDivisionError(), 2.0)):
-                started = 0.0
-                try:
-                    async with us.connect("memory://far", reconnect=None):
-                        # It reads, and says nothing.
-                        far.engine.take = list  # type: ignore[method-assign]
-                        started = trio.current_time()
-                        if error is not None:
-                            raise error
-                except ZeroDivisionError:
-                    pass
-                assert trio.current_time() - started <= bound
-        nursery.cancel_scope.cancel()
-
-
 async def test_a_connection_that_has_not_begun_says_so() -> None:
     async with Container("c") as c:
         connection = Connection(c)

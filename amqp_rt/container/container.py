@@ -44,6 +44,7 @@ from ..net.driver import run_connection
 from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
 from ..net.memory import MemoryNetwork
 from ..net.preamble import recognise
+from ..net.reactor import Reactor, open_reactor
 from ..outcomes import MODIFIED_FAILED, Error
 from ..security.identities import Users
 from ..security.mechanisms import (
@@ -159,6 +160,8 @@ class Container:
         self._resources = Resources(resources)
         self._fronts: Sequence[Front] = [*fronts] or [Amqp10()]
         self._mechanisms = _mechanisms(sasl, users)
+        #: Waits for the sockets of all connections together, where the system has what it takes.
+        self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
         self._routes = RouteTable()
         #: The workers of every node, also of those that are served at peers only.
@@ -344,6 +347,7 @@ class Container:
             async with AsyncExitStack() as resources:
                 for kind, make in self._resources.unmade.items():
                     self._resources.made(kind, await resources.enter_async_context(make()))
+                self.reactor = await resources.enter_async_context(open_reactor())
                 async with trio.open_nursery() as connections:
                     try:
                         listeners = await connections.start(_open_nursery)
@@ -534,7 +538,14 @@ class Container:
             connection.handle(events)
 
         try:
-            await run_connection(stream, engine, handle, limits=self.limits, initial=data)
+            await run_connection(
+                stream,
+                engine,
+                handle,
+                limits=self.limits,
+                initial=data,
+                reactor=self.reactor,
+            )
         except Exception:
             # Nobody is to blame but us, and nobody else is to suffer for it.
             log.exception("the connection from %s broke", address or "a peer")
@@ -574,7 +585,7 @@ class Container:
                 log.exception("%s failed on a login", event.mechanism)
                 step = Failure("the mechanism failed")
         if isinstance(step, Challenge):
-            event.exchange.challenge(step.data)
+            connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
             self._known(engine)
             connection.handle(event.exchange.succeed(step.user, step.identity))

@@ -282,7 +282,7 @@ class Player:
             self.engine.close(p.error)
         elif isinstance(p, SaslChallenge):
             assert self.login is not None
-            self.login.exchange.challenge(p.challenge)
+            self._handle(self.login.exchange.challenge(p.challenge))
         elif isinstance(p, SaslOutcome):
             assert self.login is not None
             if p.code == OK:

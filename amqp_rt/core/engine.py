@@ -823,11 +823,13 @@ class Engine:
         self._layer = _LOGIN
         self._report(LoginRequested(mechanism, response, hostname, self._exchange))
 
-    def sasl_challenge(self, data: bytes) -> None:
-        """Ask the client for more."""
-        if self._layer == _LOGIN:
-            self._layer = _SASL
-            self._write_raw(performative_frame(0, SaslChallenge(data), SASL_FRAME))
+    def sasl_challenge(self, data: bytes) -> list[Event]:
+        """Ask the client for more; what it had sent already is read now."""
+        if self._layer != _LOGIN:
+            return []
+        self._layer = _SASL
+        self._write_raw(performative_frame(0, SaslChallenge(data), SASL_FRAME))
+        return self._run()
 
     def sasl_succeed(self, user: str | None, identity: Any, mechanism: str) -> list[Event]:
         """Let the client in; what it had sent already is read now."""
@@ -840,7 +842,6 @@ class Engine:
         self._sasl_done = True
         self._layer = _HEADER
         self._write_raw(performative_frame(0, SaslOutcome(OK), SASL_FRAME))
-        self._buffer.feed(b"")
         return self._run()
 
     def sasl_fail(self) -> None:

@@ -20,9 +20,12 @@ class SaslExchange:
         self.mechanism = mechanism
         self._engine = engine
 
-    def challenge(self, data: bytes) -> None:
-        """Ask the client for more; a further ``LoginRequested`` brings its response."""
-        self._engine.sasl_challenge(data)
+    def challenge(self, data: bytes) -> list[Event]:
+        """Ask the client for more; a further ``LoginRequested`` brings its response.
+
+        Returns the events of what it had sent already: handle them as those of ``receive``.
+        """
+        return self._engine.sasl_challenge(data)
 
     def succeed(self, user: str | None, identity: Any = None) -> list[Event]:
         """Let the client in as *user*.

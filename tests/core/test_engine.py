@@ -433,10 +433,9 @@ def test_challenges_go_back_and_forth() -> None:
 
     def on_login(event: LoginRequested) -> list[Event]:
         responses.append(event.response)
-        if len(responses) < 3:
-            event.exchange.challenge(b"abc")
-            return []
-        events: list[Event] = event.exchange.succeed("u")
+        exchange = event.exchange
+        events: list[Event]
+        events = exchange.challenge(b"abc") if len(responses) < 3 else exchange.succeed("u")
         return events
 
     joined = Joined(

@@ -35,8 +35,8 @@ from amqp_rt.core.performatives import (
     Flow,
     Open,
 )
-from amqp_rt.core.sasl_frames import SaslInit
-from amqp_rt.events import Closed, ConnectionFailed, Event, LoginRequested
+from amqp_rt.core.sasl_frames import SaslInit, SaslResponse
+from amqp_rt.events import Closed, ConnectionFailed, Event, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import KIB, Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Received
@@ -484,6 +484,18 @@ def test_a_login_is_answered_once() -> None:
     assert engine.peer.user == "u"
     assert not engine.finished
     assert kinds(engine) == ["SaslMechanisms", "SaslOutcome", "Open"]
+
+
+@pytest.mark.req("SE1", "X5")
+def test_what_a_client_sent_before_its_challenge_is_read_after_it() -> None:
+    engine = server(mechanisms=("PLAIN",), sasl_required=True)
+    script = frame(SaslInit("PLAIN", b"x"), kind=1) + frame(SaslResponse(b"y"), kind=1)
+    (event,) = engine.receive(SASL_HEADER + script + AMQP_HEADER + OPEN, 0.0)
+    assert isinstance(event, LoginRequested)
+    (again,) = event.exchange.challenge(b"c")
+    assert isinstance(again, LoginRequested)
+    assert again.response == b"y"
+    assert [type(e) for e in again.exchange.succeed("u")] == [Opened]
 
 
 @pytest.mark.req("SE1")

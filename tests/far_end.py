@@ -58,6 +58,7 @@ class FarEnd:
         self.recorders: list[Recorder] = []
         self.failures: list[Error] = []
         self._scopes: list[trio.CancelScope] = []
+        self._streams: list[Any] = []
         self._listening: dict[str, trio.MemoryReceiveChannel[Any]] = {}
         self._changed = trio.Event()
 
@@ -91,6 +92,14 @@ class FarEnd:
     def drop(self) -> None:
         """Lose the connection: no close is said."""
         self._scopes[-1].cancel()
+
+    def mute(self) -> None:
+        """Let nothing that the peer says on the latest connection arrive any more."""
+
+        def swallow(data: Any) -> int:
+            return sum(map(len, data)) if isinstance(data, list) else len(data)
+
+        self._streams[-1].send = self._streams[-1].sendmsg = swallow
 
     def close_door(self, name: str) -> None:
         """Listen no more at *name*; connections that stand stay."""
@@ -128,6 +137,7 @@ class FarEnd:
             trio.current_time(),
         )
         self.engines.append(engine)
+        self._streams.append(stream)
 
         def handle(events: list[Event]) -> None:
             for event in events:

@@ -390,6 +390,8 @@ class Receiver(LinkHandle):
             expiry_policy=Symbol("never" if durable else "session-end"),
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
+        #: As the peer answered it.
+        self._answered: Source | None = None
         self._target = Target(address=target)
         self._credit = credit
         self._modes = (snd_settle_mode, rcv_settle_mode)
@@ -415,9 +417,12 @@ class Receiver(LinkHandle):
         """The source as the peer answered it: filters that are in place, mode, capabilities.
 
         Raises:
-            LinkDetached: The link is not attached.
+            LinkDetached: The link has not been attached yet, or never was.
         """
-        return self.link.source or Source()
+        if self._answered is None:
+            self._refuse_if_over()
+            raise LinkDetached(f"{self!r} is not attached yet")
+        return self._answered
 
     @property
     def credit(self) -> int:
@@ -694,6 +699,7 @@ class Receiver(LinkHandle):
     def _begin(self, link: Any) -> None:
         if link.source is not None:
             self.address = link.source.address
+        self._answered = link.source or Source()
         self._open_window(link)
 
     def _open_window(self, link: ReceivingLink) -> None:

@@ -293,6 +293,8 @@ class Sender(LinkHandle):
             durable=durable,
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
+        #: As the peer answered it.
+        self._answered: Target | None = None
         self._source = Source(address=source)
         self._settled = settled
         self._modes = (
@@ -322,10 +324,12 @@ class Sender(LinkHandle):
         """The target as the peer answered it.
 
         Raises:
-            LinkDetached: The link is not attached.
+            LinkDetached: The link has not been attached yet, or never was.
         """
-        found = self.link.target
-        return found if isinstance(found, Target) else Target()
+        if self._answered is None:
+            self._refuse_if_over()
+            raise LinkDetached(f"{self!r} is not attached yet")
+        return self._answered
 
     @property
     def credit(self) -> int:
@@ -639,6 +643,7 @@ class Sender(LinkHandle):
     def _begin(self, link: Any) -> None:
         if isinstance(link.target, Target):
             self.address = link.target.address
+            self._answered = link.target
         self._pump(link)
 
     def on_credit(self, link: SendingLink) -> None:

@@ -500,6 +500,14 @@ async def test_the_source_is_what_the_peer_answers() -> None:
     far.on_attach = lambda link: far.accept(link, source=Source(address="q")) and None
     async with connected(far) as peer, peer.receiver("q", filter={"mine": 1}) as messages:
         assert messages.source.filter is None
+        far.link.detach()
+        await far.until(lambda: messages.closed)
+        assert messages.source.address == "q"
+        far.on_attach = lambda link: None
+        with pytest.raises(LinkDetached, match="not attached yet"):
+            peer.receiver("q").source  # noqa: B018
+        with pytest.raises(LinkDetached, match="not attached yet"):
+            peer.sender("q").target  # noqa: B018
 
 
 @pytest.mark.req("M33", "M34")

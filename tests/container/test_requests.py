@@ -13,6 +13,7 @@ import trio
 from far_end import FarEnd, connected
 
 from amqp_rt.container.container import Container
+from amqp_rt.container.recovery import Reconnect
 from amqp_rt.container.requests import STREAM_END
 from amqp_rt.container.routes import rpc
 from amqp_rt.errors import (
@@ -388,6 +389,83 @@ async def test_the_connection_lost_is_told_to_every_call() -> None:
             nursery.start_soon(read)
         await node.far.until(lambda: len(node.requests) == 6)
         node.far.drop()
+
+
+# --- when the connection is lost and comes back -----------------------------------------------
+
+SOON = Reconnect(first_delay_s=1, jitter=0)
+
+
+@pytest.mark.req("A6", "X25")
+async def test_a_call_waits_for_the_next_connection(autojump_clock: trio.testing.MockClock) -> None:
+    node = Node(echoing)
+    async with connected(node.far, reconnect=SOON) as peer:
+        assert await peer.call("q", 1) == 1
+        node.far.drop()
+        await peer.wait_changed()
+        started = trio.current_time()
+        assert (peer.state, await peer.call("q", 2)) == ("recovering", 2)
+        assert trio.current_time() - started == pytest.approx(1, abs=0.1)
+        assert [part async for part in peer.stream("q", 3)] == [3]
+        # The reply address is the new connection's.
+        first, second, _ = node.requests
+        assert first.reply_to != second.reply_to
+
+
+@pytest.mark.req("A6", "X25")
+async def test_a_call_does_not_wait_longer_than_its_deadline(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    node = Node(echoing)
+    async with connected(node.far, reconnect=SOON) as peer:
+        await peer.call("q", 1)
+        node.far.close_door("far")
+        node.far.drop()
+        await peer.wait_changed()
+        started = trio.current_time()
+        with pytest.raises(DeadlineExceeded):
+            await peer.call("q", 2, within=5)
+        with pytest.raises(DeadlineExceeded):
+            await anext(peer.stream("q", 2, within=5))
+        assert trio.current_time() - started == pytest.approx(10)
+        assert len(node.requests) == 1
+
+
+@pytest.mark.req("A6", "X25")
+async def test_a_request_that_had_left_is_in_doubt_and_one_that_had_not_goes_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    node = Node()
+    outcomes: dict[str, Any] = {}
+
+    async def call(body: str) -> None:
+        try:
+            outcomes[body] = await peer.call("q", body)
+        except ConnectionLost as error:
+            outcomes[body] = error
+
+    async def read(body: str) -> None:
+        try:
+            outcomes[body] = [part async for part in peer.stream("q", body)]
+        except ConnectionLost as error:
+            outcomes[body] = error
+
+    async with connected(node.far, reconnect=SOON) as peer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, "left")
+            nursery.start_soon(read, "streamed")
+            await node.far.until(lambda: len(node.requests) == 2)
+            requests = next(link for link in node.far.links if hasattr(link, "grant"))
+            requests.grant(0)
+            await node.far.until(lambda: not peer._calls()._senders["q"].credit)
+            nursery.start_soon(call, "waits")
+            await trio.testing.wait_all_tasks_blocked()
+            node.answer = echoing
+            node.far.drop()
+        assert outcomes.pop("waits") == "waits"
+        assert set(outcomes) == {"left", "streamed"}
+        assert all(isinstance(each, ConnectionLost) for each in outcomes.values())
+        assert [str(request.body) for request in node.requests[2:]] == ["waits"]
 
 
 # --- streams ---------------------------------------------------------------------------------

@@ -27,6 +27,10 @@ MEASURES = {
     "growth": growth.cases,
 }
 
+#: What these find moves little from round to round, and takes long.
+STEADY = ("memory", "growth")
+STEADY_ROUNDS = 2
+
 EPILOG = """\b
 Examples:
   python -m benchmarks --quick                      a minute: ourselves only, for CI
@@ -55,7 +59,7 @@ def _list(context: click.Context, parameter: click.Parameter, value: str) -> tup
     help="Which of our two forms.",
 )
 @click.option("--sizes", default="0,100,1024,65536", callback=_list, help="Bodies in bytes.")
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 100))
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option(
     "--seconds",
     default=1.0,
@@ -152,9 +156,10 @@ def main(
             except RoleFailed as error:
                 results.failures[name] = str(error)
                 continue
-            progress = Progress(sum(len(case.runs) for case in found) * rounds)
+            turns = min(rounds, STEADY_ROUNDS) if name in STEADY else rounds
+            progress = Progress(sum(len(case.runs) for case in found) * turns)
             for case in found:
-                run(case, results, rounds, progress)
+                run(case, results, turns, progress)
             progress.end()
 
     verdicts = judge(results, targets)

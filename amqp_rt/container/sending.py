@@ -433,6 +433,9 @@ class Sender(LinkHandle):
                     receipts.popleft()
                 if receipts and receipts[0].done:
                     break
+                if len(receipts) >= self.max_pending:
+                    # Outcomes out of order: what waits for the first one is bounded too.
+                    await receipts[0].accepted()
                 if len(self._queue) + len(self._unsettled) >= self.max_pending:
                     await self.wait_for_room()
                 receipt = Receipt(self, payload)

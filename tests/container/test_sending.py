@@ -364,6 +364,32 @@ async def test_many_are_sent_and_counted() -> None:
     assert {message.subject for message in messages(far)} == {"n"}
 
 
+async def test_outcomes_out_of_order_do_not_pile_up() -> None:
+    far = FarEnd(credit=20)
+    taken: list[int] = []
+
+    def numbers() -> Any:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    async with (
+        connected(far) as peer,
+        peer.sender("q", max_pending=10) as out,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(out.send_many, numbers())
+        await far.until(lambda: len(far.heard.deliveries) == 10)
+        first, *others = far.heard.deliveries
+        far.heard.settle = ACCEPTED
+        for each in others:
+            each.settle(ACCEPTED)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert len(taken) <= 12
+        first.settle(ACCEPTED)
+    assert len(taken) == 100
+
+
 async def test_the_first_refusal_ends_many() -> None:
     far = FarEnd(settle=rejected("amqp:not-allowed", "full"), credit=1)
     taken: list[int] = []

@@ -7,7 +7,7 @@ same; the first test sees to both.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from amqp_rt.container import connections, recovery
 from amqp_rt.container.container import Container
 from amqp_rt.container.receiving import Delivery, Receiver
 from amqp_rt.container.requests import ReplyStream
-from amqp_rt.container.routes import node
+from amqp_rt.container.routes import node, rpc, source
 from amqp_rt.container.sending import Receipt, Sender, StreamedMessage
 from amqp_rt.errors import ConnectFailed, LinkDetached
 from amqp_rt.fronts.base import RCV_SECOND
@@ -585,3 +585,130 @@ async def test_serving_at_a_peer() -> None:
             await far.until(lambda: taken)
         nursery.cancel_scope.cancel()
     assert taken == ["x"]
+
+
+# --- anywhere --------------------------------------------------------------------------------
+
+
+class Everything:
+    """A node of each kind."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    @node("take")
+    async def take(self, number: int) -> None:
+        await trio.lowlevel.checkpoint()
+        self.taken.append(number)
+
+    @rpc("double")
+    async def double(self, number: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return 2 * number
+
+    @rpc("count")
+    async def count(self, to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+
+    @source("numbers", mode="move")
+    async def numbers(self) -> AsyncIterator[int]:
+        for number in range(1000):
+            yield number
+
+
+async def send_one(peer: connections.Connection, out: Sender) -> None:
+    await out.send(1)
+
+
+async def send_some(peer: connections.Connection, out: Sender) -> None:
+    await out.send_many(range(20))
+
+
+async def attach_and_send(peer: connections.Connection, out: Sender) -> None:
+    async with peer.sender("take", name="mine") as mine:
+        await mine.send_many(range(3))
+
+
+async def write_stream(peer: connections.Connection, out: Sender) -> None:
+    async with out.stream() as body:
+        for _ in range(3):
+            await body.write(b"1")
+
+
+async def take_some(peer: connections.Connection, out: Sender) -> None:
+    async with peer.receiver("numbers", credit=3) as messages:
+        for _ in range(5):
+            async with await messages.receive():
+                pass
+        await messages.drain()
+
+
+async def get_one(peer: connections.Connection, out: Sender) -> None:
+    async with peer.receiver("numbers", credit=0) as messages:
+        await messages.get(within=1)
+
+
+async def call_some(peer: connections.Connection, out: Sender) -> None:
+    for number in range(3):
+        assert await peer.call("double", number, reply=int, within=10) == 2 * number
+
+
+async def read_stream(peer: connections.Connection, out: Sender) -> None:
+    assert [part async for part in peer.stream("count", 5, credit=2)] == [0, 1, 2, 3, 4]
+
+
+async def use_session(peer: connections.Connection, out: Sender) -> None:
+    async with peer.session() as session, session.sender("take") as mine:
+        await mine.send(1)
+
+
+@pytest.mark.req("A13")
+@pytest.mark.parametrize(
+    "use",
+    [
+        send_one,
+        send_some,
+        attach_and_send,
+        write_stream,
+        take_some,
+        get_one,
+        call_some,
+        read_stream,
+        use_session,
+    ],
+)
+async def test_cancelled_anywhere_the_connection_goes_on(
+    use: Callable[[connections.Connection, Sender], Awaitable[None]],
+) -> None:
+    """After every number of passes of the scheduler, until the whole of it is done."""
+    async with (
+        Container("c", nodes=[Everything()]) as container,
+        container.local() as peer,
+        peer.sender("take") as out,
+    ):
+        for passes in range(500):
+            done = False
+
+            async def run() -> None:
+                nonlocal done
+                await use(peer, out)
+                done = True
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(run)
+                for _ in range(passes):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            if done:
+                break
+            assert peer.state == "open"
+            with trio.fail_after(5):
+                await out.send(2)
+                assert await peer.call("double", 4, reply=int) == 8
+                assert [part async for part in peer.stream("count", 2)] == [0, 1]
+        assert done
+        with trio.fail_after(5):
+            await out.flush()
+        assert peer._calls()._replies is not None
+        assert not peer._calls()._replies.calls

@@ -3,8 +3,8 @@
 A role is started as ``PROGRAM ROLE '{"option": …}'``. It prints ``{"ready": 1}``, a server with its
 ``port``, once it can be used, and its result in the end. Servers and consumers end when the parent
 closes their standard input, consumers after as many messages as the line that the parent wrote
-there says. Times in results are in seconds of the machine's monotonic clock, which all processes
-share; ``cpu`` is the role's own, from its first message to its last.
+there says. Times in results are seconds on a clock of the process; ``cpu`` is its processor time
+after the warm-up.
 """
 
 from __future__ import annotations

@@ -59,18 +59,19 @@ class Role(MessagingHandler):
     def count(self):
         """Count a message; those that come after the warm-up are timed."""
         result = self.result
+        now = time.monotonic()
         result["n"] += 1
         if "first" in result:
             result["measured"] += 1
+            result["last"] = now
         else:
-            now = time.monotonic()
             self.came = self.came or now
             if now - self.came >= self.options["warmup"]:
                 result["first"] = now
                 self.cpu = time.process_time()
 
-    def last(self):
-        self.result["last"] = time.monotonic()
+    def end(self):
+        """No more will come."""
         self.result["cpu"] = time.process_time() - self.cpu
 
 
@@ -92,7 +93,7 @@ class Sink(Role):
         self.count()
 
     def on_connection_closing(self, event):
-        self.last()
+        self.end()
 
 
 class Source(Role):
@@ -162,12 +163,12 @@ class Consume(Role):
     def on_message(self, event):
         event.message.body  # noqa: B018
         self.count()
-        self.last()
         if self.expected is not None:
             self.on_expected(event)
 
     def on_expected(self, event):
         if self.result["n"] >= self.expected:
+            self.end()
             self.container.stop()
 
 
@@ -202,7 +203,7 @@ class Echo(Role):
         )
 
     def on_connection_closing(self, event):
-        self.last()
+        self.end()
 
 
 class Call(Role):

@@ -641,7 +641,6 @@ async def take_some(peer: connections.Connection, out: Sender) -> None:
         for _ in range(5):
             async with await messages.receive():
                 pass
-        await messages.drain()
 
 
 async def get_one(peer: connections.Connection, out: Sender) -> None:

@@ -61,14 +61,15 @@ _IDLE_STREAMS_MAX: Final = 8
 class _Call(Receipt):
     """A request under way: over when its reply is here, or when there will be none."""
 
-    __slots__ = ("_caller", "failure", "key", "reply")
+    __slots__ = ("caller", "failure", "key", "reply")
 
     def __init__(self, sender: Sender, key: str) -> None:
         super().__init__(sender, b"")
         self.key = key
         self.reply: Message | None = None
         self.failure: AmqpError | None = None
-        self._caller: trio.lowlevel.Task | None = None
+        #: The task that waits for the reply.
+        self.caller: trio.lowlevel.Task | None = None
 
     def answer(self, reply: Message) -> None:
         """The reply has come, maybe before the outcome of the request."""
@@ -93,17 +94,18 @@ class _Call(Receipt):
 
     def wake(self) -> None:
         """Let the caller see what has come."""
-        if self._caller is not None:
-            caller, self._caller = self._caller, None
+        if self.caller is not None:
+            caller, self.caller = self.caller, None
             trio.lowlevel.reschedule(caller)
 
     async def park(self) -> None:
         """Until woken. Cancelled, nothing has changed."""
-        self._caller = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
+        self.caller = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self.abort)
 
-    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        self._caller = None
+    def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        """The task that waits is cancelled."""
+        self.caller = None
         return trio.lowlevel.Abort.SUCCEEDED
 
 
@@ -161,7 +163,7 @@ class _Replies(_ReplyLink):
             if each.message_format == MESSAGE_FORMAT:
                 try:
                     message = Message.decode(each.payload)
-                    key = message.correlation_id
+                    key = message.properties.correlation_id
                 except DecodeError:
                     key = None
                 if isinstance(key, str) and (call := self.calls.get(key)) is not None:
@@ -300,8 +302,10 @@ class Requests:
             replies.calls[call.key] = call
             try:
                 sender.submit(call)
-                if call.reply is None and call.failure is None:
-                    await call.park()
+                if call.failure is None:
+                    # As park() does, without a coroutine more for each call.
+                    call.caller = trio.lowlevel.current_task()
+                    await trio.lowlevel.wait_task_rescheduled(call.abort)
             finally:
                 del replies.calls[call.key]
                 if call.reply is None:

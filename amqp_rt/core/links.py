@@ -786,6 +786,9 @@ class SenderLink(Link):
         sending.complete = True
         sending.aborted = True
         sending.settled = True
+        if sending.delivery_id >= 0:
+            # Whether the abort itself still leaves or not, nobody is to decide about it any more.
+            self.session.forget_outgoing(sending.delivery_id)
         if self._current is sending:
             self._current = None
         if self._over or not self.attached:
@@ -869,7 +872,6 @@ class SenderLink(Link):
         transfer = Transfer(
             self.handle, sending.delivery_id, sending.tag, 0, settled=True, aborted=True
         )
-        session.forget_outgoing(sending.delivery_id)
         session.write_transfer(any_transfer(session.channel, transfer, 0), b"")
 
     def drained(self) -> None:

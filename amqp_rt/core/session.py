@@ -650,6 +650,7 @@ class Session:
         self._unanswered.clear()
         self._names.clear()
         self.links.clear()
+        self._free_handles.clear()
         self._remote.clear()
         self._outgoing.clear()
         self._incoming.clear()

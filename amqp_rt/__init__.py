@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .container.connections import Connection
     from .container.container import Container
     from .container.receiving import Delivery, Receiver
-    from .container.recovery import Reconnect
+    from .container.recovery import Reconnect, connect
     from .container.routes import Deadline, Modify, Reject, Release, Router, node, rpc, source
     from .container.sending import Sender
     from .events import Peer
@@ -43,6 +43,7 @@ __all__ = [
     "Router",
     "Sender",
     "__version__",
+    "connect",
     "node",
     "rpc",
     "source",
@@ -73,6 +74,7 @@ _HOMES: dict[str, str] = {
     "Release": "amqp_rt.container.routes",
     "Router": "amqp_rt.container.routes",
     "Sender": "amqp_rt.container.sending",
+    "connect": "amqp_rt.container.recovery",
     "node": "amqp_rt.container.routes",
     "rpc": "amqp_rt.container.routes",
     "source": "amqp_rt.container.routes",

@@ -19,10 +19,39 @@ from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.net.driver import run_connection
-from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.net.memory import MemoryNetwork, MemoryStream
 from amqp_rt.outcomes import Error, Outcome
 from amqp_rt.termini import Source
 from amqp_rt.testing.pairs import Recorder
+
+
+class _Line(trio.abc.HalfCloseableStream):
+    """The stream to us, which the peer may stop using."""
+
+    def __init__(self, stream: MemoryStream) -> None:
+        self.mute = False
+        self._stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self.mute:
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        while True:
+            data = await self._stream.receive_some(max_bytes)
+            if not data or not self.mute:
+                return data
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class FarEnd:
@@ -58,7 +87,7 @@ class FarEnd:
         self.recorders: list[Recorder] = []
         self.failures: list[Error] = []
         self._scopes: list[trio.CancelScope] = []
-        self._streams: list[Any] = []
+        self._lines: list[_Line] = []
         self._listening: dict[str, trio.MemoryReceiveChannel[Any]] = {}
         self._changed = trio.Event()
 
@@ -94,12 +123,8 @@ class FarEnd:
         self._scopes[-1].cancel()
 
     def mute(self) -> None:
-        """Let nothing that the peer says on the latest connection arrive any more."""
-
-        def swallow(data: Any) -> int:
-            return sum(map(len, data)) if isinstance(data, list) else len(data)
-
-        self._streams[-1].send = self._streams[-1].sendmsg = swallow
+        """The peer hangs: on the latest connection, it hears and says nothing any more."""
+        self._lines[-1].mute = True
 
     def close_door(self, name: str) -> None:
         """Listen no more at *name*; connections that stand stay."""
@@ -137,7 +162,8 @@ class FarEnd:
             trio.current_time(),
         )
         self.engines.append(engine)
-        self._streams.append(stream)
+        line = _Line(stream)
+        self._lines.append(line)
 
         def handle(events: list[Event]) -> None:
             for event in events:
@@ -154,7 +180,7 @@ class FarEnd:
 
         with trio.CancelScope() as scope:
             self._scopes.append(scope)
-            await run_connection(stream, engine, handle, limits=self.limits)
+            await run_connection(line, engine, handle, limits=self.limits)
 
 
 @asynccontextmanager

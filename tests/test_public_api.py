@@ -33,6 +33,7 @@ PUBLIC: dict[str, set[str]] = {
         "Release",
         "Router",
         "Sender",
+        "connect",
         "node",
         "rpc",
         "source",

@@ -21,6 +21,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,7 +78,8 @@ class Reconnect(Struct, frozen=True, kw_only=True):
     #: Seconds before the first attempt, and the most between two.
     first_delay_s: float = 0.1
     delay_max_s: float = 10.0
-    #: Each pause is this much longer than the one before.
+    #: Each pause is this much longer than the one before, until a connection has stood for
+    #: ``delay_max_s``.
     factor: float = 2.0
     #: Each pause is shortened by up to this part of it, at random, so that the clients of a
     #: broker that restarts do not all come at once.
@@ -184,15 +186,18 @@ async def connect(
             yield connection
             hasty = False
         finally:
-            connection.close()
-            with trio.CancelScope(shield=hasty) as grace:
-                grace.deadline = trio.current_time() + (
-                    HASTY_CLOSE_GRACE_S if hasty else CLOSE_GRACE_S
-                )
-                await connection.wait_closed()
-            dialler.stop()
-            with trio.CancelScope(shield=True):
-                await dialler.stopped.wait()
+            try:
+                with _grace(hasty=hasty):
+                    await dialler.close()
+            finally:
+                dialler.stop()
+                with trio.CancelScope(shield=True):
+                    await dialler.wait_stopped()
+
+
+def _grace(*, hasty: bool) -> trio.CancelScope:
+    """The time in which a connection may close politely; after an exception nothing shortens it."""
+    return trio.move_on_after(HASTY_CLOSE_GRACE_S if hasty else CLOSE_GRACE_S, shield=hasty)
 
 
 @asynccontextmanager
@@ -209,6 +214,7 @@ async def local(container: Container) -> AsyncIterator[Connection]:
     connection.start(engine)
     scope = trio.CancelScope()
     stopped = trio.Event()
+    left = trio.Event()
 
     async def run() -> None:
         try:
@@ -219,7 +225,10 @@ async def local(container: Container) -> AsyncIterator[Connection]:
             stopped.set()
 
     async def accept() -> None:
-        await container.accept(theirs, address="local", trusted=True)
+        try:
+            await container.accept(theirs, address="local", trusted=True)
+        finally:
+            left.set()
 
     container.start_connection(accept)
     container.start_connection(run)
@@ -229,13 +238,14 @@ async def local(container: Container) -> AsyncIterator[Connection]:
         yield connection
         hasty = False
     finally:
-        connection.close()
-        with trio.CancelScope(shield=hasty) as grace:
-            grace.deadline = trio.current_time() + (HASTY_CLOSE_GRACE_S if hasty else CLOSE_GRACE_S)
-            await connection.wait_closed()
-        scope.cancel()
-        with trio.CancelScope(shield=True):
-            await stopped.wait()
+        try:
+            with _grace(hasty=hasty):
+                await connection.aclose()
+        finally:
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                await stopped.wait()
+                await left.wait()
 
 
 def client_options(
@@ -263,12 +273,19 @@ class Dialler:
         self._plan = plan
         self._scope = trio.CancelScope()
         self._failure: AmqpError | None = None
+        #: The next pause, and when the latest connection began: one that was lost soon after it
+        #: stood does not shorten the pauses.
+        self._delay = 0.0
+        self._began = 0.0
         #: Where the peer has sent us; tried before anything else, once.
         self._redirected: Url | None = None
         self._redirects = 0
         self._at: Url | None = None
         #: Connections for links that were redirected, by where they lead.
         self._elsewhere: dict[Url, Dialler] = {}
+        #: Redirected links that are on their way.
+        self._moving = 0
+        self._moved = trio.lowlevel.ParkingLot()
 
     async def first(self) -> None:
         """Wait for the first connection, or for the last failure to make one.
@@ -280,11 +297,30 @@ class Dialler:
         if self._failure is not None and not self.connection.stood:
             raise self._failure
 
+    async def close(self) -> None:
+        """Close the connection, and those of redirected links; wait for the peers' answers."""
+        for each in self._all():
+            each.connection.close()
+        for each in self._all():
+            await each.connection.wait_closed()
+
     def stop(self) -> None:
         """Dial no more, and drop what is not closed yet."""
-        self._scope.cancel()
-        for dialler in self._elsewhere.values():
-            dialler.stop()
+        for each in self._all():
+            each._scope.cancel()
+
+    async def wait_stopped(self) -> None:
+        """Wait until nothing runs any more."""
+        for each in self._all():
+            await each.stopped.wait()
+            while each._moving:
+                await each._moved.park()
+
+    def _all(self) -> list[Dialler]:
+        found = [self]
+        for each in self._elsewhere.values():
+            found += each._all()
+        return found
 
     async def run(self) -> None:
         """Connect, and connect again, until there is nothing to connect for."""
@@ -297,6 +333,8 @@ class Dialler:
                 connection.lose(_as_lost(self._failure))
             else:
                 connection.lose(connection.lost_error())
+            for dialler in self._elsewhere.values():
+                dialler.connection.close()
             self.stopped.set()
 
     async def _run(self) -> AmqpError | None:
@@ -315,18 +353,19 @@ class Dialler:
         """Dial again with growing pauses; None once a connection stood and is over."""
         policy = self._plan.reconnect
         assert policy is not None
-        delay = policy.first_delay_s
         since = trio.current_time()
+        if not self._delay or since - self._began >= policy.delay_max_s:
+            self._delay = policy.first_delay_s
         while True:
             if self._redirected is None:
-                await trio.sleep(delay * (1 - policy.jitter * self._plan.jitter()))
+                await trio.sleep(self._delay * (1 - policy.jitter * self._plan.jitter()))
+                self._delay = min(self._delay * policy.factor, policy.delay_max_s)
             failure = await self._try_each()
             if failure is None or isinstance(failure, AuthenticationFailed):
                 return failure
             if trio.current_time() - since >= policy.give_up_after_s:
                 return failure
             log.info("%s", failure)
-            delay = min(delay * policy.factor, policy.delay_max_s)
 
     async def _try_each(self) -> AmqpError | None:
         """Try every URL once; None if one was connected to, and its connection is over by now."""
@@ -388,6 +427,7 @@ class Dialler:
         engine.peer.address = str(url)
         engine.peer.virtual_host = hostname or ""
         self._at = url
+        self._began = trio.current_time()
         connection.recovers = plan.reconnect is not None and not connection.closing
         connection.start(engine)
         if connection.closing:
@@ -446,27 +486,13 @@ class Dialler:
         """Move *link* where the peer wants it; whether that is tried."""
         if self._at is None or self.connection.closing:
             return False
-        self._container.start_connection(lambda: self._move(link, error))
+        self._moving += 1
+        self._container.start_connection(partial(self._move, link, error))
         return True
 
     async def _move(self, link: LinkHandle, error: Error) -> None:
-        assert self._at is not None
-        url = redirected(self._at, error)
-        address = _info(error).get("address")
-        dialler = self._elsewhere.get(url)
         try:
-            if url == self._at:
-                dialler = self
-            elif dialler is None or dialler.connection.state == "closed":
-                if len(self._elsewhere) >= REDIRECT_CONNECTIONS_MAX:
-                    raise ConnectFailed("the peer redirects links to too many places")
-                dialler = Dialler(self._container, [url], self._plan)
-                self._elsewhere[url] = dialler
-                self._container.start_connection(dialler.run)
-                self._container.start_connection(lambda: self._outlive(url))
-            await dialler.first()
-            if not link.closed:
-                link.move(dialler.connection.default_session, address)
+            await self._move_to(*self._place(error), link)
         except AmqpError as failure:
             link.lost(
                 LinkDetached(
@@ -475,21 +501,36 @@ class Dialler:
                     info=error.info,
                 )
             )
+        finally:
+            self._moving -= 1
+            self._moved.unpark_all()
 
-    async def _outlive(self, url: Url) -> None:
-        """Close the connection to *url* when ours is over; forget it when it is over itself."""
-        dialler = self._elsewhere[url]
-        async with trio.open_nursery() as nursery:
+    def _place(self, error: Error) -> tuple[Dialler, str | None]:
+        """The connection that a redirect points to, and the address there."""
+        assert self._at is not None
+        url = redirected(self._at, error)
+        address = _info(error).get("address")
+        dialler = self._elsewhere.get(url)
+        if url == self._at:
+            dialler = self
+        elif dialler is None or dialler.connection.state == "closed":
+            if len(self._elsewhere) >= REDIRECT_CONNECTIONS_MAX:
+                raise ConnectFailed("the peer redirects links to too many places")
+            dialler = self._elsewhere[url] = Dialler(self._container, [url], self._plan)
+            self._container.start_connection(partial(self._run_elsewhere, url, dialler))
+        return dialler, address if isinstance(address, str) else None
 
-            async def follow() -> None:
-                await self.connection.wait_closed()
-                dialler.connection.close()
+    async def _move_to(self, dialler: Dialler, address: str | None, link: LinkHandle) -> None:
+        await dialler.first()
+        if not link.closed:
+            link.move(dialler.connection.default_session, address)
 
-            nursery.start_soon(follow)
-            await dialler.stopped.wait()
-            nursery.cancel_scope.cancel()
-        if self._elsewhere.get(url) is dialler:
-            del self._elsewhere[url]
+    async def _run_elsewhere(self, url: Url, dialler: Dialler) -> None:
+        try:
+            await dialler.run()
+        finally:
+            if self._elsewhere.get(url) is dialler:
+                del self._elsewhere[url]
 
 
 def redirected(url: Url, error: Error) -> Url:

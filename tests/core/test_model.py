@@ -425,16 +425,18 @@ class JoinedEngines(RuleBasedStateMachine):
         if not hasattr(self, "engines"):
             return
         # Everybody does what is expected of him, and all comes to rest.
-        for _ in range(3):
-            while self.asked:
-                self.answer(True)
-            for message in self.open_messages():
-                message.whole = True
-                message.sending.write(b"", more=False)
+        self.settle_down()
+        self.answer(True)
+        for message in self.open_messages():
+            message.whole = True
+            message.sending.write(b"", more=False)
+        before = -1
+        while before != (read := sum(map(len, self.all_bodies()))):
+            before = read
+            self.settle_down()
             for pipe in self.pipes.values():
                 if pipe.streaming:
                     self.read_all(pipe)
-            self.settle_down()
         for pipe in self.pipes.values():
             self.at_rest(pipe)
         for engine in self.engines:
@@ -442,6 +444,9 @@ class JoinedEngines(RuleBasedStateMachine):
             if not self.over:
                 assert engine.state == "OPENED"
         self.bye()
+
+    def all_bodies(self) -> list[bytes]:
+        return [body for pipe in self.pipes.values() for body in pipe.bodies.values()]
 
     def at_rest(self, pipe: Pipe) -> None:
         if not pipe.attached:

@@ -1,0 +1,670 @@
+"""Every bound of ``amqp_rt.limits``: what is at it is taken, what is above it has an exact answer.
+
+``PROVED_BY`` names for each bound the tests that reach it, here and elsewhere. A bound without a
+test, and a test that is not there, fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sanity import check
+from wire import (
+    BEGIN,
+    OPEN,
+    begun,
+    closed_with,
+    detached_with,
+    ended_with,
+    frame,
+    kinds,
+    opened,
+    said,
+    server,
+    transfer,
+)
+
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.core.engine import Engine
+from amqp_rt.core.frames import AMQP_HEADER, SASL_HEADER
+from amqp_rt.core.performatives import (
+    Attach,
+    Begin,
+    Detach,
+    Disposition,
+    Flow,
+    Open,
+)
+from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
+from amqp_rt.events import Closed, ConnectionFailed, LoginRequested, Opened
+from amqp_rt.fronts import amqp10
+from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.termini import Source, Target
+from amqp_rt.testing.pairs import Joined, Recorder
+
+HERE = "abuse/test_limits.py::"
+PROVED_BY: dict[str, tuple[str, ...]] = {
+    # What the engines enforce.
+    "frame_size_before_open": (f"{HERE}test_frame_size_before_open",),
+    "frame_size_max": (f"{HERE}test_frame_size_max",),
+    "message_size_max": (f"{HERE}test_message_size_max",),
+    "streaming_message_size_max": (f"{HERE}test_streaming_message_size_max",),
+    "channel_max": (f"{HERE}test_channel_max", f"{HERE}test_sessions_of_both_sides"),
+    "handle_max": (f"{HERE}test_handle_max", f"{HERE}test_links_without_an_answer"),
+    "nesting_max": (f"{HERE}test_nesting_max",),
+    "elements_max": (f"{HERE}test_elements_max",),
+    "session_window": (f"{HERE}test_session_window",),
+    "session_window_bytes": (
+        f"{HERE}test_session_window_bytes_of_unfinished_messages",
+        f"{HERE}test_session_window_bytes_of_unread_streams",
+    ),
+    "unsettled_max": (
+        f"{HERE}test_unsettled_max_of_what_comes",
+        f"{HERE}test_unsettled_max_of_what_goes",
+    ),
+    "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
+    "output_max": (f"{HERE}test_output_max", "net/test_driver.py"),
+    "handshake_s": (f"{HERE}test_handshake_s",),
+    "close_grace_s": (f"{HERE}test_close_grace_s",),
+    "idle_timeout_s": (f"{HERE}test_idle_timeout_s",),
+    "idle_timeout_min_s": (f"{HERE}test_idle_timeout_min_s",),
+    "sasl_response_max": (f"{HERE}test_sasl_response_max",),
+    "login_ahead_max": (f"{HERE}test_login_ahead_max",),
+    "name_max": (f"{HERE}test_name_max",),
+    # What is enforced above them.
+    "sections_max": ("test_message.py::test_there_are_at_most_sections_max_sections",),
+    "write_stall_s": ("net/test_driver.py::test_a_peer_that_does_not_read_is_dropped",),
+    "connections_max": ("net/test_listeners.py::test_connections_are_bounded_at_the_number",),
+    "connections_unauthenticated_max": (
+        "net/test_listeners.py::test_strangers_are_bounded_and_make_room_by_logging_in",
+    ),
+    "connections_unauthenticated_per_address_max": (
+        "net/test_listeners.py::test_strangers_of_one_address_are_bounded",
+    ),
+    "failed_login_delay_s": ("container/test_container.py",),
+    "relay_targets_max": (
+        "container/test_replies.py::test_the_relay_keeps_a_bounded_number_of_targets",
+    ),
+    "requests_running_max": (
+        "container/test_replies.py::test_the_requests_of_a_connection_are_bounded",
+    ),
+    "broker_bytes_max": (
+        "broker/test_producers.py::test_all_nodes_share_the_memory_of_the_broker",
+    ),
+    "queue_bytes_max": (f"{HERE}test_queue_bytes_max",),
+    "nodes_max": ("broker/test_broker.py::test_nodes_are_bounded",),
+    "dynamic_nodes_max": (
+        "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",
+    ),
+    "backlog_max": (
+        "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
+    ),
+    "backlog_bytes_max": (
+        "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
+    ),
+    "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
+}
+
+
+@pytest.mark.parametrize("limit", Limits.__struct_fields__)
+def test_every_limit_has_a_test(limit: str) -> None:
+    nodes = PROVED_BY.get(limit, ())
+    assert nodes, f"nothing reaches {limit}: write a test, and name it in PROVED_BY"
+    for node in nodes:
+        file, _, name = node.partition("::")
+        tests = names_of_tests(file)
+        assert not name or name in tests, f"there is no test {node}"
+
+
+def test_the_table_names_no_limit_that_is_gone() -> None:
+    assert set(PROVED_BY) <= set(Limits.__struct_fields__)
+
+
+@cache
+def names_of_tests(file: str) -> set[str]:
+    tree = ast.parse((Path(__file__).parent.parent / file).read_text("utf-8"))
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    }
+
+
+# --- help --------------------------------------------------------------------------------------
+
+
+def attach(name: str = "l", handle: int = 0, *, sender: bool = True, **fields: Any) -> bytes:
+    role = {"source": Source(), "target": Target(address="q")}
+    if sender:
+        role["initial_delivery_count"] = 0  # type: ignore[assignment]
+    return frame(Attach(name=name, handle=handle, role=not sender, **(role | fields)))  # type: ignore[arg-type]
+
+
+def receiving(engine: Engine, *, credit: int = 10_000, **options: Any) -> tuple[Any, Recorder]:
+    """Our end of a link on which the peer sends, with *credit*."""
+    (event,) = engine.receive(attach(), 0.0)
+    endpoint = Recorder()
+    event.link.accept(endpoint, **options)  # type: ignore[union-attr]
+    event.link.grant(credit)  # type: ignore[union-attr]
+    engine.take()
+    return event.link, endpoint  # type: ignore[union-attr]
+
+
+def sized(size: int, **fields: Any) -> bytes:
+    """An open of *size* octets."""
+    opening = Open(container_id="c", properties={"pad": "x" * 300}, **fields)
+    opening.properties = {"pad": "x" * (size - len(frame(opening)) + 300)}
+    octets = frame(opening)
+    assert len(octets) == size
+    return octets
+
+
+# --- frames --------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("X3", "SE18")
+@pytest.mark.parametrize("bound", [512, 1_000, 8 * KIB])
+def test_frame_size_before_open(bound: int) -> None:
+    limits = Limits(frame_size_before_open=bound)
+    engine = server(limits=limits)
+    assert isinstance(engine.receive(AMQP_HEADER + sized(bound), 0.0)[0], Opened)
+    engine = server(limits=limits)
+    # Judged from the header alone, before the body is kept.
+    header = struct.pack(">IBBH", bound + 1, 2, 0, 0)
+    assert isinstance(engine.receive(AMQP_HEADER + header, 0.0)[0], ConnectionFailed)
+    assert closed_with(engine) == "amqp:connection:framing-error"
+    engine = server(limits=limits, mechanisms=("PLAIN",), sasl_required=True)
+    header = struct.pack(">IBBH", bound + 1, 2, 1, 0)
+    assert isinstance(engine.receive(SASL_HEADER + header, 0.0)[0], ConnectionFailed)
+    assert engine.finished
+
+
+@pytest.mark.req("X3", "X4")
+@pytest.mark.parametrize("bound", [512, 1_000, 64 * KIB])
+def test_frame_size_max(bound: int) -> None:
+    engine = begun(limits=Limits(frame_size_max=bound))
+    link, endpoint = receiving(engine)
+    octets = transfer(0, b"")
+    engine.receive(transfer(0, b"x" * (bound - len(octets))), 0.0)
+    assert len(endpoint.deliveries) == 1
+    assert link.attached
+    engine.receive(struct.pack(">IBBH", bound + 1, 2, 0, 0), 0.0)
+    assert closed_with(engine) == "amqp:connection:framing-error"
+    # It is advertised as it is, never mirrored.
+    engine = server(limits=Limits(frame_size_max=bound))
+    engine.receive(AMQP_HEADER + frame(Open(container_id="p", max_frame_size=0xFFFFFFFF)), 0.0)
+    ours = next(f[1] for f in said(engine) if isinstance(f, tuple))
+    assert ours.max_frame_size == bound
+    assert engine.frame_size_out == bound
+
+
+@pytest.mark.req("T9", "X26")
+def test_nesting_max() -> None:
+    def nested(depth: int) -> bytes:
+        value: object = 1
+        for _ in range(depth):
+            value = [value]
+        return frame(Open(container_id="c", properties={"p": value}))
+
+    def survives(depth: int, bound: int) -> bool:
+        engine = server(limits=Limits(nesting_max=bound))
+        (event,) = engine.receive(AMQP_HEADER + nested(depth), 0.0)
+        if isinstance(event, ConnectionFailed):
+            assert closed_with(engine) == "amqp:decode-error"
+        return isinstance(event, Opened)
+
+    for bound in (6, 32):
+        deepest = max(depth for depth in range(1, bound + 1) if survives(depth, bound))
+        assert not survives(deepest + 1, bound)
+        # The open itself, its map and what is described count too.
+        assert bound - 4 <= deepest < bound
+
+
+@pytest.mark.req("T9", "X26")
+@pytest.mark.parametrize("bound", [100, 2_000])
+def test_elements_max(bound: int) -> None:
+    def survives(count: int) -> bool:
+        # Elements of no width: the octets do not bound them.
+        engine = server(limits=Limits(elements_max=bound))
+        pairs = b"\xa3\x01p" + b"\xf0" + struct.pack(">II", 5, count) + b"\x41"
+        properties = b"\xd1" + struct.pack(">II", 4 + len(pairs), 2) + pairs
+        fields = b"\xa1\x01c" + b"\x40" * 8 + properties
+        body = b"\x00\x53\x10\xd0" + struct.pack(">II", 4 + len(fields), 10) + fields
+        octets = struct.pack(">IBBH", len(body) + 8, 2, 0, 0) + body
+        (event,) = engine.receive(AMQP_HEADER + octets, 0.0)
+        if isinstance(event, ConnectionFailed):
+            assert closed_with(engine) == "amqp:decode-error"
+        return isinstance(event, Opened)
+
+    most = max(count for count in range(bound - 50, bound + 1) if survives(count))
+    assert not survives(most + 1)
+    assert bound - 20 <= most <= bound
+    assert not survives(0xFFFFFFFF)
+
+
+# --- handshakes and time -------------------------------------------------------------------------
+
+
+@pytest.mark.req("X7", "SE18")
+@pytest.mark.parametrize("sent", ["", "header", "sasl", "init"])
+def test_handshake_s(sent: str) -> None:
+    def waiting() -> Engine:
+        sasl = sent in ("sasl", "init")
+        engine = server(limits=Limits(handshake_s=7), mechanisms=("PLAIN",), sasl_required=sasl)
+        if sent == "header":
+            engine.receive(AMQP_HEADER, 6.0)
+        elif sent == "sasl":
+            engine.receive(SASL_HEADER, 6.0)
+        elif sent == "init":
+            engine.receive(SASL_HEADER + frame(SaslInit("PLAIN", b"x"), kind=1), 6.0)
+        engine.take()
+        return engine
+
+    engine = waiting()
+    assert engine.deadline == 7
+    assert engine.tick(6.999) == []
+    assert not engine.finished
+    # Octets do not put it off.
+    (event,) = engine.tick(7.0)
+    assert isinstance(event, ConnectionFailed)
+    assert event.error.condition == "amqp:connection:forced"
+    assert engine.finished
+
+
+@pytest.mark.req("X26")
+def test_close_grace_s() -> None:
+    engine = begun(limits=Limits(close_grace_s=3))
+    engine.receive(b"", 10.0)
+    engine.close()
+    assert engine.deadline == 13
+    assert engine.tick(12.999) == []
+    assert not engine.finished
+    assert [type(event) for event in engine.tick(13)] == [Closed]
+    assert engine.finished
+
+
+@pytest.mark.req("X6")
+@pytest.mark.parametrize("seconds", [0.5, 60])
+def test_idle_timeout_s(seconds: float) -> None:
+    engine = server(limits=Limits(idle_timeout_s=seconds))
+    engine.receive(AMQP_HEADER + OPEN, 5.0)
+    ours = next(f[1] for f in said(engine) if isinstance(f, tuple))
+    # Half of the real bound is announced (§2.4.5).
+    assert ours.idle_time_out == seconds * 1_000
+    limit = 5 + 2 * seconds
+    assert engine.deadline == limit
+    assert engine.tick(limit - 0.001) == []
+    (event,) = engine.tick(limit)
+    assert isinstance(event, ConnectionFailed)
+    assert closed_with(engine) == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.req("X6")
+def test_idle_timeout_min_s() -> None:
+    limits = Limits(idle_timeout_min_s=2)
+    engine = server(limits=limits)
+    (event,) = engine.receive(AMQP_HEADER + frame(Open(container_id="p", idle_time_out=2_000)), 0.0)
+    assert isinstance(event, Opened)
+    engine = server(limits=limits)
+    (event,) = engine.receive(AMQP_HEADER + frame(Open(container_id="p", idle_time_out=1_999)), 0.0)
+    assert isinstance(event, ConnectionFailed)
+    assert closed_with(engine) == "amqp:not-allowed"
+
+
+@pytest.mark.req("SE1", "SE18")
+@pytest.mark.parametrize("bound", [10, 4 * KIB])
+def test_sasl_response_max(bound: int) -> None:
+    limits = Limits(sasl_response_max=bound)
+    engine = server(limits=limits, mechanisms=("PLAIN",), sasl_required=True)
+    init = frame(SaslInit("PLAIN", b"x" * bound), kind=1)
+    (event,) = engine.receive(SASL_HEADER + init, 0.0)
+    assert isinstance(event, LoginRequested)
+    assert len(event.response or b"") == bound
+    engine = server(limits=limits, mechanisms=("PLAIN",), sasl_required=True)
+    init = frame(SaslInit("PLAIN", b"x" * (bound + 1)), kind=1)
+    (event,) = engine.receive(SASL_HEADER + init, 0.0)
+    assert isinstance(event, ConnectionFailed)
+    assert event.error.condition == "amqp:unauthorized-access"
+    outcome = [f[1] for f in said(engine) if isinstance(f, tuple)][-1]
+    # The same words as for a wrong password.
+    assert (type(outcome), outcome.code) == (SaslOutcome, 1)
+
+
+@pytest.mark.req("SE1", "SE18")
+@pytest.mark.parametrize("size", [1, 1_000, 0])
+def test_login_ahead_max(size: int) -> None:
+    bound = 5_000
+    engine = server(limits=Limits(login_ahead_max=bound), mechanisms=("PLAIN",), sasl_required=True)
+    (event,) = engine.receive(SASL_HEADER + frame(SaslInit("PLAIN", b"x"), kind=1), 0.0)
+    step = size or bound
+    for _ in range(bound // step):
+        assert engine.receive(b"A" * step, 0.0) == []
+    assert not engine.finished
+    (failed,) = engine.receive(b"A", 0.0)
+    assert isinstance(failed, ConnectionFailed)
+    assert failed.error.condition == "amqp:resource-limit-exceeded"
+    assert engine.finished
+    assert event.exchange.succeed("u") == []  # type: ignore[union-attr]
+
+
+@pytest.mark.req("X4", "X12", "X26")
+def test_name_max() -> None:
+    limits = Limits(name_max=20)
+    engine = server(limits=limits)
+    (event,) = engine.receive(AMQP_HEADER + frame(Open(container_id="c" * 20)), 0.0)
+    assert isinstance(event, Opened)
+    engine = server(limits=limits)
+    (event,) = engine.receive(AMQP_HEADER + frame(Open(container_id="c" * 21)), 0.0)
+    assert closed_with(engine) == "amqp:invalid-field"
+    engine = begun(limits=limits)
+    # Characters, however many octets they need.
+    assert len(engine.receive(attach("\U0001f600" * 20), 0.0)) == 1
+    assert engine.receive(attach("n" * 21, 1), 0.0) == []
+    assert ended_with(engine) == "amqp:invalid-field"
+
+
+# --- sessions and links ----------------------------------------------------------------------------
+
+
+@pytest.mark.req("X8")
+@pytest.mark.parametrize("bound", [0, 3, 63])
+def test_channel_max(bound: int) -> None:
+    engine = opened(limits=Limits(channel_max=bound))
+    begin = Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+    for channel in range(bound + 1):
+        engine.receive(frame(begin, channel), 0.0)
+    assert kinds(engine) == ["Begin"] * (bound + 1)
+    check(engine)
+    engine.receive(frame(begin, bound + 1), 0.0)
+    assert closed_with(engine) == "amqp:connection:framing-error"
+
+
+@pytest.mark.req("X8", "X9")
+def test_sessions_of_both_sides() -> None:
+    engine = opened(limits=Limits(channel_max=3))
+    for _ in range(2):
+        engine.begin()
+    begin = Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+    for channel in range(2):
+        engine.receive(frame(begin, channel), 0.0)
+    assert kinds(engine) == ["Begin"] * 4
+    # Each session has a channel in each direction, whoever began it.
+    engine.receive(frame(begin, 2), 0.0)
+    assert closed_with(engine) == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.req("X8")
+@pytest.mark.parametrize("bound", [0, 3, 255])
+def test_handle_max(bound: int) -> None:
+    engine = begun(limits=Limits(handle_max=bound))
+    for handle in range(bound + 1):
+        (event,) = engine.receive(attach(f"l{handle}", handle), 0.0)
+        event.link.accept(Recorder())  # type: ignore[union-attr]
+    check(engine)
+    engine.take()
+    engine.receive(attach("one more", bound + 1), 0.0)
+    assert closed_with(engine) == "amqp:connection:framing-error"
+
+
+@pytest.mark.req("X8")
+def test_links_without_an_answer() -> None:
+    engine = begun(limits=Limits(handle_max=3))
+    for number in range(4):
+        assert len(engine.receive(attach(f"l{number}", number) + frame(Detach(number)), 0.0)) == 1
+    engine.take()
+    assert engine.receive(attach("one more", 0), 0.0) == []
+    assert ended_with(engine) == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.req("X10", "X11")
+@pytest.mark.parametrize("bound", [1, 7, 300])
+def test_session_window(bound: int) -> None:
+    engine = opened(limits=Limits(session_window=bound))
+    engine.receive(BEGIN, 0.0)
+    (begin,) = [f[1] for f in said(engine) if isinstance(f, tuple)]
+    assert begin.incoming_window == bound
+    _, endpoint = receiving(engine)
+    engine.receive(b"".join(transfer(n) for n in range(bound)), 0.0)
+    assert len(endpoint.deliveries) == bound
+    engine.receive(transfer(bound), 0.0)
+    assert ended_with(engine) == "amqp:session:window-violation"
+
+
+@pytest.mark.req("X18", "SE18")
+def test_session_window_bytes_of_unfinished_messages() -> None:
+    bound = 100_000
+    engine = begun(limits=Limits(session_window_bytes=bound, frame_size_max=2_000))
+    link, _ = receiving(engine)
+    # Each piece costs its bytes and 64 for being one.
+    pieces = bound // 1_000
+    engine.sessions[0].incoming_window = 1_000
+    engine.receive(transfer(0, b"x" * 936, more=True), 0.0)
+    for _ in range(pieces - 1):
+        engine.receive(transfer(None, b"x" * 936, more=True), 0.0)
+    assert engine.assembling == bound
+    assert link.attached
+    engine.take()
+    engine.receive(transfer(None, b"x", more=True), 0.0)
+    assert detached_with(engine) == "amqp:resource-limit-exceeded"
+    assert engine.assembling == 0
+    check(engine)
+
+
+@pytest.mark.req("X11", "X19")
+def test_session_window_bytes_of_unread_streams() -> None:
+    limits = Limits(session_window_bytes=40 * KIB, frame_size_max=KIB, session_window=1_000)
+    receiver = Recorder(credit=1)
+    joined = Joined(limits=limits, on_attach=lambda link: link.accept(receiver, streaming=True))
+    joined.pump()
+    session = joined.client.begin()
+    link = session.attach_sender("l", Recorder(), target=Target(address="q"))
+    joined.pump()
+    body = link.send(b"", more=True)
+    for _ in range(200):
+        body.write(b"x" * 896)
+    joined.pump()
+    # The window shuts where a further frame might not fit, and no frame is refused.
+    assert 30 * KIB < joined.server.held <= 40 * KIB
+    assert link.attached
+    (delivery,) = receiver.deliveries
+    while delivery.size < 200 * 896:
+        delivery.read_chunks()
+        joined.pump()
+    check(joined.server)
+
+
+@pytest.mark.req("X10", "SE18")
+def test_unsettled_max_of_what_comes() -> None:
+    engine = begun(limits=Limits(unsettled_max=10, session_window=4))
+    _, endpoint = receiving(engine)
+    session = engine.sessions[0]
+    number = 0
+    while session.incoming_window:
+        engine.receive(transfer(number), 0.0)
+        engine.take()
+        number += 1
+    # The window is not opened again from the bound on; what was promised may still come.
+    assert 10 <= len(session._incoming) < 10 + 4
+    engine.receive(transfer(number), 0.0)
+    assert ended_with(engine) == "amqp:session:window-violation"
+    assert len(endpoint.deliveries) == number
+
+
+@pytest.mark.req("X28", "SE18")
+def test_unsettled_max_of_what_goes() -> None:
+    engine = begun(limits=Limits(unsettled_max=10))
+    flow = Flow(
+        next_incoming_id=0,
+        incoming_window=1_000,
+        next_outgoing_id=0,
+        outgoing_window=9,
+        handle=0,
+        delivery_count=0,
+        link_credit=1_000,
+    )
+    (event,) = engine.receive(attach(sender=False) + frame(flow), 0.0)
+    endpoint = Recorder()
+    link = event.link  # type: ignore[union-attr]
+    link.accept(endpoint)
+    sent = 0
+    while link.writable:
+        link.send(b"x")
+        sent += 1
+    assert sent == 10
+    endpoint.credits.clear()
+    engine.receive(frame(Disposition(True, 0, 2, True, ACCEPTED)), 0.0)
+    assert endpoint.credits == [990]
+    assert link.writable
+
+
+@pytest.mark.req("X26")
+@pytest.mark.parametrize("bound", [0, 4, 32])
+def test_delivery_tag_max(bound: int) -> None:
+    engine = begun(limits=Limits(delivery_tag_max=bound))
+    link, endpoint = receiving(engine)
+    engine.receive(transfer(0, tag=b"t" * bound), 0.0)
+    assert len(endpoint.deliveries) == 1
+    assert link.attached
+    engine.receive(transfer(1, tag=b"t" * (bound + 1)), 0.0)
+    assert detached_with(engine) == "amqp:invalid-field"
+
+
+# --- messages ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("X22")
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_message_size_max(streaming: bool, pieces: int) -> None:
+    bound = 900
+    limits = Limits(message_size_max=bound, streaming_message_size_max=bound)
+
+    def sent(size: int) -> tuple[Engine, Any]:
+        engine = begun(limits=limits)
+        link, _ = receiving(engine, streaming=streaming)
+        for number in range(pieces):
+            last = number == pieces - 1
+            body = b"x" * (size - (pieces - 1) * 300 if last else 300)
+            engine.receive(transfer(None if number else 0, body, more=not last), 0.0)
+        return engine, link
+
+    engine, link = sent(bound)
+    assert link.attached
+    assert link.delivery_count == 1
+    engine, link = sent(bound + 1)
+    assert detached_with(engine) == "amqp:link:message-size-exceeded"
+    assert not link.attached
+    # It is declared, so that no honest peer runs into it.
+    engine = begun(limits=limits)
+    (event,) = engine.receive(attach(), 0.0)
+    event.link.accept(Recorder())  # type: ignore[union-attr]
+    (answer,) = [f[1] for f in said(engine) if isinstance(f, tuple)]
+    assert answer.max_message_size == bound
+
+
+@pytest.mark.req("X19", "X22")
+def test_streaming_message_size_max() -> None:
+    limits = Limits(message_size_max=10, streaming_message_size_max=1_000)
+    engine = begun(limits=limits)
+    link, endpoint = receiving(engine, streaming=True)
+    engine.receive(transfer(0, b"x" * 500, more=True) + transfer(None, b"x" * 500), 0.0)
+    assert endpoint.deliveries[0].complete
+    assert link.attached
+    engine.receive(transfer(1, b"x" * 1_001, more=True), 0.0)
+    assert detached_with(engine) == "amqp:link:message-size-exceeded"
+    # By default there is no end to it: a stream is never whole in memory.
+    assert DEFAULT_LIMITS.streaming_message_size_max == 0
+
+
+@pytest.mark.req("X28", "SE18")
+def test_output_max() -> None:
+    bound = 10_000
+    limits = Limits(output_max=bound, frame_size_max=1_000, session_window=100_000)
+    joined = Joined(limits=limits, on_attach=lambda link: link.accept(Recorder(credit=1_000)))
+    joined.pump()
+    link = joined.client.begin().attach_sender("l", Recorder(), target=Target(address="q"))
+    joined.pump()
+    while link.writable:
+        link.send(b"x" * 500)
+    assert bound <= joined.client.output_size < bound + 1_000
+    before = joined.client.output_size
+    # Whoever sends all the same waits inside, and costs the peer's buffer nothing.
+    link.send(b"y" * 100_000)
+    assert joined.client.output_size == before
+    assert sum(map(len, joined.client.take())) < bound + 1_000
+
+
+@pytest.mark.req("B17")
+def test_queue_bytes_max() -> None:
+    bound = 50_000
+    world = World(Queue("q"), limits=Limits(queue_bytes_max=bound))
+    sender = world.client().sender("q")
+    while sender.link.credit:
+        sender.send(b"x" * 990)
+    held = world.host.stats("q").bytes
+    assert bound - 5_000 <= held <= bound
+    world.client().receiver("q", credit=1_000).settle(ACCEPTED)
+    assert sender.link.credit > 0
+
+
+# --- what is shared --------------------------------------------------------------------------------
+
+
+@pytest.mark.req("SE18")
+@given(st.data())
+@settings(max_examples=30)
+def test_the_client_is_held_to_the_same_bounds(data: st.DataObject) -> None:
+    """A hostile server gets no further than a hostile client: the same code judges both."""
+    limits = Limits(
+        frame_size_max=data.draw(st.integers(512, 2_000)),
+        handle_max=data.draw(st.integers(0, 5)),
+        message_size_max=data.draw(st.integers(1, 2_000)),
+        session_window=data.draw(st.integers(1, 20)),
+    )
+    answers: list[list[object]] = []
+    octets = (
+        attach("l", 0)
+        + data.draw(st.sampled_from([attach("m", limits.handle_max + 1), b""]))
+        + transfer(0, b"x" * data.draw(st.integers(0, limits.frame_size_max - 100)), more=True)
+        + b"".join(
+            transfer(None, b"y" * 300, more=True) for _ in range(data.draw(st.integers(0, 30)))
+        )
+    )
+    for serves in (True, False):
+        if serves:
+            engine = server(limits=limits)
+            engine.receive(AMQP_HEADER + OPEN + BEGIN, 0.0)
+        else:
+            engine = amqp10.client(amqp10.ClientOptions(container_id="server", limits=limits), 0.0)
+            engine.receive(AMQP_HEADER + OPEN + BEGIN, 0.0)
+        engine.take()
+        for at in range(0, len(octets), 100):
+            for event in engine.receive(octets[at : at + 100], 0.0):
+                if hasattr(event, "link"):
+                    event.link.accept(Recorder(credit=5))
+        answers.append(said(engine))
+        check(engine)
+    assert answers[0] == answers[1]
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    """Numbers that operators plan with: a change is a change for users, and needs its note."""
+    assert DEFAULT_LIMITS.frame_size_before_open == 8 * KIB
+    assert DEFAULT_LIMITS.frame_size_max == 64 * KIB
+    assert DEFAULT_LIMITS.message_size_max == 16 * MIB
+    assert DEFAULT_LIMITS.session_window_bytes == 64 * MIB
+    assert (DEFAULT_LIMITS.channel_max, DEFAULT_LIMITS.handle_max) == (63, 255)
+    assert (DEFAULT_LIMITS.nesting_max, DEFAULT_LIMITS.elements_max) == (32, 65_536)
+    assert DEFAULT_LIMITS.unsettled_max == 5_000
+    assert DEFAULT_LIMITS.output_max == MIB
+    assert DEFAULT_LIMITS.handshake_s == 10

@@ -266,9 +266,9 @@ async def test_the_url_may_hold_user_and_password() -> None:
 
 @pytest.mark.req("SE2")
 @pytest.mark.parametrize("auth", [Plain("u", "wrong"), Plain("nobody", "p"), None])
-async def test_the_wrong_password_does_not(auth: Any, autojump_clock: Clock) -> None:
+async def test_the_wrong_password_does_not(auth: Any) -> None:
     async with (
-        Container("far", users={"u": "p"}) as far,
+        Container("far", users={"u": "p"}, limits=Limits(failed_login_delay_s=0)) as far,
         Container("us", network=far.network) as us,
     ):
         await far.listen("memory://far")

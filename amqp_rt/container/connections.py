@@ -166,17 +166,15 @@ class Session:
 
     def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
         """A sender to *address*; see :meth:`Connection.sender`."""
-        named = "name" in options
         options.setdefault("name", self.connection.new_name(address))
-        sender = Sender(self, address, named=named, **options)
+        sender = Sender(self, address, **options)
         self.add(sender)
         return sender
 
     def receiver(self, address: str | None = None, **options: Unpack[ReceiverOptions]) -> Receiver:
         """A receiver from *address*; see :meth:`Connection.receiver`."""
-        named = "name" in options
         options.setdefault("name", self.connection.new_name(address))
-        receiver = Receiver(self, address, named=named, **options)
+        receiver = Receiver(self, address, **options)
         self.add(receiver)
         return receiver
 

@@ -85,10 +85,9 @@ class LinkHandle:
         session: Whose member it is.
         address: Where it leads; None where the peer makes the address, or there is none.
         name: The link's name (Part 2 §2.6.1).
-        named: The application chose the name, and may use it again.
     """
 
-    def __init__(self, session: Owner, address: str | None, name: str, *, named: bool) -> None:
+    def __init__(self, session: Owner, address: str | None, name: str) -> None:
         self.name = name
         #: The agreed address: as asked for, or as the peer made it.
         self.address = address

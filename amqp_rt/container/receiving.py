@@ -360,7 +360,6 @@ class Receiver(LinkHandle):
         address: str | None,
         *,
         name: str,
-        named: bool = False,
         credit: int = CREDIT,
         mode: Literal["move", "copy"] | None = None,
         filter: Mapping[object, object] | None = None,  # noqa: A002  # the standard's word
@@ -377,7 +376,7 @@ class Receiver(LinkHandle):
             raise ValueError(f"credit must not be negative, it is {credit}")
         if mode not in (None, "move", "copy"):
             raise ValueError(f"mode is 'move' or 'copy', not {mode!r}")
-        super().__init__(session, address, name, named=named)
+        super().__init__(session, address, name)
         self._asked = Source(
             address=None if dynamic else address,
             dynamic=dynamic,

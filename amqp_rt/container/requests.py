@@ -113,7 +113,7 @@ class _ReplyLink(LinkHandle):
     """A link from an address that the peer makes for it."""
 
     def __init__(self, session: Session, name: str, credit: int) -> None:
-        super().__init__(session, None, name, named=False)
+        super().__init__(session, None, name)
         self._credit = credit
         self._window: CreditWindow | None = None
 

@@ -269,7 +269,6 @@ class Sender(LinkHandle):
         address: str | None,
         *,
         name: str,
-        named: bool = False,
         max_pending: int = PENDING_MAX,
         settled: bool | None = None,
         rcv_settle_mode: int = RCV_FIRST,
@@ -285,7 +284,7 @@ class Sender(LinkHandle):
             raise ValueError(f"max_pending must be at least 1, not {max_pending}")
         if in_doubt not in ("raise", "resend"):
             raise ValueError(f"in_doubt is 'raise' or 'resend', not {in_doubt!r}")
-        super().__init__(session, address, name, named=named)
+        super().__init__(session, address, name)
         self.max_pending = max_pending
         self._asked = Target(
             address=None if dynamic else address,

@@ -827,13 +827,16 @@ class StreamedMessage:
 def make_message(payload: object, properties: MessageProperties | Mapping[str, Any]) -> Message:
     """A message for a typed payload: its body and content-type follow from what it is.
 
+    With ``body_kind`` among the properties the payload is the body as it stands.
+
     Raises:
         EncodeError: It has no encoding.
     """
+    if "body_kind" in properties:
+        return Message(payload, **properties)
     given = properties.get("content_type")
     content_type, body, kind = encode_payload(payload, given)
-    if "body_kind" in properties:
-        return Message(body, **properties)
-    if content_type is None or given is not None:
+    if content_type == given:
         return Message(body, body_kind=kind, **properties)
-    return Message(body, body_kind=kind, content_type=content_type, **properties)
+    # What goes on the wire is what the body is: AMQP_VALUE is our word for having none.
+    return Message(body, body_kind=kind, **{**properties, "content_type": content_type})

@@ -83,6 +83,8 @@ class Engine:
         #: The connection is going or gone. Set before its links hear that they are over.
         self.over: bool = False
         self.peer = Peer(address=options.address)
+        #: It grants itself credit twice that was topped up while transfers were on their way.
+        self.peer_miscounts = False
         self.ours = Half(CONNECTION, Stage.START, ours=True)
         self.theirs = Half(CONNECTION, Stage.START, ours=False)
         self.sessions: dict[int, Session] = {}
@@ -116,6 +118,8 @@ class Engine:
         self._now = now
         self._handshake_deadline = now + self.limits.handshake_s
         self._close_deadline = inf
+        #: Our close is said, and its grace begins with the next tick: what we last heard may be old.
+        self._grace_begins = False
         self._last_received = now
         self._send_interval = inf
         self._next_send = inf
@@ -202,6 +206,9 @@ class Engine:
         self._now = now
         if self.finished:
             return []
+        if self._grace_begins:
+            self._grace_begins = False
+            self._close_deadline = now + self.limits.close_grace_s
         if now >= self._close_deadline:
             if self._failed is None:
                 self._report_closed(None)
@@ -660,6 +667,14 @@ class Engine:
         peer.offered_capabilities = performative.offered_capabilities
         peer.desired_capabilities = performative.desired_capabilities
         peer.properties = performative.properties or {}
+        # RabbitMQ before 4.0 takes a flow's link-credit as counted from its own delivery-count,
+        # whatever that of the flow was: transfers on their way are granted a second time.
+        version = peer.properties.get("version")
+        self.peer_miscounts = (
+            peer.properties.get("product") == "RabbitMQ"
+            and isinstance(version, str)
+            and version.startswith("3.")
+        )
         self._report(Opened(peer))
 
     def _on_begin(self, begin: Begin, channel: int) -> None:
@@ -733,7 +748,8 @@ class Engine:
         self._queued.clear()
         self._write_raw(close)
         self._handshake_deadline = inf
-        self._close_deadline = self._now + self.limits.close_grace_s
+        self._close_deadline = self._now
+        self._grace_begins = True
         self._lose_sessions(error)
 
     def _fail(self, condition: str, description: str) -> None:

@@ -368,6 +368,9 @@ class ReceiverLink(Link):
             return
         promised = self.credit + self._excess
         self._excess = promised - credit if promised > credit else 0
+        if self.session.engine.peer_miscounts:
+            # It will take this for so many more than it has sent by then, which may be all.
+            self._excess = min(promised, credit)
         self.credit = credit
         self.draining = False
         if echo:

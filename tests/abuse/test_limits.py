@@ -284,8 +284,9 @@ def test_handshake_s(sent: str) -> None:
 @pytest.mark.req("X26")
 def test_close_grace_s() -> None:
     engine = begun(limits=Limits(close_grace_s=3))
-    engine.receive(b"", 10.0)
     engine.close()
+    # It begins when time is next told, whenever the peer was last heard.
+    assert engine.tick(10.0) == []
     assert engine.deadline == 13
     assert engine.tick(12.999) == []
     assert not engine.finished

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 from sanity import check
-from wire import begun, detached_with, frame, said, transfer
+from wire import BEGIN, begun, detached_with, frame, said, server, transfer
 
 from amqp_rt.core.engine import Engine
+from amqp_rt.core.frames import AMQP_HEADER
 from amqp_rt.core.performatives import (
     Attach,
     Begin,
     Detach,
     Disposition,
     Flow,
+    Open,
     Transfer,
 )
 from amqp_rt.errors import LocalProtocolError
@@ -22,6 +24,7 @@ from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.values import Symbol
 
 RECEIVES = Attach(name="l", handle=0, role=True, source=Source(address="q"), target=Target())
 
@@ -92,6 +95,34 @@ def test_transfers_that_crossed_a_lower_credit_are_taken(
         engine.take()
         engine.receive(transfer(allowed, settled=True), 0.0)
         assert detached_with(engine) == "amqp:link:transfer-limit-exceeded"
+    check(engine)
+
+
+@pytest.mark.req("X15")
+@pytest.mark.parametrize(
+    ("product", "version", "tolerated"),
+    [("RabbitMQ", "3.10.8", 5), ("RabbitMQ", "4.0.1", 0), ("another", "3.10.8", 0)],
+)
+def test_who_counts_topped_up_credit_twice_is_borne_within_one_window(
+    product: str, version: str, tolerated: int
+) -> None:
+    engine = server()
+    known = {Symbol("product"): product, Symbol("version"): version}
+    engine.receive(AMQP_HEADER + frame(Open(container_id="peer", properties=known)) + BEGIN, 0.0)
+    engine.take()
+    link = requested(engine, sends())
+    endpoint = Recorder()
+    link.accept(endpoint)
+    link.grant(10)
+    engine.receive(b"".join(transfer(n, settled=True) for n in range(5)), 0.0)
+    # Five are on their way when this reaches the peer, which takes it for ten more after those.
+    link.grant(10)
+    engine.take()
+    engine.receive(b"".join(transfer(5 + n, settled=True) for n in range(10 + tolerated)), 0.0)
+    assert len(endpoint.deliveries) == 15 + tolerated
+    assert link.attached
+    engine.receive(transfer(15 + tolerated, settled=True), 0.0)
+    assert detached_with(engine) == "amqp:link:transfer-limit-exceeded"
     check(engine)
 
 

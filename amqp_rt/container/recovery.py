@@ -432,7 +432,13 @@ class Dialler:
         connection.start(engine)
         if connection.closing:
             engine.close()
-        await run_connection(dialled.stream, engine, connection.handle, limits=limits)
+        await run_connection(
+            dialled.stream,
+            engine,
+            connection.handle,
+            limits=limits,
+            reactor=self._container.reactor,
+        )
         self._judge(url, connection)
 
     def _judge(self, url: Url, connection: Connection) -> None:

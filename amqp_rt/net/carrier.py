@@ -84,6 +84,8 @@ class Carrier:
         limits: ``output_max`` and ``write_stall_s`` are used here.
         clock: The clock of the engine.
         gathers: The channel has ``sendmsg``.
+        closes: Closing the channel ends the stream in good order; False where the end takes a
+            conversation of its own, as in TLS.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Carrier:
         limits: Limits,
         clock: Clock,
         gathers: bool = _GATHERS,
+        closes: bool = True,
     ) -> None:
         self.channel = channel
         self.engine = engine
@@ -113,6 +116,7 @@ class Carrier:
         self._handle = handle
         self._limits = limits
         self._gathers = gathers
+        self._closes = closes
         self._host: Host | None = None
         self._pending: list[bytes | memoryview] = []
         self._pending_size = 0
@@ -159,7 +163,7 @@ class Carrier:
                 return 0
         else:
             self._feed(data)
-            self._send()
+            self._send(hearing=True)
         self._settle()
         return len(data)
 
@@ -248,8 +252,12 @@ class Carrier:
             assert self._host is not None
             self._host.later(self)
 
-    def _send(self) -> None:
-        """Send until there is nothing left, the channel is full, or it is somebody else's turn."""
+    def _send(self, *, hearing: bool = False) -> None:
+        """Send until there is nothing left, the channel is full, or it is somebody else's turn.
+
+        Args:
+            hearing: The peer has just said something.
+        """
         if self.wants_write or self._leaving or self._broken is not None:
             return
         engine = self.engine
@@ -288,7 +296,12 @@ class Carrier:
             return
         finally:
             self._sending = False
-        if engine.finished:
+        if not engine.finished:
+            return
+        if hearing and not sent_in_a_row and self._closes:
+            # The last word was the peer's: it answers our close, so it has read all we said.
+            self._end()
+        else:
             self._leave()
 
     def _take(self) -> bool:

@@ -560,7 +560,7 @@ class Message:
     def _write_front(self, out: bytearray) -> None:
         own = self._own
         if own & (_OWN_PROPERTIES | _OWN_BODY):
-            properties = self.properties
+            properties = self._properties or self.properties
             if properties.content_type is not None or properties.content_encoding is not None:
                 self._check_content(properties)
         if own & _OWN_HEADER and self._header is not None:
@@ -646,7 +646,9 @@ class Message:
     def _read_body(self) -> object:
         kind = self._kind
         if kind == "data":
-            chunks = self.data
+            chunks = self._chunks
+            if chunks is None:
+                chunks = self._chunks = self._read_chunks()
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         sections = self._sections
         try:

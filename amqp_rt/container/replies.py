@@ -517,6 +517,7 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
     deadline = NO_DEADLINE
     if ttl_ms is not None:
         deadline = Deadline(arrived + ttl_ms / 1000)
+        worker.timed = True
         worker.scope.deadline = deadline.at
     # Whoever gives the request up finds the worker here.
     delivery.context = worker

@@ -312,7 +312,8 @@ class Dialler:
     async def wait_stopped(self) -> None:
         """Wait until nothing runs any more."""
         for each in self._all():
-            await each.stopped.wait()
+            if not each.stopped.is_set():
+                await each.stopped.wait()
             while each._moving:
                 await each._moved.park()
 

@@ -14,7 +14,7 @@ from math import inf
 from typing import Final, Protocol, TypeAlias
 
 from ..clock import Clock
-from ..events import ConnectionFailed, Event
+from ..events import Closed, ConnectionFailed, Event
 from ..fronts.base import ProtocolEngine
 from ..limits import Limits
 from ..outcomes import Error
@@ -124,6 +124,8 @@ class Carrier:
         self._sending = False
         self._eof = False
         self._broken: str | None = None
+        #: The peer has said its last word.
+        self._heard_close = False
         self._watched_write = False
         self._leaving = False
         self._discarded = 0
@@ -163,7 +165,7 @@ class Carrier:
                 return 0
         else:
             self._feed(data)
-            self._send(hearing=True)
+            self._send()
         self._settle()
         return len(data)
 
@@ -252,12 +254,8 @@ class Carrier:
             assert self._host is not None
             self._host.later(self)
 
-    def _send(self, *, hearing: bool = False) -> None:
-        """Send until there is nothing left, the channel is full, or it is somebody else's turn.
-
-        Args:
-            hearing: The peer has just said something.
-        """
+    def _send(self) -> None:
+        """Send until there is nothing left, the channel is full, or it is somebody else's turn."""
         if self.wants_write or self._leaving or self._broken is not None:
             return
         engine = self.engine
@@ -298,8 +296,8 @@ class Carrier:
             self._sending = False
         if not engine.finished:
             return
-        if hearing and not sent_in_a_row and self._closes:
-            # The last word was the peer's: it answers our close, so it has read all we said.
+        if self._heard_close and self._closes:
+            # Nothing more comes that closing could leave unread.
             self._end()
         else:
             self._leave()
@@ -345,6 +343,8 @@ class Carrier:
         try:
             events = self.engine.receive(data, self.clock.monotonic())
             if events:
+                if self.engine.finished:
+                    self._heard_close = any(isinstance(event, Closed) for event in events)
                 self._handle(events)
         finally:
             self._inside = False

@@ -28,6 +28,7 @@ from amqp_rt.message import (
     encode_delivery_annotations,
     merge_annotations,
     read_annotations,
+    read_data,
     reencode,
     sign,
     verify,
@@ -1329,3 +1330,28 @@ def test_the_fuzz_inputs_that_broke_others(shared: Path) -> None:
                 read(payload)
             except DecodeError:
                 pass
+
+
+@pytest.mark.req("M1")
+@pytest.mark.parametrize(
+    ("message", "octets"),
+    [
+        (Message(b"ab", message_id=1, durable=True, footer={"x-opt-a": 1}), b"ab"),
+        (Message(b""), b""),
+        (Message(bytes(300)), bytes(300)),
+        (Message([b"a", b"b"], body_kind="data"), None),
+        (Message("ab"), None),
+        (Message([1], body_kind="sequence"), None),
+    ],
+)
+def test_a_body_of_one_data_section_is_read_without_a_message(
+    message: Message, octets: bytes | None
+) -> None:
+    assert read_data(message.encode()) == octets
+
+
+def test_octets_that_are_no_message_have_no_data() -> None:
+    with pytest.raises(DecodeError):
+        read_data(b"\x00\x53\x75\xa0\x05ab")
+    # A descriptor that is written at length is for the reader that takes its time.
+    assert read_data(b"\x00\x80\0\0\0\0\0\0\0\x75\xa0\x01a") is None

@@ -209,6 +209,19 @@ def walk(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Sections:
     )
 
 
+def read_data(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
+    """The octets of a body that is one data section, written as most do; None for any other.
+
+    Raises:
+        DecodeError: As :func:`walk`.
+    """
+    sections = walk(payload, limits)
+    at = sections.body
+    if sections.body_code != DATA or sections.body_count != 1 or payload[at + 1] != 0x53:
+        return None
+    return payload[at + 5 if payload[at + 3] == 0xA0 else at + 8 : sections.footer]
+
+
 def _walk_unusual(payload: bytes, at: int, limits: Limits) -> tuple[int, int]:
     """Code and end of a section that does not begin as most do: any descriptor, any value."""
     code, content = read_section_code(payload, at, limits)

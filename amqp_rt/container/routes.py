@@ -760,6 +760,8 @@ class Route:
             and self._positional == [_payload]
             and not self._keyword
         )
+        #: The handler is called with the octets of the body, and nothing else.
+        self.takes_octets = self._payload_only and self.payload is bytes
         self._call: Callable[[Context], Any] = self._direct
         if self.middleware:
             self._call = _wrapped(self._direct, self.middleware)

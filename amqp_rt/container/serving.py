@@ -28,7 +28,7 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import Limits
-from ..message import MESSAGE_FORMAT, Message
+from ..message import MESSAGE_FORMAT, Message, read_data
 from ..outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -406,8 +406,14 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
     stats = route.stats
     outcome: Outcome
     try:
-        message = read_message(delivery)
-        result = route.invoke(inbox.binding, delivery, message)
+        octets = None
+        if route.takes_octets and delivery.message_format == MESSAGE_FORMAT:
+            octets = read_data(delivery.payload)
+        if octets is not None:
+            # As invoke() does, without a message around them.
+            result = route.function(octets)
+        else:
+            result = route.invoke(inbox.binding, delivery, read_message(delivery))
         if route.awaits or (result is not None and inspect.isawaitable(result)):
             result = await result
         outcome = ACCEPTED if result is None else _returned(result)

@@ -503,10 +503,10 @@ class Container:
         """
         self._started()
         now = trio.current_time()
-        found = None
-        with trio.move_on_after(self.limits.handshake_s):
-            found = await recognise(stream, self._fronts)
-        if found is None or self._stopping:
+        found = await recognise(stream, self._fronts, limits=self.limits)
+        if found is None:
+            return
+        if self._stopping:
             await trio.aclose_forcefully(stream)
             return
         front, data = found

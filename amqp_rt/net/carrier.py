@@ -391,6 +391,10 @@ class Carrier:
             self.wants_read = reads
             self._watched_write = writes
             host.watch(self)
+        deadline = self.engine.deadline
+        if deadline < self.wakes_at and deadline <= (now := self.clock.monotonic()):
+            # It is due already: the grace of a close begins when the close is said.
+            self._report(self.engine.tick(now))
         self._watch_clock()
 
     def _watch_clock(self) -> None:

@@ -91,8 +91,9 @@ class Door:
         finally:
             logged_in()
             self.connections -= 1
-            with trio.CancelScope(shield=True):
-                await trio.aclose_forcefully(stream)
+            if not (isinstance(stream, trio.SocketStream) and stream.socket.fileno() < 0):
+                with trio.CancelScope(shield=True):
+                    await trio.aclose_forcefully(stream)
 
 
 def _network_of(host: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 import trio
 from far_end import FarEnd, connected
 
+from amqp_rt.container.payloads import AMQP_VALUE
 from amqp_rt.container.sending import Receipt, Sender
 from amqp_rt.errors import (
     ConnectionLost,
@@ -119,6 +120,8 @@ class Order(msgspec.Struct):
         ("text", {"content_type": "text/plain"}, b"text", ...),
         (Sequence([1, 2]), {}, [1, 2], None),
         (b"x", {"body_kind": "value"}, b"x", None),
+        ({"a": 1}, {"body_kind": "value"}, {"a": 1}, None),
+        ({"a": 1}, {"content_type": AMQP_VALUE}, {"a": 1}, None),
     ],
 )
 async def test_a_payload_becomes_a_message(

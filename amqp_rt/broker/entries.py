@@ -50,6 +50,8 @@ class Entry(Struct, gc=False):
     sequence: int = -1
     #: Subscriptions that must not get it (§3.4.5 ``undeliverable-here``).
     avoid: frozenset[int] | None = None
+    #: It is in the store, at its place.
+    stored: bool = False
 
     def again(self) -> Entry:
         """The same message for another node."""

@@ -77,6 +77,26 @@ class Counts:
         self.dropped: int = 0
 
 
+class Ledger:
+    """Keeps the messages of one queue beyond the process. Called for entries that are ``stored``."""
+
+    def remove(self, entry: Entry) -> None:
+        """It is gone."""
+        raise NotImplementedError
+
+    def update(self, entry: Entry) -> None:
+        """What is known of it has changed, its payload has not."""
+        raise NotImplementedError
+
+    def rewrite(self, entry: Entry) -> None:
+        """Its payload has changed."""
+        raise NotImplementedError
+
+    def settle(self, delivery: Any, outcome: Any) -> None:
+        """Settle *delivery* once what was said of its entry is on the disk."""
+        raise NotImplementedError
+
+
 class _Segment:
     """Neighbouring slots."""
 
@@ -132,6 +152,10 @@ class MessageQueue(DistributionNode):
         #: Somebody waits for room.
         self.awaited: bool = False
         self.counts = Counts()
+        #: Where stored messages are kept, None if none are.
+        self.ledger: Ledger | None = None
+        #: Messages that have a place and room here, and are not put yet.
+        self.pending: int = 0
         #: Messages that are AVAILABLE, and that are ACQUIRED.
         self.available: int = 0
         self.acquired: int = 0
@@ -144,9 +168,12 @@ class MessageQueue(DistributionNode):
         self._segments: dict[int, _Segment] = {}
         self._tail: _Segment = _Segment(0)
         self._segments[0] = self._tail
-        #: Never taken: the slots from ``_head`` up to ``_next``, without a gap.
+        #: Never taken: the slots from ``_head`` up to ``_next``. A place that was reserved in vain is
+        #: empty; the first one never is.
         self._head: int = 0
         self._next: int = 0
+        #: The next place to be given out.
+        self._place_next: int = 0
         #: Sequence numbers of what came back, for everybody, and by the links that must not get it.
         self._returned: list[int] = []
         self._apart: dict[frozenset[int], list[int]] = {}
@@ -159,7 +186,7 @@ class MessageQueue(DistributionNode):
 
     def room(self) -> int:
         """How many more messages the queue can hold, at the mean size of those it has."""
-        held = self.available + self.acquired
+        held = self.available + self.acquired + self.pending
         free = self.bytes_max - self.bytes
         memory = self.memory
         free = min(free, memory.limit - memory.held)
@@ -176,13 +203,44 @@ class MessageQueue(DistributionNode):
 
     # --- Putting ---
 
-    def put(self, entry: Entry) -> None:
-        """Take responsibility for *entry* and deliver it if somebody waits."""
-        sequence = self._next
-        entry.sequence = sequence
+    def reserve(self, entry: Entry) -> None:
+        """Give *entry* its place and its room; :meth:`put` or :meth:`withhold` follows, in order."""
+        entry.sequence = self._place_next
+        self._place_next += 1
         size = len(entry.payload)
         self.bytes += size
         self.memory.held += size
+        self.pending += 1
+
+    def withhold(self, entry: Entry) -> None:
+        """A reserved *entry* does not come after all."""
+        if self.deleted:
+            return
+        self.pending -= 1
+        self._archive(entry)
+        self._tell_of_room()
+
+    def restore(self, entry: Entry) -> None:
+        """Put back at its place what a store has kept. Nobody is attached yet; the places rise."""
+        self._place_next = max(self._place_next, entry.sequence + 1)
+        size = len(entry.payload)
+        self.bytes += size
+        self.memory.held += size
+        self._append(entry, entry.sequence)
+
+    def put(self, entry: Entry) -> None:
+        """Take responsibility for *entry* and deliver it if somebody waits."""
+        if self.deleted:
+            return
+        sequence = entry.sequence
+        if sequence < 0:
+            sequence = entry.sequence = self._place_next
+            self._place_next = sequence + 1
+            size = len(entry.payload)
+            self.bytes += size
+            self.memory.held += size
+        else:
+            self.pending -= 1
         self.counts.enqueued += 1
         if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
@@ -196,12 +254,23 @@ class MessageQueue(DistributionNode):
                     self._ring.rotate(-1)
                 self._tell_of_room()
                 return
-        self._next = sequence + 1
-        self._place(entry, sequence)
+        self._append(entry, sequence)
         for browser in list(self.browsers.values()):
             self._browse(browser)
         if self._ring:
             self.pump()
+
+    def _append(self, entry: Entry, sequence: int) -> None:
+        if self._head == self._next:
+            self._head = sequence
+        self._next = sequence + 1
+        self._place(entry, sequence)
+
+    def _step(self) -> None:
+        """The first of those never taken has been: go on to the next that is there."""
+        self._head += 1
+        while self._head < self._next and self._look(self._head) is None:
+            self._head += 1
 
     def _place(self, entry: Entry, sequence: int) -> None:
         number = sequence >> _SHIFT
@@ -356,13 +425,13 @@ class MessageQueue(DistributionNode):
                         sequence = others[0]
             if sequence < 0:
                 return None
+            entry = self._remove(sequence)
             if heap is None:
-                self._head = sequence + 1
+                self._step()
             else:
                 heapq.heappop(heap)
                 if key is not None and not heap:
                     del self._apart[key]
-            entry = self._remove(sequence)
             if entry.expires_at == NEVER or entry.expires_at > self.wall():
                 return entry
             self._expire(entry)
@@ -421,6 +490,8 @@ class MessageQueue(DistributionNode):
                 grown = len(entry.payload) - size
                 self.bytes += grown
                 self.memory.held += grown
+                if entry.stored and self.ledger is not None:
+                    self.ledger.rewrite(entry)
             if outcome.undeliverable_here:
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
         if self.max_deliveries and entry.delivery_count >= self.max_deliveries:
@@ -429,7 +500,16 @@ class MessageQueue(DistributionNode):
             self._give_up(entry, "max-attempts", None)
         else:
             self.counts.requeued += 1
+            if entry.stored and self.ledger is not None:
+                self.ledger.update(entry)
             self._put_back(entry)
+
+    def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
+        """Answer *delivery*, whose peer waits for it, once its outcome cannot be lost any more."""
+        if entry.stored and self.ledger is not None:
+            self.ledger.settle(delivery, outcome)
+        else:
+            delivery.settle(outcome)
 
     def concluded(self) -> None:
         """The batch of outcomes is complete: what came back may be delivered again."""
@@ -471,6 +551,8 @@ class MessageQueue(DistributionNode):
         self.bytes -= size
         self.memory.held -= size
         self._freed = True
+        if entry.stored and self.ledger is not None:
+            self.ledger.remove(entry)
 
     def _expire(self, entry: Entry) -> None:
         self.counts.expired += 1
@@ -566,8 +648,10 @@ class MessageQueue(DistributionNode):
             if avoid is not None and not heap:
                 del self._apart[avoid]
         while self._head < self._next and self._expired(self._head):
-            self._head += 1
-            self._expire(self._remove(self._head - 1))
+            sequence = self._head
+            entry = self._remove(sequence)
+            self._step()
+            self._expire(entry)
         self._tell_of_room()
 
     def _expired(self, sequence: int) -> bool:
@@ -583,8 +667,8 @@ class MessageQueue(DistributionNode):
         self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
         for sequence in gone:
             self._remove(sequence)
-        while self._head in gone:
-            self._head += 1
+        if self._head in gone:
+            self._step()
         for entry in entries:
             self._archive(entry)
         self._tell_of_room()
@@ -594,7 +678,7 @@ class MessageQueue(DistributionNode):
         self.deleted = True
         self.counts.dropped += self.available + self.acquired
         self.memory.held -= self.bytes
-        self.bytes = self.available = self.acquired = 0
+        self.bytes = self.available = self.acquired = self.pending = 0
         self._head = self._next
         self._returned.clear()
         self._apart.clear()

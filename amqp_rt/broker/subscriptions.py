@@ -28,6 +28,10 @@ class DistributionNode:
         """A delivery of *entry* has ended in *outcome*; ``concluded`` follows after the batch."""
         raise NotImplementedError
 
+    def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
+        """Answer *delivery* of *entry*, whose peer waits for it, with *outcome*."""
+        raise NotImplementedError
+
     def concluded(self) -> None:
         """The batch of outcomes is complete."""
         raise NotImplementedError
@@ -104,7 +108,7 @@ class Subscription:
             delivery.context = outcome
             node.conclude(self, entry, outcome)
             if not delivery.settled:
-                delivery.settle(outcome)
+                node.settle(delivery, entry, outcome)
         node.concluded()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:

@@ -12,6 +12,7 @@ import trio
 
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
+from .broker.journal import Journal
 from .broker.nodes import Declaration, Queue, Topic, declaration
 from .clock import Clock
 from .container.connections import Connection
@@ -24,6 +25,7 @@ from .message import Message
 from .net.memory import MemoryNetwork
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
+from .stores.base import Store
 
 
 class Broker:
@@ -50,6 +52,10 @@ class Broker:
         plain_in_clear: Let passwords cross networks unencrypted.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
+        store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
+            :class:`~amqp_rt.stores.base.Store`, or None for nowhere. Without one, durable messages
+            are refused (Part 3 §3.2.1).
+        volatile: Take durable messages although there is no store.
     """
 
     def __init__(
@@ -67,6 +73,8 @@ class Broker:
         plain_in_clear: bool = False,
         network: MemoryNetwork | None = None,
         management: bool = True,
+        store: str | Store | None = None,
+        volatile: bool = False,
     ) -> None:
         self.container = container or Container(
             name,
@@ -78,8 +86,13 @@ class Broker:
             plain_in_clear=plain_in_clear,
             network=network,
         )
+        kept = store_of(store) if isinstance(store, str) else store
         self.host = BrokerHost(
-            limits=self.container.limits, clock=clock, auto_create=_creator(auto_create)
+            limits=self.container.limits,
+            clock=clock,
+            auto_create=_creator(auto_create),
+            journal=None if kept is None else Journal(kept),
+            volatile=volatile,
         )
         self.container.add_host(self.host)
         if management:
@@ -130,9 +143,14 @@ class Broker:
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[Self]:
-        async with self.container:
-            self.container.start_handler(self.host.run)
-            yield self
+        try:
+            await self.host.restore()
+            async with self.container:
+                self.container.start_handler(self.host.run)
+                yield self
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.host.close()
 
     async def listen(self, *urls: str) -> list[str]:
         """Take connections at each of *urls*; see :meth:`Container.listen`."""
@@ -158,6 +176,25 @@ class Broker:
 
     def __repr__(self) -> str:
         return f"<Broker {self.container.name!r}: {len(self.host.nodes())} nodes>"
+
+
+def store_of(text: str) -> Store | None:
+    """The store that ``memory:`` (none) or ``sqlite:PATH`` names.
+
+    Raises:
+        AmqpError: It names none.
+    """
+    kind, colon, path = text.partition(":")
+    if kind == "memory" and colon and not path:
+        return None
+    if kind == "sqlite" and path:
+        from .stores.sqlite import SQLiteStore  # which loads SQLite
+
+        return SQLiteStore(path)
+    raise AmqpError(
+        f"{text!r} is no store: it is memory: or sqlite:PATH, such as sqlite:broker.db",
+        condition="amqp:invalid-field",
+    )
 
 
 def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] | None:

@@ -11,21 +11,33 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import trio
 from msgspec import Struct
 
 from ..clock import Clock, SystemClock
 from ..errors import AmqpError, LinkRefused
-from ..fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
+from ..fronts.base import ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
 from ..outcomes import Error
 from ..termini import Source, Target
-from .entries import Door, Entry, dead_letter, departing
-from .nodes import NAME_MAX, QUEUE, Declaration, Queue, Terms, Topic, answer, dynamic_declaration
-from .producers import Inlet, Intake, Producer, settle_accepted
+from .entries import NEVER, Door, Entry, dead_letter, departing, restored
+from .journal import Journal, QueueLedger
+from .nodes import (
+    KINDS,
+    NAME_MAX,
+    QUEUE,
+    Declaration,
+    Queue,
+    Terms,
+    Topic,
+    answer,
+    dynamic_declaration,
+)
+from .producers import Inlet, Intake, Producer
 from .queues import Memory, MessageQueue
 from .topics import MessageTopic
 
@@ -64,6 +76,8 @@ class _Node:
         intake: Intake,
         inlet: Inlet,
         owner: Any,
+        ledger: QueueLedger | None,
+        number: int,
     ) -> None:
         self.declared = declared
         self.held = held
@@ -71,6 +85,11 @@ class _Node:
         self.inlet = inlet
         #: The connection that made a dynamic node.
         self.owner = owner
+        self.ledger = ledger
+        #: Its number in the store, 0 if it is not there.
+        self.number = number
+        #: It was found in the store, and nobody has declared it since.
+        self.found = False
 
     def links(self) -> list[Any]:
         """The links that are attached."""
@@ -87,8 +106,32 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+#: The kind of fact that a declared node is.
+NODE: Final = "node"
+#: Messages read from the store at a time, and bytes of them.
+_RESTORED_MAX: Final = 10_000
+_RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class _Described(Struct, array_like=True):
+    """A declared node as the store keeps it. New fields go to the end."""
+
+    virtual_host: str
+    kind: str
+    declared: dict[str, Any]
+
+
+def _key(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def _described(declared: Declaration, virtual_host: str) -> bytes:
+    fields = msgspec.structs.asdict(declared)
+    return msgspec.msgpack.encode(_Described(virtual_host, declared.kind, fields))
+
+
 class BrokerHost:
-    """Queues and topics in memory.
+    """Queues and topics.
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
@@ -96,7 +139,8 @@ class BrokerHost:
         auto_create: Called with an address that has no node; returns the declaration of the node
             to make for it, or None.
         annotations: What to do about annotation keys that nobody knows (decision 13).
-        settle: Answers deliveries whose messages have been put. A store settles after its commit.
+        journal: Keeps nodes and durable messages; None to keep everything in memory.
+        volatile: Take durable messages although there is no journal (M5 would refuse them).
     """
 
     def __init__(
@@ -106,24 +150,66 @@ class BrokerHost:
         clock: Clock | None = None,
         auto_create: Callable[[str], Declaration | None] | None = None,
         annotations: AnnotationPolicy = "default",
-        settle: Callable[[list[IncomingDelivery]], None] = settle_accepted,
+        journal: Journal | None = None,
+        volatile: bool = False,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
         self.memory = Memory(limits.broker_bytes_max)
         self._auto_create = auto_create
         self._door = Door(annotations, limits)
-        self._settle = settle
+        self.journal = journal
+        self.volatile = volatile
         #: Virtual host → address → node. A virtual host without nodes of its own uses "".
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         self._count = 0
         #: Dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
+        #: The number that the next node gets in the store.
+        self._number = 1
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
 
     def __repr__(self) -> str:
         return f"<BrokerHost: {self._count} nodes, {self.memory.held} bytes>"
+
+    # --- Keeping ---
+
+    async def restore(self) -> None:
+        """Open the store, and make the nodes and messages that it has kept.
+
+        Raises:
+            AmqpError: The store cannot be opened, or holds what this release does not understand.
+        """
+        journal = self.journal
+        if journal is None:
+            return
+        await journal.open()
+        for key, value in await journal.call(journal.store.facts, NODE):
+            number = int.from_bytes(key, "big")
+            try:
+                kept = msgspec.msgpack.decode(value, type=_Described)
+                declared = msgspec.convert(kept.declared, KINDS[kept.kind])
+            except (msgspec.DecodeError, KeyError) as error:
+                raise AmqpError(
+                    f"the store has a node that this release does not understand: {error}"
+                ) from error
+            node = self._make(kept.virtual_host, declared, number=number)
+            node.found = True
+            if isinstance(node.held, MessageQueue):
+                await self._restore_queue(journal, number, node.held)
+
+    async def _restore_queue(self, journal: Journal, number: int, queue: MessageQueue) -> None:
+        first = 0
+        while found := await journal.call(
+            journal.store.messages, number, first, _RESTORED_MAX, _RESTORED_BYTES_MAX
+        ):
+            for stored in found:
+                entry = restored(stored.sequence, stored.head, stored.payload)
+                if entry.expires_at != NEVER:
+                    self._expiring[queue] = None
+                queue.restore(entry)
+            first = found[-1].sequence + 1
 
     # --- Declaring ---
 
@@ -137,17 +223,39 @@ class BrokerHost:
         """
         space = self._spaces.setdefault(virtual_host, {})
         known = space.get(declared.name)
-        if known is not None:
+        if known is not None and known.found and type(known.declared) is type(declared):
+            # What the application says now counts, not what it said before it was restarted.
+            known.found = False
+            self._redeclare(known, declared, virtual_host)
+        elif known is not None:
             if known.declared != declared:
                 raise AmqpError(
                     f"{declared.name!r} exists as {known.declared!r}",
                     condition="amqp:precondition-failed",
                 )
             return
-        self._make(space, declared)
+        else:
+            self._make(virtual_host, declared)
         dead = declared.dead_letter if isinstance(declared, Queue) else None
         if dead is not None and dead not in space:
-            self._make(space, Queue(dead))
+            self._make(virtual_host, Queue(dead))
+
+    def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
+        node.declared = declared
+        held = node.held
+        if isinstance(declared, Queue) and isinstance(held, MessageQueue):
+            held.bury = partial(self._bury, self._spaces[virtual_host], declared)
+            held.max_deliveries = declared.max_deliveries or 0
+            held.max_attempts = declared.max_attempts or 0
+            held.length_max = declared.length_max or 0
+            held.bytes_max = declared.bytes_max or self.limits.queue_bytes_max
+            node.inlet.ttl_s = declared.ttl_s
+        elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
+            held.backlog_max = declared.backlog_max or self.limits.backlog_max
+            held.backlog_bytes_max = declared.backlog_bytes_max or self.limits.backlog_bytes_max
+            node.inlet.ttl_s = declared.ttl_s
+        if node.number and self.journal is not None:
+            self.journal.loose.keep(NODE, _key(node.number), _described(declared, virtual_host))
 
     def delete(self, address: str, *, virtual_host: str = "") -> int:
         """Delete a node with its messages; its links are detached. How many messages it had.
@@ -162,9 +270,12 @@ class BrokerHost:
         """What there is, dynamic nodes included, in the order in which it was made."""
         return [node.declared for node in self._space(virtual_host).values()]
 
+    def _existing(self, virtual_host: str) -> str:
+        """The virtual host that has the nodes of *virtual_host*."""
+        return virtual_host if virtual_host in self._spaces else ""
+
     def _space(self, virtual_host: str) -> dict[str, _Node]:
-        space = self._spaces.get(virtual_host)
-        return self._spaces[""] if space is None else space
+        return self._spaces[self._existing(virtual_host)]
 
     def _find(self, space: dict[str, _Node], address: str) -> _Node:
         node = space.get(address)
@@ -172,7 +283,11 @@ class BrokerHost:
             raise AmqpError(f"there is no node {address!r}", condition="amqp:not-found")
         return node
 
-    def _make(self, space: dict[str, _Node], declared: Declaration, owner: Any = None) -> _Node:
+    def _make(
+        self, virtual_host: str, declared: Declaration, owner: Any = None, number: int = 0
+    ) -> _Node:
+        """A new node; with *number* it is in the store already."""
+        space = self._spaces.setdefault(virtual_host, {})
         if self._count >= self.limits.nodes_max:
             raise AmqpError(
                 f"the broker has {self._count} nodes already",
@@ -204,17 +319,29 @@ class BrokerHost:
             )
         else:
             raise TypeError(f"a node is declared as a Queue or a Topic, not {declared!r}")
+        journal = self.journal
+        ledger: QueueLedger | None = None
+        if journal is not None and owner is None:
+            if not number:
+                number = self._number
+                journal.loose.keep(NODE, _key(number), _described(declared, virtual_host))
+            self._number = max(self._number, number + 1)
+            if isinstance(held, MessageQueue):
+                ledger = held.ledger = QueueLedger(journal, number, held)
         intake = Intake(held)
         inlet = Inlet(
             intake,
             self._door,
             self.clock.wall,
             ttl_s=ttl_s,
-            settle=self._settle,
+            ledger=ledger,
+            # Topics and dynamic nodes promise nothing beyond the links that there are now.
+            volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
             on_expiring=partial(self._expiring.__setitem__, held, None),
-            successor=partial(self._inlet, space, declared.name),
+            successor=partial(self._inlet, virtual_host, declared.name),
         )
-        node = space[declared.name] = _Node(declared, held, intake, inlet, owner)
+        node = _Node(declared, held, intake, inlet, owner, ledger, number)
+        space[declared.name] = node
         self._count += 1
         return node
 
@@ -226,6 +353,10 @@ class BrokerHost:
             if not self._dynamic[node.owner]:
                 del self._dynamic[node.owner]
         held = node.held
+        if node.number and self.journal is not None:
+            unit = self.journal.loose
+            unit.forget(NODE, _key(node.number))
+            unit.clear(node.number)
         self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
         messages = held.available + held.acquired
@@ -270,7 +401,7 @@ class BrokerHost:
         try:
             if terminus.dynamic:
                 return self._attach_dynamic(space, link, terminus, sending)
-            node = self._resolve(space, terminus.address)
+            node = self._resolve(link.peer.virtual_host, terminus.address)
         except AmqpError as error:
             link.refuse(Error.of(error))
             return True
@@ -286,14 +417,14 @@ class BrokerHost:
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Where messages of the anonymous terminus *link* for *address* go."""
         try:
-            node = self._resolve(self._space(link.peer.virtual_host), address)
+            node = self._resolve(link.peer.virtual_host, address)
         except AmqpError as error:
             return Error.of(error)
         return None if node is None else node.inlet
 
-    def _inlet(self, space: dict[str, _Node], address: str) -> Inlet | None:
+    def _inlet(self, virtual_host: str, address: str) -> Inlet | None:
         try:
-            node = self._resolve(space, address)
+            node = self._resolve(virtual_host, address)
         except AmqpError:
             return None
         return None if node is None else node.inlet
@@ -305,18 +436,19 @@ class BrokerHost:
             AmqpError: There is no such node, it has no room, or the message is malformed.
         """
         space = self._space(virtual_host)
-        node = self._resolve(space, address) or self._find(space, address)
+        node = self._resolve(virtual_host, address) or self._find(space, address)
         node.inlet.publish(payload)
 
-    def _resolve(self, space: dict[str, _Node], address: object) -> _Node | None:
+    def _resolve(self, virtual_host: str, address: object) -> _Node | None:
         """The node at *address*, made on the spot if that is wished."""
         if not isinstance(address, str):
             return None
-        node = space.get(address)
+        virtual_host = self._existing(virtual_host)
+        node = self._spaces[virtual_host].get(address)
         if node is None and self._auto_create is not None and 0 < len(address) <= NAME_MAX:
             declared = self._auto_create(address)
             if declared is not None:
-                node = self._make(space, declared)
+                node = self._make(virtual_host, declared)
         return node
 
     def _attach_dynamic(
@@ -340,7 +472,7 @@ class BrokerHost:
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
-        node = self._make(space, declared, owner)
+        node = self._make(self._existing(link.peer.virtual_host), declared, owner)
         self._dynamic[owner] += 1
         self._accept(node, link, terms, sending, partial(self._delete_dynamic, space, node))
         return True
@@ -367,7 +499,8 @@ class BrokerHost:
                 inlet.door,
                 inlet.wall,
                 ttl_s=inlet.ttl_s,
-                settle=inlet.settle,
+                ledger=inlet.ledger,
+                volatile=inlet.volatile,
                 on_expiring=inlet.on_expiring,
             )
         elif terms.copies and isinstance(held, MessageQueue):
@@ -394,6 +527,11 @@ class BrokerHost:
                 target=terms.target,
                 max_message_size=self.limits.message_size_max,
             )
+
+    async def close(self) -> None:
+        """Let go of the store, once nothing changes any more."""
+        if self.journal is not None:
+            await self.journal.close()
 
     # --- What operators do ---
 
@@ -479,7 +617,13 @@ class BrokerHost:
                 self._expiring.pop(held, None)
 
     async def run(self, *, interval_s: float = 1.0) -> None:
-        """Sweep every *interval_s* seconds, until cancelled."""
-        while True:
-            await trio.sleep(interval_s)
-            self.sweep()
+        """Keep what changes, and sweep every *interval_s* seconds, until cancelled.
+
+        What has been changed until then is kept before the store is closed.
+        """
+        async with trio.open_nursery() as nursery:
+            if self.journal is not None:
+                nursery.start_soon(self.journal.run)
+            while True:
+                await trio.sleep(interval_s)
+                self.sweep()

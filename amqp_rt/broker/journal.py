@@ -18,8 +18,11 @@ from typing import Any, Final, Protocol
 import trio
 
 from ..errors import AmqpError
-from ..outcomes import Error
-from ..stores.base import Batch, Store, StoreFull
+from ..fronts.base import IncomingDelivery
+from ..outcomes import ACCEPTED, Error, Rejected
+from ..stores.base import Batch, Store, StoreDamaged, StoreFull
+from .entries import Entry, head_of
+from .queues import MessageQueue
 
 _log = logging.getLogger("amqp_rt.store")
 
@@ -52,21 +55,25 @@ class Unit:
     """Changes that are written together, and what follows.
 
     Args:
-        kept: Called once they are on the disk.
-        refused: Called instead if there is no room for them. Without it they are tried again until
-            there is, which is for changes that only take away.
+        refused: Called instead of what follows if there is no room for them. Without it they are
+            tried again until there is, which is for changes that make room.
     """
 
-    __slots__ = ("_changes", "kept", "refused")
+    __slots__ = ("_changes", "_follow", "refused")
 
-    def __init__(
-        self,
-        kept: Callable[[], None] | None = None,
-        refused: Callable[[Error], None] | None = None,
-    ) -> None:
-        self.kept = kept
+    def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
+        self._follow: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call *call* once this is on the disk; several are called in order."""
+        self._follow.append(call)
+
+    def kept(self) -> None:
+        """It is on the disk."""
+        for call in self._follow:
+            call()
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((Batch.put, (node, sequence, head, payload)))
@@ -99,22 +106,15 @@ class Journal:
     """Gathers units and commits them to *store*.
 
     Args:
-        store: Opened already.
-        executor: Where its methods run.
-        on_failed: Called when the store can no longer be trusted, with the reason.
+        store: Where everything is kept; :meth:`open` comes first.
+        executor: Where its methods run; by default a thread.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        executor: Executor,
-        *,
-        on_failed: Callable[[AmqpError], None],
-    ) -> None:
+    def __init__(self, store: Store, executor: Executor | None = None) -> None:
         self.store = store
+        #: Why nothing is kept any more.
         self.failure: AmqpError | None = None
-        self._executor = executor
-        self._on_failed = on_failed
+        self.call: Executor = executor or Threaded()
         #: Units that no batch has taken up.
         self._waiting: list[Unit] = []
         #: Takes what is changed one by one, between two chunks of input.
@@ -123,25 +123,49 @@ class Journal:
         self._idle = trio.Event()
         self._idle.set()
 
+    async def open(self) -> None:
+        """Open the store; what it lost is in the log, by name.
+
+        Raises:
+            AmqpError: It cannot be opened; see :meth:`~amqp_rt.stores.base.Store.open`.
+        """
+        opened = await self.call(self.store.open)
+        for damage in opened.damage:
+            _log.error(
+                "lost: %s %d to %d of node %d: %s",
+                damage.what,
+                damage.first,
+                damage.last,
+                damage.node,
+                damage.reason,
+            )
+        if opened.aside is not None:
+            _log.error("the damaged store is kept as %s", opened.aside)
+
+    async def close(self) -> None:
+        """Close the store; what was never written is not there when it is opened again."""
+        await self.call(self.store.close)
+
     def add(self, unit: Unit) -> None:
         """Write *unit* with the next batch. Units are written in the order in which they come."""
+        if self.failure is not None:
+            if unit.refused is not None:
+                unit.refused(Error.of(self.failure))
+            return
         self._loose = None
         self._waiting.append(unit)
         self._wake()
 
     @property
     def loose(self) -> Unit:
-        """A unit for changes that only take away and that nobody waits for."""
+        """The unit for changes that cannot be refused, until the next batch or unit."""
         unit = self._loose
         if unit is None:
             unit = self._loose = Unit()
-            self._waiting.append(unit)
-            self._wake()
+            if self.failure is None:
+                self._waiting.append(unit)
+                self._wake()
         return unit
-
-    def after(self, call: Callable[[], None]) -> None:
-        """Call *call* once everything that was added so far is on the disk."""
-        self.add(Unit(call))
 
     def _wake(self) -> None:
         self._work.set()
@@ -170,7 +194,7 @@ class Journal:
             except StoreFull as error:
                 await self._make_room(units, error)
             except AmqpError as error:
-                self._fail(error)
+                await self._reopen(units, error)
         self._work = trio.Event()
         self._idle.set()
 
@@ -195,12 +219,11 @@ class Journal:
                 if batch.size >= BATCH_BYTES_MAX:
                     break
             if batch:
-                await self._executor(self.store.commit, batch)
+                await self.call(self.store.commit, batch)
             done = units[:count]
             del units[:count]
             for unit in done:
-                if unit.kept is not None:
-                    unit.kept()
+                unit.kept()
 
     async def _make_room(self, units: list[Unit], error: StoreFull) -> None:
         """The disk is full: take away what has gone, then try the rest one by one."""
@@ -216,7 +239,111 @@ class Journal:
                         break
                     await trio.sleep(FULL_RETRY_S)
 
-    def _fail(self, error: AmqpError) -> None:
-        self.failure = error
-        _log.critical("the store is given up: %s", error)
-        self._on_failed(error)
+    async def _reopen(self, units: list[Unit], error: AmqpError) -> None:
+        """Whether *units* were kept is unknown: verify the store, and write them once more.
+
+        What they do comes to the same when it is done twice.
+        """
+        _log.critical("%s", error)
+        try:
+            await self.call(self.store.close)
+        except AmqpError as again:
+            _log.error("%s", again)
+        try:
+            opened = await self.call(self.store.open)
+            if opened.damage:
+                raise StoreDamaged(f"{len(opened.damage)} things are damaged: start again with it")
+            await self._commit(units)
+        except AmqpError as again:
+            _log.critical("the store is given up: %s", again)
+            self.failure = again
+            units += self._take()
+            for unit in units:
+                if unit.refused is not None:
+                    unit.refused(Error.of(again))
+
+
+class QueueLedger:
+    """Keeps the durable messages of *queue*, which is the node *number* of the store.
+
+    A message is put into its queue when it is on the disk, and what comes after it waits with it:
+    nobody gets, settles or counts what could still be lost, and order stays order.
+    """
+
+    def __init__(self, journal: Journal, number: int, queue: MessageQueue) -> None:
+        self.number = number
+        self._journal = journal
+        self._queue = queue
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether *entry* has to be staged: it is durable, or it is behind one that waits."""
+        return entry.durable or self._queue.pending > 0
+
+    def reserve(self, entry: Entry) -> None:
+        """Give *entry* its place; :meth:`stage` follows."""
+        self._queue.reserve(entry)
+
+    def stage(
+        self,
+        entries: list[Entry],
+        deliveries: list[IncomingDelivery],
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Put *entries* once they are kept, and answer *deliveries* then, which brought them.
+
+        *done* is called last, whatever became of them.
+        """
+
+        def kept() -> None:
+            for entry in entries:
+                self._queue.put(entry)
+            for delivery in deliveries:
+                delivery.settle(ACCEPTED)
+            if done is not None:
+                done()
+
+        def refused(error: Error) -> None:
+            _log.warning("%d messages were refused: %s", len(entries), error)
+            for entry in entries:
+                entry.stored = False
+                self._queue.withhold(entry)
+            for delivery in deliveries:
+                delivery.settle(Rejected(error))
+            if done is not None:
+                done()
+
+        unit = Unit(refused)
+        unit.then(kept)
+        self._write(unit, entries)
+        self._journal.add(unit)
+
+    def receive(self, entry: Entry) -> None:
+        """Put *entry*, which is in the broker already and cannot be refused, once it is kept.
+
+        It is written together with what is changed next, such as its removal from another node.
+        """
+        unit = self._journal.loose
+        self._queue.reserve(entry)
+        self._write(unit, [entry])
+        unit.then(lambda: self._queue.put(entry))
+
+    def _write(self, unit: Unit, entries: list[Entry]) -> None:
+        number = self.number
+        for entry in entries:
+            if entry.durable:
+                unit.put(number, entry.sequence, head_of(entry), entry.payload)
+                entry.stored = True
+
+    # --- What the queue says (queues.Ledger) ---
+
+    def remove(self, entry: Entry) -> None:
+        self._journal.loose.remove(self.number, entry.sequence)
+
+    def update(self, entry: Entry) -> None:
+        self._journal.loose.update(self.number, entry.sequence, head_of(entry))
+
+    def rewrite(self, entry: Entry) -> None:
+        self._journal.loose.put(self.number, entry.sequence, head_of(entry), entry.payload)
+
+    def settle(self, delivery: Any, outcome: Any) -> None:
+        self._journal.loose.then(lambda: delivery.settle(outcome))

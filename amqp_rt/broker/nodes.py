@@ -136,6 +136,10 @@ class Topic(Declaration, frozen=True, kw_only=True):
         return TOPIC
 
 
+#: Declarations by kind.
+KINDS: Final[dict[str, type[Declaration]]] = {QUEUE: Queue, TOPIC: Topic}
+
+
 def declaration(kind: str, name: str) -> Declaration:
     """A plain node of *kind*, as the command line and auto-create name it.
 

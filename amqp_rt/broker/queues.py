@@ -16,7 +16,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
@@ -77,24 +77,20 @@ class Counts:
         self.dropped: int = 0
 
 
-class Ledger:
-    """Keeps the messages of one queue beyond the process. Called for entries that are ``stored``."""
+class Ledger(Protocol):
+    """Keeps messages of one queue beyond the process. Called for entries that are ``stored``."""
 
     def remove(self, entry: Entry) -> None:
         """It is gone."""
-        raise NotImplementedError
 
     def update(self, entry: Entry) -> None:
         """What is known of it has changed, its payload has not."""
-        raise NotImplementedError
 
     def rewrite(self, entry: Entry) -> None:
         """Its payload has changed."""
-        raise NotImplementedError
 
     def settle(self, delivery: Any, outcome: Any) -> None:
         """Settle *delivery* once what was said of its entry is on the disk."""
-        raise NotImplementedError
 
 
 class _Segment:
@@ -559,11 +555,12 @@ class MessageQueue(DistributionNode):
         self._give_up(entry, "expired", None)
 
     def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
-        self._archive(entry)
+        # Its copy is written before it is taken away here, and with it.
         if self.bury(entry, reason, error):
             self.counts.dead_lettered += 1
         else:
             self.counts.dropped += 1
+        self._archive(entry)
 
     def _tell_of_room(self) -> None:
         if self._freed:

@@ -88,6 +88,24 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_bytes_max: int = 64 * MIB
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
+    #: Filters in the filter-set of one source.
+    filters_max: int = 16
+    #: Entries of all the property filters of one source together.
+    filter_entries_max: int = 16
+    #: Bytes of a selector, a binding or another text in a filter.
+    filter_text_max: int = 4 * KIB
+    #: Tokens of one selector; parsing costs as many turns.
+    selector_terms_max: int = 512
+    #: Operators and parentheses inside each other in a selector.
+    selector_depth_max: int = 64
+    #: Wildcards in all LIKE patterns of one selector.
+    like_wildcards_max: int = 64
+    #: Characters of a message's text that a pattern is matched with, or that a selector makes;
+    #: a longer one matches no pattern.
+    filter_subject_max: int = 4 * KIB
+    #: Steps that all filters of a source may take for one message: one for each place at which a
+    #: pattern is tried. What takes more does not match.
+    filter_steps_max: int = 10_000
 
 
 DEFAULT_LIMITS = Limits()

@@ -11,7 +11,6 @@ from .codec.composites import (
     ANY,
     BOOLEAN,
     FIELDS,
-    MAP,
     SYMBOL,
     SYMBOLS,
     UINT,
@@ -67,7 +66,7 @@ class DeleteOnNoLinksOrMessages(Struct, frozen=True, gc=False):
     ("dynamic", BOOLEAN, False),
     ("dynamic_node_properties", FIELDS),
     ("distribution_mode", SYMBOL),
-    ("filter", MAP),
+    ("filter", FIELDS),
     (
         "default_outcome",
         any_of(Accepted, Rejected, Released, Modified, Received),
@@ -85,6 +84,8 @@ class Source(Struct, kw_only=True, gc=False):
     dynamic: bool = False
     dynamic_node_properties: Mapping[object, object] | None = None
     distribution_mode: str | None = None
+    #: Filters by a name that the receiver is free to choose; the descriptor of each says what it
+    #: is (§3.5.8). Keys are symbols, and strings from peers that confuse the two.
     filter: Mapping[object, object] | None = None
     default_outcome: Any = None
     outcomes: tuple[str, ...] = ()

@@ -112,6 +112,27 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
+    "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
+    "filter_entries_max": (
+        "broker/test_filters.py::test_the_entries_of_property_filters_are_bounded",
+    ),
+    "filter_text_max": (
+        "broker/test_selectors.py::test_the_bytes_of_a_selector_are_bounded",
+        "broker/test_filters.py::test_the_text_of_a_binding_and_its_subject_are_bounded",
+    ),
+    "selector_terms_max": ("broker/test_selectors.py::test_the_terms_of_a_selector_are_bounded",),
+    "selector_depth_max": ("broker/test_selectors.py::test_the_depth_of_a_selector_is_bounded",),
+    "like_wildcards_max": (
+        "broker/test_selectors.py::test_the_wildcards_of_a_selector_are_bounded",
+    ),
+    "filter_subject_max": (
+        "broker/test_selectors.py::test_the_subject_of_a_pattern_is_bounded",
+        "broker/test_filters.py::test_the_text_of_a_binding_and_its_subject_are_bounded",
+    ),
+    "filter_steps_max": (
+        "broker/test_selectors.py::test_the_steps_of_an_evaluation_are_bounded",
+        "broker/test_filters.py::test_a_message_that_takes_too_many_steps_does_not_match",
+    ),
 }
 
 

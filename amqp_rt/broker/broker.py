@@ -167,6 +167,9 @@ class BrokerHost:
         self._dynamic: Counter[Any] = Counter()
         #: The number that the next node gets in the store.
         self._number = 1
+        #: Queues in which filters have more to look at.
+        self._unfinished: list[MessageQueue] = []
+        self._looking = trio.Event()
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
 
@@ -308,6 +311,7 @@ class BrokerHost:
                 bytes_max=declared.bytes_max or 0,
                 limits=limits,
             )
+            held.on_unfinished = partial(self._look_on, held)
         elif isinstance(declared, Topic):
             ttl_s = declared.ttl_s
             held = MessageTopic(
@@ -407,7 +411,14 @@ class BrokerHost:
             return True
         if node is None:
             return False
-        terms = answer(link, node.declared, sending=sending, owner=node.owner)
+        terms = answer(
+            link,
+            node.declared,
+            sending=sending,
+            owner=node.owner,
+            now=self.clock.wall(),
+            limits=self.limits,
+        )
         if isinstance(terms, Error):
             link.refuse(terms)
         else:
@@ -468,7 +479,14 @@ class BrokerHost:
                 "the connection has too many dynamic nodes",
                 condition="amqp:resource-limit-exceeded",
             )
-        terms = answer(link, declared, sending=sending, dynamic=True)
+        terms = answer(
+            link,
+            declared,
+            sending=sending,
+            dynamic=True,
+            now=self.clock.wall(),
+            limits=self.limits,
+        )
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
@@ -504,12 +522,13 @@ class BrokerHost:
                 on_expiring=inlet.on_expiring,
             )
         elif terms.copies and isinstance(held, MessageQueue):
-            endpoint = held.browse(settled=terms.settled)
+            endpoint = held.browse(settled=terms.settled, filters=terms.filters)
         else:
             endpoint = held.subscribe(
                 default_outcome=terms.default_outcome,
                 outcomes=terms.outcomes,
                 settled=terms.settled,
+                filters=terms.filters,
             )
         if on_left is not None:
             endpoint.on_left.append(on_left)
@@ -609,6 +628,23 @@ class BrokerHost:
 
     # --- Time ---
 
+    def _look_on(self, queue: MessageQueue) -> None:
+        self._unfinished.append(queue)
+        self._looking.set()
+
+    def look_on(self) -> None:
+        """Let filters that had too much to look at go on a bit."""
+        queues, self._unfinished = self._unfinished, []
+        for queue in queues:
+            queue.resume()
+
+    async def _look_on_always(self) -> None:
+        while True:
+            await self._looking.wait()
+            self._looking = trio.Event()
+            self.look_on()
+            await trio.lowlevel.checkpoint()
+
     def sweep(self) -> None:
         """Give up what has expired at the front of its queue although nobody came for it."""
         for held in list(self._expiring):
@@ -624,6 +660,7 @@ class BrokerHost:
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)
+            nursery.start_soon(self._look_on_always)
             while True:
                 await trio.sleep(interval_s)
                 self.sweep()

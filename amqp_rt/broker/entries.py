@@ -63,6 +63,8 @@ class Entry(Struct, gc=False):
     avoid: frozenset[int] | None = None
     #: It is in the store, at its place.
     stored: bool = False
+    #: The container-id of who sent it, where that is known.
+    publisher: str | None = None
 
     def again(self) -> Entry:
         """The same message for another node."""
@@ -75,6 +77,7 @@ class Entry(Struct, gc=False):
             self.delivery_count,
             self.expires_at,
             self.altered,
+            publisher=self.publisher,
         )
 
 
@@ -90,6 +93,7 @@ class _Known(Struct, gc=False, array_like=True):
     expires_at: float | None
     altered: bool
     attempts: int
+    publisher: str | None = None
 
 
 _head_encoder = msgspec.msgpack.Encoder()
@@ -108,6 +112,7 @@ def head_of(entry: Entry) -> bytes:
             None if entry.expires_at == NEVER else entry.expires_at,
             entry.altered,
             entry.attempts,
+            entry.publisher,
         )
     )
 
@@ -132,6 +137,7 @@ def restored(sequence: int, head: bytes, payload: bytes) -> Entry:
         sequence,
         None,
         True,
+        known.publisher,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from ..fronts.base import SND_SETTLED, SND_UNSETTLED, Link
-from ..limits import DEFAULT_LIMITS
+from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import (
     ACCEPTED,
     RELEASED,
@@ -27,6 +27,8 @@ from ..outcomes import (
 )
 from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
 from ..values import Array, Symbol
+from .filters import FilterSet, compile_filter_set
+from .selectors import InvalidFilter
 
 #: Characters of a node's name.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max
@@ -164,6 +166,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     default_outcome: Outcome = RELEASED
     #: The only outcomes allowed, None for all.
     outcomes: tuple[type, ...] | None = None
+    #: What messages have to match, None for nothing.
+    filters: FilterSet | None = None
 
     @property
     def settled(self) -> bool:
@@ -178,6 +182,8 @@ def answer(
     sending: bool,
     dynamic: bool = False,
     owner: Any = None,
+    now: float = 0.0,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Terms | Error:
     """What *link* gets at the node *declared*, or why it is refused.
 
@@ -187,6 +193,8 @@ def answer(
         sending: The peer is a consumer.
         dynamic: The node was made for this link.
         owner: The connection that alone may receive from the node, None for any.
+        now: The wall clock, which a filter may ask for.
+        limits: Bounds, of filters here.
     """
     terminus: Any = link.source if sending else link.target
     for capability in terminus.capabilities:
@@ -202,7 +210,7 @@ def answer(
                 "amqp:unauthorized-access",
                 "only the connection that made a dynamic node may receive from it",
             )
-        return _consumer(link, declared, dynamic)
+        return _consumer(link, declared, dynamic, now, limits)
     made = _made(declared, dynamic)
     target = Target(
         address=declared.name,
@@ -214,7 +222,9 @@ def answer(
     return Terms(source=link.source, target=target, snd_settle_mode=link.snd_settle_mode)
 
 
-def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error:
+def _consumer(
+    link: Link, declared: Declaration, dynamic: bool, now: float, limits: Limits
+) -> Terms | Error:
     asked = link.source
     assert asked is not None
     # A client that would not get the distribution-mode it counts on is refused (S3 2.3.11).
@@ -236,6 +246,12 @@ def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error
     unknown = [outcome for outcome in asked.outcomes if outcome not in _OUTCOMES]
     if unknown:
         return Error("amqp:not-implemented", f"there is no outcome {unknown[0]!r}")
+    try:
+        filters = compile_filter_set(
+            asked.filter, receiver=link.peer.container_id, now_ms=int(now * 1000), limits=limits
+        )
+    except InvalidFilter as error:
+        return Error.of(error)
     outcomes = tuple(asked.outcomes)
     allowed: tuple[type, ...] | None = None
     if not outcomes:
@@ -249,8 +265,9 @@ def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error
         dynamic=dynamic,
         dynamic_node_properties=_made(declared, dynamic),
         distribution_mode=mode,
-        # No filter is in place: absent from the answer, whatever was asked (§3.5.3).
-        filter=None,
+        # Those that are in place. What is not known here is absent from the answer, so that the
+        # receiver sees that it has to look for itself (§3.5.3).
+        filter=dict(filters.in_place) or None,
         default_outcome=default,
         outcomes=outcomes,
         capabilities=(declared.kind,),
@@ -263,6 +280,7 @@ def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error
         copies=copies,
         default_outcome=default,
         outcomes=allowed,
+        filters=filters if filters.selective else None,
     )
 
 

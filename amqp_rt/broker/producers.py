@@ -154,6 +154,7 @@ class Inlet:
         admit = self.door.admit
         ledger = self.ledger
         now = self.wall()
+        publisher = link.peer.container_id
         #: To be kept before they are put, and the deliveries that brought them.
         durable: list[Entry] = []
         waiting: list[IncomingDelivery] = []
@@ -181,6 +182,7 @@ class Inlet:
                     _log.warning("a settled message was dropped: %s", refusal.error)
                 delivery.settle(refusal)
                 continue
+            entry.publisher = publisher
             if entry.expires_at != NEVER:
                 self.on_expiring()
             if ledger is not None and ledger.wants(entry):

@@ -32,6 +32,9 @@ _MASK: Final = 127
 #: Messages that one consumer gets in a row when no other waits.
 _RUN: Final = 64
 
+#: Messages that the filters of one consumer look at in a row.
+_LOOKS: Final = 1_000
+
 
 class Memory:
     """Bytes of messages over all nodes that share this object, and how many there may be."""
@@ -102,8 +105,8 @@ class _Segment:
         self.live: int = 0
 
 
-def _ignore_room() -> None:
-    """Nobody waits for room."""
+def _ignore() -> None:
+    """Nobody wants to know."""
 
 
 class MessageQueue(DistributionNode):
@@ -144,9 +147,13 @@ class MessageQueue(DistributionNode):
         self.bytes_max = bytes_max or limits.queue_bytes_max
         self.limits = limits
         #: Called when messages have gone and ``awaited`` is set.
-        self.on_room: Callable[[], None] = _ignore_room
+        self.on_room: Callable[[], None] = _ignore
         #: Somebody waits for room.
         self.awaited: bool = False
+        #: Called when filters have more to look at than they may at once; :meth:`resume` is to be
+        #: called soon.
+        self.on_unfinished: Callable[[], None] = _ignore
+        self.unfinished: bool = False
         self.counts = Counts()
         #: Where stored messages are kept, None if none are.
         self.ledger: Ledger | None = None
@@ -242,7 +249,12 @@ class MessageQueue(DistributionNode):
             # Nobody is before it and somebody waits: it needs no slot.
             subscription = self._ring[0]
             link = subscription.link
-            if link.credit > 0 and link.writable and self._hand(subscription, entry):
+            if (
+                link.credit > 0
+                and link.writable
+                and subscription.wants(entry)
+                and self._hand(subscription, entry)
+            ):
                 self._head = self._next = sequence + 1
                 if link.credit <= 0:
                     self._retire(subscription)
@@ -308,6 +320,7 @@ class MessageQueue(DistributionNode):
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
+        filters: Any = None,
     ) -> Subscription:
         """A new consumer; it is to be the endpoint of a sending link."""
         self._identities += 1
@@ -317,15 +330,26 @@ class MessageQueue(DistributionNode):
             default_outcome=default_outcome,
             outcomes=outcomes,
             settled=settled,
+            filters=filters,
         )
         self.consumers[subscription.identity] = subscription
+        if filters is not None:
+            # Of what came back, it is to get only what it wants, like everybody who is there then.
+            self._regroup()
         return subscription
 
-    def browse(self, *, settled: bool = False) -> Browser:
+    def browse(self, *, settled: bool = False, filters: Any = None) -> Browser:
         """A new browser; it sees what is available now and what arrives later (§3.5.7 *copy*)."""
         self._identities += 1
         older = sorted(self._older(), reverse=True)
-        browser = Browser(self, self._identities, backlog=older, cursor=self._head, settled=settled)
+        browser = Browser(
+            self,
+            self._identities,
+            backlog=older,
+            cursor=self._head,
+            settled=settled,
+            filters=filters,
+        )
         self.browsers[browser.identity] = browser
         return browser
 
@@ -341,9 +365,11 @@ class MessageQueue(DistributionNode):
                 subscription.ready = True
                 self._ring.append(subscription)
             self.pump()
-            waiting = self.available
+            # How much of it passes the filters is known only by looking at all of it.
+            waiting = self.available if subscription.filters is None else 0
         link.offer(waiting)
-        if link.draining and (link.credit <= 0 or link.writable):
+        looking = self.unfinished and subscription.filters is not None
+        if link.draining and not looking and (link.credit <= 0 or link.writable):
             link.drained()
         if subscription.ready and link.credit <= 0:
             # Credit that comes later has its place behind that of others.
@@ -409,6 +435,8 @@ class MessageQueue(DistributionNode):
             if self._returned:
                 heap = self._returned
                 sequence = heap[0]
+            elif subscription.filters is not None:
+                sequence = self._wanted(subscription)
             elif self._head < self._next:
                 sequence = self._head
             if self._apart:
@@ -423,7 +451,8 @@ class MessageQueue(DistributionNode):
                 return None
             entry = self._remove(sequence)
             if heap is None:
-                self._step()
+                if sequence == self._head:
+                    self._step()
             else:
                 heapq.heappop(heap)
                 if key is not None and not heap:
@@ -431,6 +460,34 @@ class MessageQueue(DistributionNode):
             if entry.expires_at == NEVER or entry.expires_at > self.wall():
                 return entry
             self._expire(entry)
+
+    def _wanted(self, subscription: Subscription) -> int:
+        """The first message never taken that *subscription* wants, -1 for none.
+
+        One look at many messages that it does not want is continued by :meth:`resume`, so that
+        nobody else waits for it.
+        """
+        cursor = max(subscription.cursor, self._head)
+        last = min(self._next, cursor + _LOOKS)
+        while cursor < last:
+            entry = self._look(cursor)
+            if entry is not None and subscription.wants(entry):
+                subscription.cursor = cursor
+                return cursor
+            cursor += 1
+        subscription.cursor = cursor
+        if cursor < self._next and not self.unfinished:
+            self.unfinished = True
+            self.on_unfinished()
+        return -1
+
+    def resume(self) -> None:
+        """Go on where filters had too much to look at; asked for by ``on_unfinished``."""
+        self.unfinished = False
+        if not self.deleted:
+            for subscription in [*self.browsers.values(), *self.consumers.values()]:
+                if subscription.filters is not None and subscription.link is not None:
+                    self.serve(subscription)
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; false if the link is gone, or cannot take this one."""
@@ -533,14 +590,35 @@ class MessageQueue(DistributionNode):
         """*entry* is AVAILABLE again, at its old place."""
         if entry.first_acquirer:
             entry.altered = True
-        sequence = entry.sequence
+        self._file(entry)
+        self._place(entry, entry.sequence)
+
+    def _file(self, entry: Entry) -> None:
+        """Note that *entry* came back, for those who may have it."""
+        avoid = entry.avoid
+        if avoid:
+            avoid = entry.avoid = frozenset(link for link in avoid if link in self.consumers)
         heap = self._returned
-        if entry.avoid:
-            entry.avoid = frozenset(link for link in entry.avoid if link in self.consumers)
-            if entry.avoid:
-                heap = self._apart.setdefault(entry.avoid, [])
-        heapq.heappush(heap, sequence)
-        self._place(entry, sequence)
+        unwanted = frozenset(
+            consumer.identity
+            for consumer in self.consumers.values()
+            if consumer.filters is not None and not consumer.wants(entry)
+        )
+        if unwanted:
+            avoid = unwanted if avoid is None else avoid | unwanted
+        if avoid:
+            heap = self._apart.setdefault(avoid, [])
+        heapq.heappush(heap, entry.sequence)
+
+    def _regroup(self) -> None:
+        """Somebody else has come: sort what came back anew by who may have it."""
+        older = self._older()
+        self._returned.clear()
+        self._apart.clear()
+        for sequence in older:
+            entry = self._look(sequence)
+            if entry is not None:
+                self._file(entry)
 
     def _archive(self, entry: Entry) -> None:
         size = len(entry.payload)
@@ -583,11 +661,20 @@ class MessageQueue(DistributionNode):
         link = browser.link
         if link is None or self.deleted:
             return
+        looks = _LOOKS
         while link.credit > 0 and link.writable:
             sequence = self._unseen(browser)
             if sequence < 0:
                 return
             entry = self._look(sequence)
+            if entry is not None and not browser.wants(entry):
+                looks -= 1
+                if not looks:
+                    if not self.unfinished:
+                        self.unfinished = True
+                        self.on_unfinished()
+                    return
+                entry = None
             if entry is not None and (entry.expires_at == NEVER or entry.expires_at > self.wall()):
                 payload = departing(entry, self.wall()) if entry.altered else entry.payload
                 try:

@@ -50,6 +50,8 @@ class Subscription:
         default_outcome: What is done with deliveries that end without an outcome (§3.5.3).
         outcomes: The only outcome types that the link may use, None for all four.
         settled: Messages are sent settled and are gone then.
+        filters: What messages have to match, an object with ``matches(entry, publisher)``, or None.
+        cursor: Of messages never taken, those before this place have been looked at in vain.
     """
 
     def __init__(
@@ -60,9 +62,13 @@ class Subscription:
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
+        filters: Any = None,
+        cursor: int = 0,
     ) -> None:
         self.node = node
         self.identity = identity
+        self.filters = filters
+        self.cursor = cursor
         self.default_outcome = default_outcome
         self.outcomes = outcomes
         self.settled = settled
@@ -71,6 +77,11 @@ class Subscription:
         self.ready: bool = False
         #: Called when the link is over, after the node has heard of it.
         self.on_left: list[Callable[[], None]] = []
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether its filters let *entry* pass."""
+        filters = self.filters
+        return filters is None or bool(filters.matches(entry, entry.publisher))
 
     # --- What the link says (fronts.base.SendingEndpoint) ---
 
@@ -138,6 +149,7 @@ class Browser(Subscription):
         backlog: Sequence numbers of older messages that are available now, newest first.
         cursor: The sequence number to go on with after those.
         settled: Messages are sent settled.
+        filters: As for :class:`Subscription`.
     """
 
     def __init__(
@@ -148,10 +160,12 @@ class Browser(Subscription):
         backlog: list[int],
         cursor: int,
         settled: bool = False,
+        filters: Any = None,
     ) -> None:
-        super().__init__(node, identity, default_outcome=None, settled=settled)
+        super().__init__(
+            node, identity, default_outcome=None, settled=settled, filters=filters, cursor=cursor
+        )
         self.backlog = backlog
-        self.cursor = cursor
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
         """Whatever it says, the message is as it was, and does not come twice (§3.5.2)."""

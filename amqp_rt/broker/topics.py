@@ -54,6 +54,8 @@ class MessageTopic:
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
         self._queues: dict[int, MessageQueue] = {}
+        #: Of the subscribers that do not want everything.
+        self._filters: dict[int, Any] = {}
         self._identities = 0
 
     @property
@@ -92,6 +94,9 @@ class MessageTopic:
         before = counts.enqueued
         slow: list[int] = []
         for identity, queue in self._queues.items():
+            wanted = self._filters.get(identity)
+            if wanted is not None and not wanted.matches(entry, entry.publisher):
+                continue
             queue.put(entry.again())
             if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
                 slow.append(identity)
@@ -106,6 +111,7 @@ class MessageTopic:
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
+        filters: Any = None,
     ) -> Subscription:
         """A new subscriber: it gets what is put from now on."""
         queue = MessageQueue(self.memory, self.wall, _drop, limits=self.limits)
@@ -115,16 +121,21 @@ class MessageTopic:
         )
         self._identities += 1
         self._queues[self._identities] = queue
+        if filters is not None:
+            # What it does not want never takes room in its backlog.
+            self._filters[self._identities] = filters
         subscription.on_left.append(partial(self._left, self._identities))
         return subscription
 
     def _left(self, identity: int) -> None:
         queue = self._queues.pop(identity, None)
+        self._filters.pop(identity, None)
         if queue is not None:
             queue.delete()
 
     def _give_up(self, identity: int) -> None:
         queue = self._queues.pop(identity)
+        self._filters.pop(identity, None)
         consumers = list(queue.consumers.values())
         queue.delete()
         for consumer in consumers:
@@ -146,6 +157,7 @@ class MessageTopic:
         for queue in self._queues.values():
             queue.delete()
         self._queues.clear()
+        self._filters.clear()
 
 
 def _nothing() -> None:

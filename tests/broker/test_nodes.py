@@ -56,6 +56,8 @@ def test_a_kind_by_its_name() -> None:
 
 # --- sources -------------------------------------------------------------------------------
 
+SELECTOR = Described(Symbol("apache.org:selector-filter:string"), "a = 1")
+
 #: address, what the receiver asks, what it is answered
 SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("q", {}, {"distribution_mode": "move", "default_outcome": RELEASED}),
@@ -84,9 +86,10 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("q", {"expiry_policy": "never"}, {"expiry_policy": "link-detach"}),
     (
         "q",
-        {"filter": {Symbol("f"): Described(Symbol("apache.org:selector-filter:string"), "a = 1")}},
-        {"filter": None},
+        {"filter": {Symbol("f"): SELECTOR, Symbol("g"): Described(Symbol("x:filter"), 1)}},
+        {"filter": {Symbol("f"): SELECTOR}},
     ),
+    ("q", {"filter": {Symbol("g"): Described(Symbol("x:filter"), 1)}}, {"filter": None}),
     ("q", {"capabilities": ("queue", "x-unknown")}, {"capabilities": ("queue",)}),
     ("t", {"capabilities": ("topic",)}, {"capabilities": ("topic",)}),
     ("q", {}, {"address": "q", "dynamic": False, "dynamic_node_properties": None}),

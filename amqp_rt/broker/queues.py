@@ -368,13 +368,18 @@ class MessageQueue(DistributionNode):
             # How much of it passes the filters is known only by looking at all of it.
             waiting = self.available if subscription.filters is None else 0
         link.offer(waiting)
-        looking = self.unfinished and subscription.filters is not None
-        if link.draining and not looking and (link.credit <= 0 or link.writable):
-            link.drained()
+        self._give_back(subscription)
         if subscription.ready and link.credit <= 0:
             # Credit that comes later has its place behind that of others.
             self._ring.remove(subscription)
             subscription.ready = False
+
+    def _give_back(self, subscription: Subscription) -> None:
+        """There is no more for *subscription* now: a link that is drained gives its credit back."""
+        link = subscription.link
+        looking = self.unfinished and subscription.filters is not None
+        if link.draining and not looking and (link.credit <= 0 or link.writable):
+            link.drained()
 
     def pump(self) -> None:
         """Deliver as long as there are messages and consumers that may have them."""
@@ -485,9 +490,12 @@ class MessageQueue(DistributionNode):
         """Go on where filters had too much to look at; asked for by ``on_unfinished``."""
         self.unfinished = False
         if not self.deleted:
+            for browser in list(self.browsers.values()):
+                self._browse(browser)
+            self.pump()
             for subscription in [*self.browsers.values(), *self.consumers.values()]:
                 if subscription.filters is not None and subscription.link is not None:
-                    self.serve(subscription)
+                    self._give_back(subscription)
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; false if the link is gone, or cannot take this one."""

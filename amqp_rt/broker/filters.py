@@ -93,7 +93,7 @@ class FilterSet:
 
     def __init__(
         self,
-        in_place: Mapping[Symbol, object],
+        in_place: Mapping[object, object],
         unsupported: tuple[str, ...],
         position: Position | None,
         filters: Sequence[Evaluate],
@@ -170,7 +170,7 @@ def compile_filter_set(
     if len(asked) > limits.filters_max:
         raise InvalidFilter(f"the source has more than {limits.filters_max} filters")
     compiler = _SetCompiler(receiver, log, selectors, now_ms, limits)
-    in_place: dict[Symbol, object] = {}
+    in_place: dict[object, object] = {}
     unsupported: list[str] = []
     for name, kind, value in _kinds(asked):
         if kind == _ALWAYS or (kind is not None and compiler.add(name[:_SHOWN_MAX], kind, value)):

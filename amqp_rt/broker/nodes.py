@@ -267,7 +267,7 @@ def _consumer(
         distribution_mode=mode,
         # Those that are in place. What is not known here is absent from the answer, so that the
         # receiver sees that it has to look for itself (§3.5.3).
-        filter={**filters.in_place} or None,
+        filter=filters.in_place or None,
         default_outcome=default,
         outcomes=outcomes,
         capabilities=(declared.kind,),

@@ -27,6 +27,8 @@ from ..errors import AmqpError
 
 __all__ = [
     "NODE_MAX",
+    "PIECE_MAX",
+    "RECORD_MAX",
     "SEQUENCE_MAX",
     "Batch",
     "Chunk",
@@ -38,12 +40,17 @@ __all__ = [
     "StoreDamaged",
     "StoreFailed",
     "StoreFull",
+    "StoreRefused",
     "Stored",
+    "refuse",
 ]
 
 #: Sequence numbers that one node can give out, and numbers of nodes: together 63 bits.
 SEQUENCE_MAX: Final = 2**40 - 1
 NODE_MAX: Final = 2**23 - 1
+#: Bytes of one head, payload, piece, chunk or fact, and the highest index of a piece.
+RECORD_MAX: Final = 64 * 1024 * 1024
+PIECE_MAX: Final = 2**20 - 1
 
 
 class StoreFull(AmqpError):
@@ -57,6 +64,13 @@ class StoreFailed(AmqpError):
     closed and opened again, which verifies it; until then it takes nothing more."""
 
     default_condition = "amqp:internal-error"
+
+
+class StoreRefused(AmqpError):
+    """A batch that no store can keep: a place or a record beyond what there can be, or a chunk that
+    does not begin where its log ends. Nothing of it was kept."""
+
+    default_condition = "amqp:not-allowed"
 
 
 class StoreBusy(AmqpError):
@@ -222,7 +236,8 @@ class Batch:
         self.size += len(key)
 
     def append(self, log: int, chunk: Chunk) -> None:
-        """Add to the end of a log: *chunk* begins where the last one ended."""
+        """Add to the end of a log: *chunk* begins where the last one ended, the first one of a log
+        wherever it likes."""
         self.appends.append((log, chunk))
         self.size += len(chunk.data)
 
@@ -231,14 +246,53 @@ class Batch:
         self.trims[log] = max(offset, self.trims.get(log, 0))
 
     def clear(self, node: int) -> None:
-        """Forget every message, piece and chunk of *node*, those of this batch included."""
+        """Forget every message, piece and chunk of *node*, and where its log ended, those of this
+        batch included. What was moved away before stays where it is now."""
         self.cleared.add(node)
+        self.removes.update(source for source, to, _ in self.moves if to[0] == node)
+        self.moves = [move for move in self.moves if move[1][0] != node]
         self.puts = {place: put for place, put in self.puts.items() if place[0] != node}
         self.updates = {place: head for place, head in self.updates.items() if place[0] != node}
         self.removes = {place for place in self.removes if place[0] != node}
         self.pieces = {place: data for place, data in self.pieces.items() if place[0] != node}
         self.appends = [append for append in self.appends if append[0] != node]
         self.trims.pop(node, None)
+
+
+def refuse(batch: Batch) -> None:
+    """Look whether *batch* can be kept at all, whatever is in a store.
+
+    Raises:
+        StoreRefused: It cannot.
+    """
+    for place, (head, payload, _) in batch.puts.items():
+        if not (0 <= place[0] <= NODE_MAX and 0 <= place[1] <= SEQUENCE_MAX):
+            raise StoreRefused(f"there is no place {place[0]}, {place[1]}")
+        if len(payload) > RECORD_MAX or len(head) > RECORD_MAX:
+            raise StoreRefused(
+                f"a message of {len(payload)} bytes: what exceeds {RECORD_MAX} is kept in pieces"
+            )
+    for (node, sequence, index), data in batch.pieces.items():
+        if not (
+            0 <= node <= NODE_MAX and 0 <= sequence <= SEQUENCE_MAX and 0 <= index <= PIECE_MAX
+        ):
+            raise StoreRefused(f"there is no piece {index} of place {node}, {sequence}")
+        if not 0 < len(data) <= RECORD_MAX:
+            raise StoreRefused(f"a piece has 1 to {RECORD_MAX} bytes, not {len(data)}")
+    for _, (node, sequence), head in batch.moves:
+        if not (0 <= node <= NODE_MAX and 0 <= sequence <= SEQUENCE_MAX) or len(head) > RECORD_MAX:
+            raise StoreRefused(f"there is no place {node}, {sequence}")
+    for log, chunk in batch.appends:
+        if not (0 <= log <= NODE_MAX and 0 <= chunk.offset <= SEQUENCE_MAX - chunk.count):
+            raise StoreRefused(f"there is no offset {chunk.offset} of log {log}")
+        if chunk.count < 1 or len(chunk.data) > RECORD_MAX:
+            raise StoreRefused(f"a chunk of {chunk.count} records and {len(chunk.data)} bytes")
+    for head in batch.updates.values():
+        if len(head) > RECORD_MAX:
+            raise StoreRefused(f"a head of {len(head)} bytes")
+    for key, value in batch.facts.items():
+        if len(key[1]) > RECORD_MAX or len(value or b"") > RECORD_MAX:
+            raise StoreRefused(f"a fact of {len(value or b'')} bytes")
 
 
 class Store(Protocol):
@@ -258,6 +312,7 @@ class Store(Protocol):
 
         Raises:
             StoreFull: No room. Nothing of it was kept.
+            StoreRefused: It cannot be kept at all. Nothing of it was.
             StoreFailed: What became of it is unknown.
         """
 
@@ -266,13 +321,14 @@ class Store(Protocol):
 
     def messages(self, node: int, first: int, count: int, size_max: int) -> list[Stored]:
         """Messages of *node* from the sequence number *first* on, in order: at most *count*, and no
-        more after their payloads have reached *size_max* bytes."""
+        more after their payloads have reached *size_max* bytes. Pieces are not counted."""
 
     def read(self, node: int, sequences: Iterable[int]) -> list[Stored]:
-        """The messages of *node* at these places, as far as they exist."""
+        """The messages of *node* at these places, as far as they exist, in the order asked for."""
 
     def heads(self, node: int) -> Iterator[Head]:
-        """What is known of every message of *node*, in order, without their payloads."""
+        """What is known of every message of *node*, in order, without their payloads. Batches may
+        be committed in between; whether it sees what they change is not said."""
 
     def summary(self, node: int) -> tuple[int, int, int, int]:
         """Messages of *node*, bytes of their payloads, and the first and last sequence number; -1
@@ -283,7 +339,7 @@ class Store(Protocol):
 
     def chunks(self, log: int, offset: int, size_max: int) -> list[Chunk]:
         """Chunks of *log* from the one that holds *offset* on, or the first after it; at least one
-        if there is any, and no more after *size_max* bytes."""
+        if there is any, and no more after their data have reached *size_max* bytes."""
 
     def chunk_at(self, log: int, time_ms: int) -> Chunk | None:
         """The first chunk of *log* whose last record is not older than *time_ms*."""

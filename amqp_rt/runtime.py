@@ -109,12 +109,16 @@ class Broker:
     async def declare(self, *declared: Declaration) -> None:
         """Make nodes. Declaring the same again changes nothing.
 
+        With a store they are there again when it is opened again; what is declared then replaces
+        what was kept. Cancelled, the nodes are made, and may not be kept yet.
+
         Raises:
             AmqpError: A name is taken by another node, or there are too many.
         """
         for each in declared:
             self.host.declare(each)
         await trio.lowlevel.checkpoint()
+        await self.host.wait_kept()
 
     async def delete(self, name: str) -> int:
         """Delete a node: its links are detached, its messages are gone; returns how many.
@@ -124,6 +128,7 @@ class Broker:
         """
         gone = self.host.delete(name)
         await trio.lowlevel.checkpoint()
+        await self.host.wait_kept()
         return gone
 
     # --- lifetime ------------------------------------------------------------------------

@@ -547,6 +547,11 @@ class BrokerHost:
                 max_message_size=self.limits.message_size_max,
             )
 
+    async def wait_kept(self) -> None:
+        """Wait until what was changed so far would outlive the process."""
+        if self.journal is not None:
+            await self.journal.wait_kept()
+
     async def close(self) -> None:
         """Let go of the store, once nothing changes any more."""
         if self.journal is not None:

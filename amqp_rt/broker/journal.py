@@ -20,7 +20,7 @@ import trio
 from ..errors import AmqpError
 from ..fronts.base import IncomingDelivery
 from ..outcomes import ACCEPTED, Error, Rejected
-from ..stores.base import Batch, Store, StoreDamaged, StoreFull
+from ..stores.base import Batch, Store, StoreDamaged, StoreFull, StoreRefused
 from .entries import Entry, head_of
 from .queues import MessageQueue
 
@@ -172,8 +172,8 @@ class Journal:
         if self._idle.is_set():
             self._idle = trio.Event()
 
-    async def settle(self) -> None:
-        """Wait until everything is on the disk that was added before."""
+    async def wait_kept(self) -> None:
+        """Wait until everything that was added so far is on the disk, or never will be."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -191,8 +191,8 @@ class Journal:
             units = self._take()
             try:
                 await self._commit(units)
-            except StoreFull as error:
-                await self._make_room(units, error)
+            except (StoreFull, StoreRefused) as error:
+                await self._one_by_one(units, error)
             except AmqpError as error:
                 await self._reopen(units, error)
         self._work = trio.Event()
@@ -225,19 +225,27 @@ class Journal:
             for unit in done:
                 unit.kept()
 
-    async def _make_room(self, units: list[Unit], error: StoreFull) -> None:
-        """The disk is full: take away what has gone, then try the rest one by one."""
+    async def _one_by_one(self, units: list[Unit], error: AmqpError) -> None:
+        """The disk is full, or one of *units* cannot be kept: see which of them can."""
         _log.error("%s", error)
-        for unit in units:
-            while True:
-                try:
-                    await self._commit([unit])
-                    break
-                except StoreFull as again:
-                    if unit.refused is not None:
-                        unit.refused(Error.of(again))
-                        break
+        while units:
+            unit = units[0]
+            try:
+                await self._commit([unit])
+            except StoreFull as full:
+                if unit.refused is None:
+                    # It takes away what has gone, and has to be written some time.
                     await trio.sleep(FULL_RETRY_S)
+                    continue
+                unit.refused(Error.of(full))
+            except StoreRefused as refused:
+                _log.error("%s", refused)
+                if unit.refused is not None:
+                    unit.refused(Error.of(refused))
+            except AmqpError as failed:
+                await self._reopen(units, failed)
+                return
+            del units[0]
 
     async def _reopen(self, units: list[Unit], error: AmqpError) -> None:
         """Whether *units* were kept is unknown: verify the store, and write them once more.

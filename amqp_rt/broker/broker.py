@@ -18,7 +18,7 @@ import trio
 from msgspec import Struct
 
 from ..clock import Clock, SystemClock
-from ..errors import AmqpError, LinkRefused
+from ..errors import AmqpError, LinkRefused, LocalProtocolError
 from ..fronts.base import ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
@@ -325,6 +325,8 @@ class BrokerHost:
             raise TypeError(f"a node is declared as a Queue or a Topic, not {declared!r}")
         journal = self.journal
         ledger: QueueLedger | None = None
+        if journal is not None and not journal.is_open:
+            raise LocalProtocolError("the store is not open yet: enter the broker first")
         if journal is not None and owner is None:
             if not number:
                 number = self._number

@@ -112,6 +112,7 @@ class Journal:
 
     def __init__(self, store: Store, executor: Executor | None = None) -> None:
         self.store = store
+        self.is_open = False
         #: Why nothing is kept any more.
         self.failure: AmqpError | None = None
         self.call: Executor = executor or Threaded()
@@ -130,6 +131,7 @@ class Journal:
             AmqpError: It cannot be opened; see :meth:`~amqp_rt.stores.base.Store.open`.
         """
         opened = await self.call(self.store.open)
+        self.is_open = True
         for damage in opened.damage:
             _log.error(
                 "lost: %s %d to %d of node %d: %s",
@@ -144,7 +146,9 @@ class Journal:
 
     async def close(self) -> None:
         """Close the store; what was never written is not there when it is opened again."""
-        await self.call(self.store.close)
+        if self.is_open:
+            self.is_open = False
+            await self.call(self.store.close)
 
     def add(self, unit: Unit) -> None:
         """Write *unit* with the next batch. Units are written in the order in which they come."""

@@ -12,7 +12,7 @@ import trio
 from amqp_rt import Broker, Message
 from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Queue, Topic
-from amqp_rt.errors import AmqpError, DeliveryRejected
+from amqp_rt.errors import AmqpError, DeliveryRejected, LocalProtocolError
 from amqp_rt.stores.base import Batch, Opened, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
@@ -46,6 +46,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.opened = trio.Event()
+        self.opened.set()
 
     async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
         if getattr(call, "__name__", "") == "commit":
@@ -98,6 +99,7 @@ async def test_nothing_is_settled_or_delivered_before_it_is_kept() -> None:
     async with broker:
         await broker.declare(Queue("work"))
         async with broker.local() as peer, peer.sender("work") as out:
+            gate.opened = trio.Event()
             receipt = out.send_nowait("m", durable=True)
             behind = out.send_nowait("not durable, behind it")
             with trio.move_on_after(0.05):
@@ -241,6 +243,13 @@ async def test_a_handler_that_fails_is_counted_over_a_restart() -> None:
             assert delivery.message.delivery_count == 1
             delivery.modify()
         assert await bodies(broker, "dead") == ["m"]
+
+
+@pytest.mark.req("B7")
+async def test_nodes_are_declared_when_the_store_is_open() -> None:
+    broker = Broker(store=MemoryStore())
+    with pytest.raises(LocalProtocolError, match="enter the broker first"):
+        await broker.declare(Queue("work"))
 
 
 def test_a_store_is_named_by_its_kind(tmp_path: Path) -> None:

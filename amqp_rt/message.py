@@ -70,6 +70,7 @@ __all__ = [
     "Sequence",
     "check_annotations",
     "check_application_properties",
+    "data_message",
     "encode_delivery_annotations",
     "merge_annotations",
     "read_annotations",
@@ -93,6 +94,7 @@ BodyKind: TypeAlias = Literal["data", "sequence", "value"]
 #: Buffers from this size on are handed over beside the others instead of being joined with them.
 JOIN_MAX: Final = 16 * 1024
 
+_NO_HEADER: Final = Header()
 _NO_PROPERTIES: Final = Properties()
 _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
@@ -321,10 +323,11 @@ class Message:
         """The header, with its defaults where it is absent (§3.2.1)."""
         header = self._header
         if header is None:
-            fields = read_header_fields(
-                self._payload, self._sections.delivery_annotations, self._limits
-            )
-            header = self._header = Header(*fields)
+            end = self._sections.delivery_annotations
+            header = _NO_HEADER
+            if end:
+                header = Header(*read_header_fields(self._payload, end, self._limits))
+            self._header = header
         return header
 
     @header.setter
@@ -560,7 +563,7 @@ class Message:
     def _write_front(self, out: bytearray) -> None:
         own = self._own
         if own & (_OWN_PROPERTIES | _OWN_BODY):
-            properties = self.properties
+            properties = self._properties or self.properties
             if properties.content_type is not None or properties.content_encoding is not None:
                 self._check_content(properties)
         if own & _OWN_HEADER and self._header is not None:
@@ -646,7 +649,9 @@ class Message:
     def _read_body(self) -> object:
         kind = self._kind
         if kind == "data":
-            chunks = self.data
+            chunks = self._chunks
+            if chunks is None:
+                chunks = self._chunks = self._read_chunks()
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         sections = self._sections
         try:
@@ -739,6 +744,20 @@ class Message:
         if body is None or isinstance(body, str | bytes | int | float | UUID):
             return _BRIEF.repr(body)
         return f"a {type(body).__name__}"
+
+
+def data_message(body: bytes, properties: Properties) -> list[bytes]:
+    """The buffers of a message of nothing but *properties* and one data section.
+
+    Most messages are such, and need no :class:`Message` on their way out.
+    """
+    out = bytearray()
+    write_front(out, None, None, None, properties, None)
+    write_data(out, len(body))
+    if len(body) >= JOIN_MAX:
+        return [bytes(out), body]
+    out += body
+    return [bytes(out)]
 
 
 _KINDS: Final[dict[int, BodyKind | None]] = {

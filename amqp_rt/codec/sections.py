@@ -58,6 +58,7 @@ from .primitives import (
     write_timestamp,
     write_ubyte,
     write_uint,
+    write_ulong,
     write_uuid,
     write_value,
 )
@@ -743,6 +744,10 @@ def write_properties(out: bytearray, properties: Properties) -> None:
                     out += beginnings[len(value)]
                     out += value.encode()
                     continue
+            elif type(value) is int and (index == 1 or index == 6):
+                # A message-id or correlation-id.
+                write_ulong(out, value)
+                continue
             _PROPERTY_WRITERS[index - 1](out, value)
     except EncodeError as error:
         name = fields_of(Properties)[index - 1].name

@@ -180,9 +180,9 @@ def decode_payload(message: Message, kind: Any) -> Any:
     body = message.body
     if message.body_kind != "data":
         return _from_value(body, kind)
-    properties = message.properties
     if kind is bytes:
         return body
+    properties = message.properties
     if properties.content_encoding is not None:
         raise DecodeError(f"content-encoding {properties.content_encoding[:40]!r} is not decoded")
     content_type = properties.content_type

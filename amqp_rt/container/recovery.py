@@ -312,7 +312,8 @@ class Dialler:
     async def wait_stopped(self) -> None:
         """Wait until nothing runs any more."""
         for each in self._all():
-            await each.stopped.wait()
+            if not each.stopped.is_set():
+                await each.stopped.wait()
             while each._moving:
                 await each._moved.park()
 
@@ -432,7 +433,13 @@ class Dialler:
         connection.start(engine)
         if connection.closing:
             engine.close()
-        await run_connection(dialled.stream, engine, connection.handle, limits=limits)
+        await run_connection(
+            dialled.stream,
+            engine,
+            connection.handle,
+            limits=limits,
+            reactor=self._container.reactor,
+        )
         self._judge(url, connection)
 
     def _judge(self, url: Url, connection: Connection) -> None:

@@ -33,11 +33,12 @@ from ..fronts.base import (
     ReceivingLink,
     SendingLink,
 )
-from ..message import MESSAGE_FORMAT, Message, MessageId
+from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_message
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Int, Symbol
 from .credit import CreditWindow
+from .payloads import encode_payload
 from .routes import NO_DEADLINE, PREFETCH, Binding, Deadline, RaisedOutcome, Reject
 from .sending import make_message
 from .serving import (
@@ -464,6 +465,18 @@ class Request:
         """
         if isinstance(value, Message):
             return value.replace(**self._address()).buffers()
+        if self.sequence is None:
+            content_type, body, kind = encode_payload(value)
+            if kind == "data":
+                return data_message(
+                    body,
+                    Properties(
+                        to=self.reply_to,
+                        correlation_id=self.correlation_id,
+                        content_type=content_type,
+                    ),
+                )
+            return Message(body, body_kind=kind, **self._address()).buffers()
         return make_message(value, self._address()).buffers()
 
     def stream_end(self) -> list[bytes]:
@@ -517,6 +530,7 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
     deadline = NO_DEADLINE
     if ttl_ms is not None:
         deadline = Deadline(arrived + ttl_ms / 1000)
+        worker.timed = True
         worker.scope.deadline = deadline.at
     # Whoever gives the request up finds the worker here.
     delivery.context = worker

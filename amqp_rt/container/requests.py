@@ -155,8 +155,9 @@ class _Replies(_ReplyLink):
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Replies have come. One that nobody waits for any more is dropped."""
         window = self._window
+        size = sum([len(each.payload) for each in deliveries])
         if window is not None:
-            window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
+            window.took(len(deliveries), size)
         for each in deliveries:
             if not each.settled:
                 each.settle(ACCEPTED)
@@ -168,8 +169,8 @@ class _Replies(_ReplyLink):
                     key = None
                 if isinstance(key, str) and (call := self.calls.get(key)) is not None:
                     call.answer(message)
-            if window is not None:
-                window.freed(1, len(each.payload))
+        if window is not None:
+            window.freed(len(deliveries), size)
 
     def _interrupted(self, error: Error | None) -> None:
         super()._interrupted(error)

@@ -312,8 +312,9 @@ class Sender(LinkHandle):
         self._unsettled: dict[Receipt, None] = {}
         #: The streamed message that is being written: nothing else can leave meanwhile.
         self._unfinished: Receipt | None = None
-        #: Tasks that wait to submit a message.
+        #: Tasks that wait to submit a message, and how many.
         self._room = trio.lowlevel.ParkingLot()
+        self._crowd = 0
         self._turn = 0
 
     # --- state ---------------------------------------------------------------------------
@@ -441,7 +442,8 @@ class Sender(LinkHandle):
                 self.submit(receipt)
                 receipts.append(receipt)
                 count += 1
-                await self._take_turns()
+                if not count % _TURN_MESSAGES:
+                    await trio.lowlevel.checkpoint()
             while receipts:
                 await receipts[0].accepted()
                 receipts.popleft()
@@ -502,7 +504,11 @@ class Sender(LinkHandle):
         """
         self._refuse_if_over()
         while self.pending >= self.max_pending:
-            await self._room.park()
+            self._crowd += 1
+            try:
+                await self._room.park()
+            finally:
+                self._crowd -= 1
             self._refuse_if_over()
 
     async def _take_turns(self) -> None:
@@ -583,9 +589,9 @@ class Sender(LinkHandle):
     def done(self, receipt: Receipt) -> None:
         """A receipt is done: there is room for another message."""
         self._unsettled.pop(receipt, None)
-        if self._room:
+        if self._crowd:
             self._room.unpark()
-        if self._changes and not self.pending:
+        if not self._unsettled and not self._queue and self._changes:
             self._changes.unpark_all()
 
     def end_stream(self, receipt: Receipt) -> None:

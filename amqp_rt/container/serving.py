@@ -69,7 +69,7 @@ _DRAIN_PATIENCE_S: Final = 0.01
 class Worker:
     """One task of a route, and what it is doing."""
 
-    __slots__ = ("cancelled", "scope", "task")
+    __slots__ = ("cancelled", "scope", "task", "timed")
 
     def __init__(self) -> None:
         self.task = trio.lowlevel.current_task()
@@ -77,6 +77,8 @@ class Worker:
         self.scope = trio.CancelScope()
         #: The caller gave up the request that it is busy with.
         self.cancelled = False
+        #: ``scope`` has had a deadline, which may have used it up.
+        self.timed = False
 
     def cancel(self) -> None:
         """The caller gave up: so does the handler."""
@@ -126,17 +128,16 @@ class Workers:
         """The next message, of the link whose turn it is."""
         ring = self._ring
         while ring:
-            inbox = ring.popleft()
+            inbox = ring[0]
             waiting = inbox.waiting
-            if not waiting:
-                inbox.queued = False
-                continue
-            delivery = waiting.popleft()
+            delivery = waiting.popleft() if waiting else None
             if waiting:
-                ring.append(inbox)
+                ring.rotate(-1)
             else:
+                ring.popleft()
                 inbox.queued = False
-            return inbox, delivery
+            if delivery is not None:
+                return inbox, delivery
         return None
 
     async def _work(self) -> None:
@@ -145,7 +146,7 @@ class Workers:
         try:
             while True:
                 with trio.CancelScope() as worker.scope:
-                    worker.cancelled = False
+                    worker.cancelled = worker.timed = False
                     await self._work_until_cancelled(worker)
         finally:
             self._started -= 1
@@ -165,7 +166,7 @@ class Workers:
                 continue
             inbox, delivery = taken
             # Others help with what waits, two more at a time.
-            if self._ring and self._woken < 2:
+            if self._woken < 2 and self._ring and (self._parked or self._started < self.slots):
                 self._wake()
             self.running += 1
             try:
@@ -177,7 +178,8 @@ class Workers:
             finally:
                 self.running -= 1
                 inbox.finished(delivery)
-            if scope.cancel_called:
+            # Asking the scope takes asking for the time.
+            if worker.cancelled or (worker.timed and scope.cancel_called):
                 return
             count += 1
             # A handler that never waits must not keep the connections from being served.

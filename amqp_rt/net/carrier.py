@@ -14,7 +14,7 @@ from math import inf
 from typing import Final, Protocol, TypeAlias
 
 from ..clock import Clock
-from ..events import ConnectionFailed, Event
+from ..events import Closed, ConnectionFailed, Event
 from ..fronts.base import ProtocolEngine
 from ..limits import Limits
 from ..outcomes import Error
@@ -84,6 +84,8 @@ class Carrier:
         limits: ``output_max`` and ``write_stall_s`` are used here.
         clock: The clock of the engine.
         gathers: The channel has ``sendmsg``.
+        closes: Closing the channel ends the stream in good order; False where the end takes a
+            conversation of its own, as in TLS.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Carrier:
         limits: Limits,
         clock: Clock,
         gathers: bool = _GATHERS,
+        closes: bool = True,
     ) -> None:
         self.channel = channel
         self.engine = engine
@@ -113,6 +116,7 @@ class Carrier:
         self._handle = handle
         self._limits = limits
         self._gathers = gathers
+        self._closes = closes
         self._host: Host | None = None
         self._pending: list[bytes | memoryview] = []
         self._pending_size = 0
@@ -120,6 +124,8 @@ class Carrier:
         self._sending = False
         self._eof = False
         self._broken: str | None = None
+        #: The peer has said its last word.
+        self._heard_close = False
         self._watched_write = False
         self._leaving = False
         self._discarded = 0
@@ -288,7 +294,12 @@ class Carrier:
             return
         finally:
             self._sending = False
-        if engine.finished:
+        if not engine.finished:
+            return
+        if self._heard_close and self._closes:
+            # Nothing more comes that closing could leave unread.
+            self._end()
+        else:
             self._leave()
 
     def _take(self) -> bool:
@@ -332,6 +343,8 @@ class Carrier:
         try:
             events = self.engine.receive(data, self.clock.monotonic())
             if events:
+                if self.engine.finished:
+                    self._heard_close = any(isinstance(event, Closed) for event in events)
                 self._handle(events)
         finally:
             self._inside = False

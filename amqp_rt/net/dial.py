@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6
+
 import trio
 from msgspec import Struct
 
@@ -41,8 +44,27 @@ async def dial(url: Url, *, network: MemoryNetwork | None = None) -> Dialled:
     try:
         if url.scheme == "amqp+unix":
             return Dialled(stream=await trio.open_unix_socket(url.path), local=True)
-        stream = await trio.open_tcp_stream(url.host, url.port)
+        stream = await _open_tcp(url.host, url.port)
         sock = stream.socket
         return Dialled(stream=stream, local=is_local(sock.family, sock.getpeername()))
     except OSError as error:
         raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
+
+
+async def _open_tcp(host: str, port: int) -> trio.SocketStream:
+    """Connect to the first of *host*'s addresses that answers.
+
+    An address as it stands has no others to race against, which spares a nursery and four passes
+    of the scheduler.
+    """
+    try:
+        version = ip_address(host).version
+    except ValueError:
+        return await trio.open_tcp_stream(host, port)
+    sock = trio.socket.socket(AF_INET if version == 4 else AF_INET6)
+    try:
+        await sock.connect((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)

@@ -77,8 +77,10 @@ async def run_connection(
             connection has two tasks of its own.
     """
 
-    def carrier_of(channel: Channel, *, gathers: bool) -> Carrier:
-        return Carrier(channel, engine, handle, limits=limits, clock=clock, gathers=gathers)
+    def carrier_of(channel: Channel, *, gathers: bool, closes: bool = True) -> Carrier:
+        return Carrier(
+            channel, engine, handle, limits=limits, clock=clock, gathers=gathers, closes=closes
+        )
 
     async with AsyncExitStack() as stack:
         carry: Callable[[bytes], Awaitable[None]]
@@ -102,7 +104,7 @@ async def run_connection(
         else:
             stack.push_async_callback(_close_forcefully, stream)
             channel = _StreamChannel()
-            carrier = carrier_of(channel, gathers=False)
+            carrier = carrier_of(channel, gathers=False, closes=False)
             carry = _StreamTasks(carrier, stream, channel, limits).carry
         try:
             if stopping is None:

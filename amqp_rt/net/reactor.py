@@ -107,9 +107,7 @@ class Reactor:
 
                 await trio.lowlevel.wait_task_rescheduled(abort)
         finally:
-            del self._carriers[descriptor]
-            if not self._epoll.closed:
-                self._epoll.unregister(descriptor)
+            self._forget(descriptor)
 
     # --- what carriers call --------------------------------------------------------------
 
@@ -140,10 +138,18 @@ class Reactor:
             self._turn.call()
 
     def ended(self, carrier: Carrier) -> None:
-        """``over`` is true: who waits for that may go on."""
+        """``over`` is true: who waits for that may go on.
+
+        Its descriptor stays ready until it is closed, so it must not be asked for meanwhile.
+        """
+        self._forget(carrier.token)
         task = self._parked.pop(carrier.token, None)
         if task is not None:
             trio.lowlevel.reschedule(task)
+
+    def _forget(self, descriptor: int) -> None:
+        if self._carriers.pop(descriptor, None) is not None and not self._epoll.closed:
+            self._epoll.unregister(descriptor)
 
     # --- the tasks -----------------------------------------------------------------------
 

@@ -230,12 +230,29 @@ async def test_a_peer_that_never_leaves_is_left(carried: Carried, clock: Any) ->
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(carried.run, ours, engine_now(), events)
-        await theirs.send_all(AMQP_HEADER + OPEN + CLOSE)
+        await theirs.send_all(AMQP_HEADER + OPEN + b"\0\0\0\x04\0\0\0\0")
         await peer.hear(Open, Close)
 
-    assert [type(event) for event in events] == [Opened, Closed]
+    assert [type(event) for event in events] == [Opened, ConnectionFailed]
     if carried.virtual:
         assert trio.current_time() == pytest.approx(1)
+
+
+@pytest.mark.req("L1", "L3", "L4")
+async def test_who_has_said_close_is_not_waited_for(carried: Carried, clock: Any) -> None:
+    """Nothing may follow a close (Part 2 §2.4.3): there is nothing that hanging up could lose."""
+    ours, theirs = await carried.pair()
+    peer, events = TheirSide(theirs), []
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carried.run, ours, engine_now(), events)
+        await theirs.send_all(AMQP_HEADER + OPEN + CLOSE)
+        await peer.hear(Open, Close)
+        await peer.read_to_the_end()
+
+    assert [type(event) for event in events] == [Opened, Closed]
+    if carried.kind == "memory":
+        assert trio.current_time() == 0
 
 
 @pytest.mark.req("L1", "L3", "L4")

@@ -49,7 +49,7 @@ def other_installation() -> str:
     reasons = ["no other installation; make compiled makes one"]
     for folder in (".venv-compiled", ".venv"):
         python = ROOT / folder / "bin" / "python"
-        if not python.exists() or (python.samefile(sys.executable) and folder in sys.executable):
+        if not python.exists() or ROOT / folder == Path(sys.prefix):
             continue
         about = digests(str(python), "1", 0)
         if about["compiled"] == ours["compiled"]:

@@ -1,0 +1,840 @@
+"""Links that are suspended and resumed: the table of Part 3 §3.4.6, in both roles, and cut conversations."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from wire import begun, detached_with, frame, said, transfer
+
+from amqp_rt.core.engine import Engine
+from amqp_rt.core.performatives import Attach, Detach, Disposition, Flow, Transfer
+from amqp_rt.core.resume import ROWS, Action, action_for, offset_of, position_after, read_unsettled
+from amqp_rt.errors import LocalProtocolError
+from amqp_rt.events import AttachRequested
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Received
+from amqp_rt.termini import Source, Target
+from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.unsettled import Unsettled, UnsettledMap
+from amqp_rt.values import Described, Symbol, ULong
+
+Q = Target(address="q")
+
+#: Three data sections of 100 octets and their headers of 5, so that a position is easily told.
+SECTION = 105
+PAYLOAD = b"".join(b"\x00\x53\x75\xa0\x64" + bytes([65 + n]) * 100 for n in range(3))
+
+
+def tag(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+#: The standard's example: tag → what the sender says, what the receiver says (absent: ...).
+EXAMPLE: dict[int, tuple[Any, Any]] = {
+    1: (None, ...),
+    2: (None, Received(3, 0)),
+    3: (None, ACCEPTED),
+    4: (None, None),
+    5: (Received(0, 200), ...),
+    6: (Received(1, 150), Received(2, 0)),
+    7: (Received(0, 500), Received(0, 100)),
+    8: (Received(3, 5), ACCEPTED),
+    9: (Received(2, 0), None),
+    10: (ACCEPTED, ...),
+    11: (ACCEPTED, Received(1, 2000)),
+    12: (ACCEPTED, ACCEPTED),
+    13: (ACCEPTED, RELEASED),
+    14: (ACCEPTED, None),
+}
+
+
+@pytest.mark.req("M26")
+def test_the_table_has_each_row_of_the_standard() -> None:
+    assert [row[0] for row in ROWS] == list(range(1, 15))
+    for number, _, _, _, action in ROWS:
+        local, remote = EXAMPLE[number]
+        known = remote is not ...
+        assert action_for(local, remote if known else None, known=known) is action
+    # And there is an answer for every pair.
+    for local in (None, Received(1, 0), ACCEPTED):
+        for remote in (..., None, Received(0, 5), Received(1, 0), RELEASED):
+            known = remote is not ...
+            assert action_for(local, remote if known else None, known=known) in Action
+
+
+#: Tag → what we remember as the sender, what the receiver says, the transfer that we send
+#: (its state, settled, aborted and payload), and whether the message counts as unknown there.
+AS_SENDER: dict[int, tuple[Any, Any, tuple[Any, bool, bool, bytes] | None, bool]] = {
+    1: (None, ..., None, True),
+    2: (None, Received(2, 10), (Received(2, 10), False, False, PAYLOAD[220:]), False),
+    3: (None, RELEASED, (RELEASED, True, False, b""), False),
+    4: (None, None, (None, False, False, PAYLOAD), False),
+    5: (Received(0, 20), ..., None, True),
+    6: (Received(1, 15), Received(2, 0), (Received(2, 0), False, False, PAYLOAD[210:]), False),
+    7: (Received(0, 50), Received(0, 10), (None, True, True, b""), True),
+    8: (Received(3, 0), ACCEPTED, (ACCEPTED, True, False, b""), False),
+    9: (Received(2, 0), None, (None, True, True, b""), True),
+    10: (ACCEPTED, ..., None, False),
+    11: (ACCEPTED, Received(1, 20), (None, True, True, b""), False),
+    12: (ACCEPTED, ACCEPTED, (None, True, False, b""), False),
+    13: (ACCEPTED, RELEASED, (ACCEPTED, False, False, b""), False),
+    14: (ACCEPTED, None, (None, True, True, b""), False),
+}
+
+
+def asked(engine: Engine, *, sends: bool, **fields: Any) -> Any:
+    """The link that the peer asks for; it *sends* or receives."""
+    attach = Attach(
+        name="l",
+        handle=0,
+        role=not sends,
+        source=Source(address="q"),
+        target=Q,
+        initial_delivery_count=0 if sends else None,
+        **fields,
+    )
+    (event,) = engine.receive(frame(attach), 0.0)
+    assert isinstance(event, AttachRequested)
+    return event.link
+
+
+def wire_map(states: dict[int, Any]) -> dict[bytes, Any]:
+    return {tag(number): state for number, state in states.items() if state is not ...}
+
+
+def flow(credit: int, count: int = 0) -> bytes:
+    return frame(
+        Flow(
+            next_incoming_id=0,
+            incoming_window=1000,
+            next_outgoing_id=0,
+            outgoing_window=1000,
+            handle=0,
+            delivery_count=count,
+            link_credit=credit,
+        )
+    )
+
+
+class Settling(Recorder):
+    """Applies the receiver's outcomes, and settles as it hears them."""
+
+    def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
+        super().on_outcomes(link, deliveries)
+        for each in deliveries:
+            if not isinstance(each.state, Received):
+                each.settle()
+
+
+def transfers(engine: Engine) -> list[Any]:
+    return [p for _, p in said(engine) if isinstance(p, Transfer)]  # type: ignore[misc]
+
+
+@pytest.mark.req("X24", "M25", "M26")
+@pytest.mark.parametrize("number", AS_SENDER)
+def test_each_row_as_the_sender(number: int) -> None:
+    local, remote, expected, unknown = AS_SENDER[number]
+    engine = begun()
+    endpoint = Settling()
+    link = asked(engine, sends=False, unsettled=wire_map({number: remote}))
+    memory = {tag(number): Unsettled(tag=tag(number), state=local, payload=PAYLOAD, context=number)}
+    link.accept(endpoint, unsettled=memory)
+    (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
+    assert list(attach.unsettled) == [tag(number)]
+    assert not attach.incomplete_unsettled
+    assert link.resumed
+    assert [entry.context for entry in link.unknown] == ([number] if unknown else [])
+
+    engine.receive(flow(10), 0.0)
+    data = b"".join(engine.take())
+    if expected is None:
+        assert data == b""
+    else:
+        state, settled, aborted, payload = expected
+        sent = read_transfer_of(data)
+        assert sent[0].resume
+        assert sent[0].delivery_tag == tag(number)
+        assert (sent[0].state, bool(sent[0].settled), sent[0].aborted) == (state, settled, aborted)
+        assert sent[1] == payload
+        assert link.credit == 9
+        engine.receive(frame(Disposition(True, 0, 0, True, ACCEPTED)), 0.0)
+    heard = {each.context: each.state for each in endpoint.outcomes}
+    outcome = (
+        local if isinstance(local, type(ACCEPTED)) else remote if number in (3, 8) else ACCEPTED
+    )
+    assert heard == ({} if unknown else {number: outcome})
+    assert all(each.settled for each in endpoint.outcomes)
+    link.detach(closed=False)
+    engine.receive(frame(Detach(0, False)), 0.0)
+    assert link.remember() == {}
+
+
+def read_transfer_of(data: bytes) -> tuple[Any, bytes]:
+    """The one transfer in *data*, and its payload."""
+    from amqp_rt.core.frames import read_transfer
+
+    assert int.from_bytes(data[:4], "big") == len(data)
+    found, at = read_transfer(data, 8, len(data), DEFAULT_LIMITS)
+    return found, data[at:]
+
+
+#: Tag → what we remember as the receiver (None, a piece of the payload, or an outcome), the frame
+#: of the sender, and then: what we say, and what became of the delivery.
+HALF = PAYLOAD[:150]
+REST = PAYLOAD[150:]
+
+
+def target_entry(number: int, state: Any, payload: bytes, *, complete: bool) -> UnsettledMap:
+    return {
+        tag(number): Unsettled(tag=tag(number), state=state, payload=payload, complete=complete)
+    }
+
+
+def receiving(
+    number: int, state: Any, payload: bytes, *, theirs: Any, complete: bool = False
+) -> Any:
+    engine = begun()
+    endpoint = Recorder()
+    link = asked(engine, sends=True, unsettled=wire_map({number: theirs}), rcv_settle_mode=1)
+    link.accept(endpoint, unsettled=target_entry(number, state, payload, complete=complete))
+    written = said(engine)
+    return engine, endpoint, link, written
+
+
+@pytest.mark.req("X24", "M25", "M26")
+@pytest.mark.parametrize("number", [1, 5, 10])
+def test_rows_where_we_as_the_receiver_know_nothing(number: int) -> None:
+    """A new delivery is taken, and one that pretends to be resumed is passed over."""
+    engine = begun()
+    endpoint = Recorder()
+    link = asked(engine, sends=True, unsettled=wire_map({number: EXAMPLE[number][0]}))
+    link.accept(endpoint, unsettled={})
+    link.grant(10)
+    (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
+    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {}
+    engine.receive(transfer(0, tag=tag(number), resume=True, more=True), 0.0)
+    engine.receive(frame(Transfer(0), payload=b"y"), 0.0)
+    engine.receive(transfer(1, PAYLOAD, tag=tag(number)), 0.0)
+    assert [each.payload for each in endpoint.deliveries] == [PAYLOAD]
+    assert link.credit == 8
+    assert link.delivery_count == 2
+    endpoint.deliveries[0].settle(ACCEPTED)
+    (disposition,) = [p for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
+    assert (disposition.first, disposition.state) == (1, ACCEPTED)
+
+
+@pytest.mark.req("X24", "M25", "M26")
+@pytest.mark.parametrize(
+    ("number", "start", "payload"),
+    [
+        (2, None, PAYLOAD),
+        (2, Received(0, 7), PAYLOAD[7:]),
+        (2, Received(1, 0), PAYLOAD[SECTION:]),
+        (2, Received(1, 45), REST),
+        (6, Received(1, 20), PAYLOAD[SECTION + 20 :]),
+        (4, None, PAYLOAD),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_rows_where_the_sender_goes_on(
+    number: int, start: Any, payload: bytes, pieces: int
+) -> None:
+    have = b"" if number == 4 else HALF
+    engine, endpoint, link, written = receiving(number, None, have, theirs=EXAMPLE[number][0])
+    (attach,) = [p for _, p in written if isinstance(p, Attach)]
+    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {tag(number): Received(1, 45) if have else None}
+    # Credit for what has to be resumed is given without the endpoint's doing.
+    (given,) = [p for _, p in written if isinstance(p, Flow)]
+    assert given.link_credit == 1
+    assert link.credit == 0
+    step = -(-len(payload) // pieces)
+    parts = [payload[at : at + step] for at in range(0, len(payload), step)]
+    for index, part in enumerate(parts):
+        more = index + 1 < len(parts)
+        if index == 0:
+            engine.receive(
+                transfer(0, part, tag=tag(number), resume=True, state=start, more=more), 0.0
+            )
+        else:
+            engine.receive(frame(Transfer(0, more=more), payload=part), 0.0)
+    assert [each.payload for each in endpoint.deliveries] == [PAYLOAD]
+    assert engine.assembling == 0
+    endpoint.deliveries[0].settle(ACCEPTED)
+    (disposition,) = [p for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
+    assert (disposition.state, disposition.settled) == (ACCEPTED, False)
+    engine.receive(frame(Disposition(False, 0, 0, True)), 0.0)
+    assert endpoint.settled == endpoint.deliveries
+
+
+@pytest.mark.req("X24", "M26")
+@pytest.mark.parametrize("number", [3, 8, 12])
+def test_rows_where_our_outcome_stands(number: int) -> None:
+    engine, endpoint, _, written = receiving(
+        number, ACCEPTED, PAYLOAD, theirs=EXAMPLE[number][0], complete=True
+    )
+    (attach,) = [p for _, p in written if isinstance(p, Attach)]
+    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {tag(number): ACCEPTED}
+    state = None if number == 12 else ACCEPTED
+    engine.receive(transfer(0, b"", tag=tag(number), resume=True, state=state, settled=True), 0.0)
+    assert endpoint.deliveries == []
+    (delivery,) = endpoint.settled
+    assert delivery.settled
+    assert delivery.local_state == ACCEPTED
+    assert said(engine) == []
+
+
+@pytest.mark.req("M26")
+def test_the_row_where_the_outcomes_differ() -> None:
+    """The sender is definitive: its outcome is said again, settled (decision 6)."""
+    engine, endpoint, _, _ = receiving(13, RELEASED, PAYLOAD, theirs=ACCEPTED, complete=True)
+    engine.receive(transfer(0, b"", tag=tag(13), resume=True, state=ACCEPTED), 0.0)
+    (delivery,) = endpoint.settled
+    assert delivery.settled
+    assert (delivery.state, delivery.local_state) == (ACCEPTED, ACCEPTED)
+    (disposition,) = [p for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
+    assert (disposition.state, disposition.settled) == (ACCEPTED, True)
+
+
+@pytest.mark.req("M26")
+@pytest.mark.parametrize("number", [7, 9, 11, 14])
+@pytest.mark.parametrize("live", [False, True])
+def test_rows_where_the_sender_gives_up(number: int, live: bool) -> None:
+    engine, endpoint, link, _ = receiving(
+        number, None, HALF if number in (7, 11) else b"", theirs=EXAMPLE[number][0]
+    )
+    engine.receive(transfer(0, b"", tag=tag(number), resume=True, aborted=True), 0.0)
+    assert endpoint.deliveries == []
+    link.grant(5)
+    # The tag is free again.
+    engine.receive(transfer(1, PAYLOAD, tag=tag(number)), 0.0)
+    assert [each.payload for each in endpoint.deliveries] == [PAYLOAD]
+
+
+# --- what only one side remembers ----------------------------------------------------------------
+
+
+@pytest.mark.req("X24")
+@pytest.mark.parametrize("theirs", [None, {}])
+def test_what_the_sender_does_not_remember_is_settled(theirs: Any) -> None:
+    engine = begun()
+    endpoint = Recorder()
+    link = asked(engine, sends=True, unsettled=theirs)
+    link.accept(endpoint, unsettled=target_entry(1, None, PAYLOAD, complete=True))
+    assert link.resumed == (theirs is not None)
+    assert [entry.tag for entry in link.unknown] == [tag(1)]
+    assert link.remember() == {}
+
+
+@pytest.mark.req("X24")
+def test_what_the_receiver_remembers_alone_is_passed_over() -> None:
+    engine = begun()
+    link = asked(engine, sends=False, unsettled={tag(9): ACCEPTED, b"": None})
+    link.accept(Recorder(), unsettled={})
+    engine.receive(flow(5), 0.0)
+    assert transfers(engine) == []
+    assert (link.resumed, link.unknown, link.credit) == (True, [], 5)
+
+
+@pytest.mark.req("X24")
+def test_without_a_memory_the_map_is_null() -> None:
+    engine = begun()
+    link = asked(engine, sends=False, unsettled={tag(9): ACCEPTED})
+    assert link.remote_unsettled == {tag(9): ACCEPTED}
+    link.accept(Recorder())
+    (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
+    assert attach.unsettled is None
+    assert not link.resumed
+
+
+@pytest.mark.req("X24")
+def test_tags_go_on_behind_those_that_are_unsettled() -> None:
+    engine = begun()
+    link = asked(engine, sends=False, unsettled={tag(7): None})
+    link.accept(
+        Recorder(),
+        unsettled={tag(7): Unsettled(tag=tag(7), payload=b"old"), b"x": Unsettled(tag=b"x")},
+    )
+    engine.receive(flow(5), 0.0)
+    link.send(b"new")
+    assert [each.delivery_tag for each in transfers(engine)] == [tag(7), tag(8)]
+
+
+# --- outcomes that are said late, or differently ---------------------------------------------------
+
+
+@pytest.mark.req("X24")
+@pytest.mark.parametrize("second", [False, True])
+def test_an_outcome_that_was_said_while_suspended_is_said_again(second: bool) -> None:
+    engine, endpoint = begun(), Recorder()
+    link = asked(engine, sends=True, rcv_settle_mode=int(second))
+    link.accept(endpoint, unsettled={})
+    link.grant(5)
+    engine.receive(transfer(0, PAYLOAD, tag=tag(1)) + transfer(1, PAYLOAD, tag=tag(2)), 0.0)
+    engine.receive_eof(0.0)
+    first, other = endpoint.deliveries
+    first.settle(RELEASED)
+    memory = link.remember()
+    assert [entry.state for entry in memory.values()] == [RELEASED, None]
+
+    engine = begun()
+    link = asked(
+        engine, sends=True, unsettled={tag(1): None, tag(2): None}, rcv_settle_mode=int(second)
+    )
+    link.accept(endpoint, unsettled=memory)
+    # Another one is said after the map.
+    other.settle(ACCEPTED)
+    (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
+    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {tag(1): RELEASED, tag(2): Received(3, 0)}
+    engine.receive(
+        transfer(5, b"", tag=tag(1), resume=True)
+        + transfer(6, b"", tag=tag(2), resume=True, state=Received(3, 0)),
+        0.0,
+    )
+    found = [p for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
+    assert [(each.first, each.state, each.settled) for each in found] == [
+        (5, RELEASED, not second),
+        (6, ACCEPTED, not second),
+    ]
+    assert len(endpoint.deliveries) == 2
+
+
+@pytest.mark.req("M26")
+def test_another_outcome_than_the_receivers_can_be_applied() -> None:
+    class Stubborn(Recorder):
+        def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
+            super().on_outcomes(link, deliveries)
+            for each in deliveries:
+                each.settle(RELEASED)
+
+    engine, endpoint = begun(), Stubborn()
+    link = asked(engine, sends=False, unsettled={tag(1): ACCEPTED})
+    link.accept(endpoint, unsettled={tag(1): Unsettled(tag=tag(1), payload=PAYLOAD)})
+    engine.receive(flow(1), 0.0)
+    (sent,) = transfers(engine)
+    assert (sent.state, bool(sent.settled), sent.resume) == (RELEASED, False, True)
+    (sending,) = endpoint.outcomes
+    assert not sending.settled
+    engine.receive(frame(Disposition(True, 0, 0, True, RELEASED)), 0.0)
+    assert sending.settled
+    assert link.attached
+
+
+@pytest.mark.req("M25")
+def test_a_sender_does_not_say_received() -> None:
+    engine = begun()
+    link = asked(engine, sends=False)
+    link.accept(Recorder())
+    engine.receive(flow(2), 0.0)
+    with pytest.raises(LocalProtocolError, match="received"):
+        link.send(b"x", state=Received(0, 0))
+    sending = link.send(b"x")
+    with pytest.raises(LocalProtocolError, match="received"):
+        sending.settle(Received(0, 0))
+    assert not sending.settled
+
+
+@pytest.mark.req("M25")
+@pytest.mark.parametrize(
+    "frames",
+    [
+        transfer(0, state=Received(0, 1)),
+        transfer(0, more=True) + frame(Transfer(0, state=Received(0, 1))),
+        transfer(0) + frame(Disposition(False, 0, 0, False, Received(0, 1))),
+    ],
+)
+def test_a_sender_that_says_received_is_detached(frames: bytes) -> None:
+    engine = begun()
+    link = asked(engine, sends=True)
+    link.accept(Recorder())
+    link.grant(5)
+    engine.take()
+    engine.receive(frames, 0.0)
+    assert detached_with(engine) == "amqp:invalid-field"
+
+
+# --- positions -----------------------------------------------------------------------------------
+
+MESSAGES = [
+    PAYLOAD,
+    Message({"a": [1, 2]}, subject="s", durable=True).encode(),
+    Message(b"x" * 300, application_properties={"k": 1}).encode(),
+    b"\x00\x53\x77\x00\x80\x00\x00\x00\x00\x00\x00\x00\x01\x45",
+    b"no sections at all",
+]
+
+
+@pytest.mark.req("M25")
+@pytest.mark.parametrize("payload", MESSAGES)
+def test_positions_tell_where_a_beginning_ends(payload: bytes) -> None:
+    seen = []
+    for size in range(len(payload) + 1):
+        position = position_after(payload[:size], DEFAULT_LIMITS)
+        assert offset_of(payload, position, DEFAULT_LIMITS) == size
+        seen.append((position.section_number, position.section_offset))
+    assert seen == sorted(set(seen))
+    assert offset_of(payload, Received(0, len(payload) + 1), DEFAULT_LIMITS) == -1
+    assert offset_of(payload, Received(2**32 - 1, 0), DEFAULT_LIMITS) == -1
+
+
+@pytest.mark.req("M25")
+def test_sections_are_counted_as_far_as_they_may_be() -> None:
+    limits = Limits(sections_max=2)
+    assert position_after(PAYLOAD, limits) == Received(2, SECTION)
+    assert offset_of(PAYLOAD, Received(2, SECTION), limits) == len(PAYLOAD)
+    assert offset_of(PAYLOAD, Received(3, 0), limits) == -1
+
+
+# --- hostile maps --------------------------------------------------------------------------------
+
+
+@pytest.mark.req("X24", "X26")
+@pytest.mark.parametrize(
+    ("unsettled", "condition"),
+    [
+        ({"text": None}, "amqp:invalid-field"),
+        ({ULong(1): None}, "amqp:invalid-field"),
+        ({None: None}, "amqp:invalid-field"),
+        ({b"x" * 33: None}, "amqp:invalid-field"),
+        ({b"x": 5}, "amqp:invalid-field"),
+        ({b"x": Described(ULong(0x23), [])}, "amqp:invalid-field"),
+        ({b"x": Described(ULong(0x23), [-1, 0])}, "amqp:invalid-field"),
+        ({tag(n): None for n in range(6)}, "amqp:resource-limit-exceeded"),
+    ],
+)
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_map_that_is_none_detaches_the_link(unsettled: Any, condition: str, sends: bool) -> None:
+    engine = begun(limits=Limits(unsettled_max=5))
+    attach = Attach(
+        name="l",
+        handle=0,
+        role=not sends,
+        source=Source(address="q"),
+        target=Q,
+        unsettled=unsettled,
+        initial_delivery_count=0 if sends else None,
+    )
+    assert engine.receive(frame(attach), 0.0) == []
+    written = said(engine)
+    assert [type(each[1]).__name__ for each in written if isinstance(each, tuple)] == [
+        "Attach",
+        "Detach",
+    ]
+    assert written[1][1].error.condition == condition  # type: ignore[index]
+    # The session lives on.
+    engine.receive(frame(Detach(0, True)), 0.0)
+    link = asked(engine, sends=sends, unsettled={b"x" * 32: None, b"": None})
+    link.accept(Recorder())
+    assert link.attached
+
+
+@pytest.mark.req("X24", "X26")
+def test_a_map_that_is_none_detaches_a_link_of_ours() -> None:
+    engine = begun()
+    endpoint = Recorder()
+    (session,) = engine.sessions.values()
+    session.attach_sender("mine", endpoint, target=Q, unsettled={})
+    engine.take()
+    engine.receive(
+        frame(
+            Attach(name="mine", handle=3, role=True, source=Source(), target=Q, unsettled={"x": 1})
+        ),
+        0.0,
+    )
+    assert detached_with(engine) == "amqp:invalid-field"
+    engine.receive(frame(Detach(3, True)), 0.0)
+    assert endpoint.attached == []
+    assert len(endpoint.detached) == 1
+
+
+@pytest.mark.req("X24", "X26")
+def test_unknown_states_say_as_much_as_null() -> None:
+    engine = begun()
+    link = asked(engine, sends=False, unsettled={tag(1): Described(Symbol("x:state:list"), [1])})
+    link.accept(Recorder(), unsettled={tag(1): Unsettled(tag=tag(1), payload=PAYLOAD)})
+    engine.receive(flow(1), 0.0)
+    (sent,) = transfers(engine)
+    assert sent.resume
+    assert sent.state is None
+
+
+@pytest.mark.req("X24", "X26")
+def test_a_receiver_that_has_more_than_there_is_is_detached() -> None:
+    engine = begun()
+    endpoint = Recorder()
+    link = asked(engine, sends=False, unsettled={tag(1): Received(0, 10_000)})
+    link.accept(endpoint, unsettled={tag(1): Unsettled(tag=tag(1), payload=PAYLOAD)})
+    assert detached_with(engine) == "amqp:invalid-field"
+    engine.receive(frame(Detach(0, True)), 0.0)
+    assert endpoint.attached == []
+    assert list(link.remember()) == [tag(1)]
+
+
+@pytest.mark.req("X24", "X26")
+@pytest.mark.parametrize(
+    ("frames", "condition"),
+    [
+        # A gap; the same with nothing of ours at all.
+        (transfer(0, b"x", tag=tag(1), resume=True, state=Received(2, 0)), "amqp:invalid-field"),
+        # A new delivery under the tag of an unsettled one.
+        (transfer(0, b"x", tag=tag(1)), "amqp:invalid-field"),
+        # More than a message may be.
+        (
+            transfer(0, b"x" * 200, tag=tag(1), resume=True, state=Received(1, 45)),
+            "amqp:link:message-size-exceeded",
+        ),
+        # Neither reserved credit nor any other.
+        (
+            transfer(0, b"", tag=tag(9), resume=True) + transfer(1, b"", tag=tag(1), resume=True),
+            "amqp:link:transfer-limit-exceeded",
+        ),
+    ],
+)
+def test_resuming_what_cannot_be_is_a_fault_of_the_link(frames: bytes, condition: str) -> None:
+    engine, endpoint = begun(), Recorder()
+    link = asked(engine, sends=True, unsettled={tag(1): None})
+    link.accept(
+        endpoint, unsettled=target_entry(1, None, HALF, complete=False), max_message_size=320
+    )
+    engine.take()
+    engine.receive(frames, 0.0)
+    assert detached_with(engine) == condition
+    assert endpoint.deliveries == []
+    engine.receive(frame(Detach(0, True)), 0.0)
+    assert engine.assembling == 0
+    if condition != "amqp:link:message-size-exceeded":
+        assert link.remember()[tag(1)].payload == HALF
+
+
+# --- two engines, cut ----------------------------------------------------------------------------
+
+
+class Store:
+    """What survives: of the sender the messages, of the receiver those that it has processed."""
+
+    def __init__(self, payloads: list[bytes], *, lazy: bool) -> None:
+        self.todo: deque[bytes] = deque(payloads)
+        self.settled: list[bytes] = []
+        self.processed: list[bytes] = []
+        #: The receiver takes its time: it says outcomes only when the next message comes, or when
+        #: nothing else happens.
+        self.lazy = lazy
+        self.in_hand: list[Any] = []
+        self.source: UnsettledMap | None = None
+        self.target: UnsettledMap | None = None
+
+    @property
+    def done(self) -> bool:
+        return not self.todo and not self.source and not self.target and not self.in_hand
+
+
+class Outbox:
+    """The sender's endpoint."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.attached = False
+        self.over: Any = None
+
+    def on_attached(self, link: Any) -> None:
+        self.attached = True
+        assert link.resumed or not self.store.source
+        for entry in link.unknown:
+            self.store.todo.append(entry.context)
+        self.on_credit(link)
+
+    def on_credit(self, link: Any) -> None:
+        while self.store.todo and link.credit and link.writable:
+            payload = self.store.todo.popleft()
+            link.send(payload, payload)
+
+    def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            if each.state is not None and not isinstance(each.state, Received):
+                assert each.state == ACCEPTED
+                each.settle()
+                self.store.settled.append(each.context)
+
+    def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
+        assert error is None or error.condition == "amqp:connection:forced", error
+        self.over = link
+
+
+class Inbox:
+    """The receiver's endpoint: settles second, after it has processed."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.over: Any = None
+
+    def on_attached(self, link: Any) -> None:
+        link.grant(3)
+
+    def deliver(self, link: Any, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            self.store.in_hand.append(each)
+            while len(self.store.in_hand) > (2 if self.store.lazy else 0):
+                self.process()
+        link.grant(3)
+
+    def process(self) -> None:
+        delivery = self.store.in_hand.pop(0)
+        self.store.processed.append(delivery.payload)
+        delivery.settle(ACCEPTED)
+
+    def on_settled(self, link: Any, deliveries: list[Any]) -> None:
+        assert all(each.settled for each in deliveries)
+
+    def on_flow(self, link: Any) -> None:
+        pass
+
+    def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
+        assert error is None or error.condition == "amqp:connection:forced", error
+        self.over = link
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    found = []
+    at = 0
+    while at < len(data):
+        size = 8 if data[at : at + 4] == b"AMQP" else int.from_bytes(data[at : at + 4], "big")
+        found.append(data[at : at + size])
+        at += size
+    return found
+
+
+class Conversation:
+    """One connection of a conversation, frame by frame; the client is the sender or the receiver."""
+
+    def __init__(self, store: Store, limits: Limits, *, client_sends: bool) -> None:
+        self.store = store
+        self.client_sends = client_sends
+        self.out = Outbox(store)
+        self.box = Inbox(store)
+        self.joined = Joined(limits=limits, on_attach=self.accept)
+        #: Links of this connection that were asked for, and those that answer.
+        self.count = 0
+        self.begun = False
+
+    def accept(self, link: Any) -> None:
+        if self.client_sends:
+            link.accept(self.box, unsettled=self.store.target)
+        else:
+            link.accept(self.out, unsettled=self.store.source)
+
+    def attach(self) -> None:
+        session = self.session
+        if self.client_sends:
+            session.attach_sender(
+                "l", self.out, target=Q, rcv_settle_mode=1, unsettled=self.store.source
+            )
+        else:
+            session.attach_receiver(
+                "l",
+                self.box,
+                source=Source(address="q"),
+                rcv_settle_mode=1,
+                unsettled=self.store.target,
+            )
+
+    def keep(self) -> None:
+        """Keep what the links leave."""
+        if self.out.over is not None:
+            self.store.source = left = self.out.over.remember()
+            for entry in left.values():
+                entry.payload = entry.context
+            for sending in self.out.over.unsettled:
+                if sending.delivery_id < 0 and sending.tag not in left:
+                    self.store.todo.append(sending.context)
+            self.out.over = None
+        if self.box.over is not None:
+            self.store.target = self.box.over.remember()
+            self.box.over = None
+
+    def run(self, most: int, restart: Callable[[Store], None]) -> int:
+        """Carry up to *most* frames, then cut. How many were carried."""
+        client, server = self.joined.client, self.joined.server
+        queues: tuple[list[bytes], list[bytes]] = ([], [])
+        carried = 0
+        while True:
+            if not self.begun and client.open_received:
+                self.begun = True
+                self.session = client.begin()
+                self.attach()
+            queues[0].extend(frames_of(b"".join(client.take())))
+            queues[1].extend(frames_of(b"".join(server.take())))
+            for queue, engine in ((queues[0], server), (queues[1], client)):
+                if queue and carried < most:
+                    self.joined._handle(engine.receive(queue.pop(0), 0.0), [])
+                    carried += 1
+            if self.out.over is not None and self.box.over is not None:
+                # Suspended because the maps were not complete: attach again.
+                self.keep()
+                self.attach()
+            elif not queues[0] and not queues[1] and not client.output_size:
+                if self.store.in_hand and carried < most:
+                    self.box.process()
+                elif not self.pending():
+                    break
+            if carried >= most:
+                break
+        client.receive_eof(0.0)
+        server.receive_eof(0.0)
+        self.keep()
+        restart(self.store)
+        return carried
+
+    def pending(self) -> bool:
+        return not self.begun or any(
+            engine._dirty or engine._queued or engine._output
+            for engine in (self.joined.client, self.joined.server)
+        )
+
+
+def live(store: Store) -> None:
+    """Both processes go on; only the connection was lost."""
+
+
+def restarted(store: Store) -> None:
+    """Both processes have started again: what a store keeps is all there is."""
+    store.in_hand.clear()
+    for kept in (store.source, store.target):
+        for entry in (kept or {}).values():
+            entry.delivery = None
+
+
+#: Frames of 512 octets: the larger message takes four, and a map of more than ten entries does not fit.
+SMALL = Limits(frame_size_max=512, session_window=16)
+BODIES = [
+    b"\x00\x53\x75\xa0\x01" + bytes([n])
+    if n % 3
+    else b"\x00\x53\x75\xb0\x00\x00\x05\xdc" + bytes([n]) * 1500
+    for n in range(6)
+]
+
+
+@pytest.mark.req("X24", "X25", "M25", "M26")
+@pytest.mark.parametrize("client_sends", [True, False], ids=["client sends", "server sends"])
+@pytest.mark.parametrize("lazy", [False, True], ids=["prompt", "lazy"])
+@pytest.mark.parametrize("restart", [live, restarted])
+def test_cut_after_every_frame_each_message_is_processed_once(
+    client_sends: bool, lazy: bool, restart: Callable[[Store], None]
+) -> None:
+    """And cut again while it is resumed, after each number of frames."""
+    whole = Conversation(Store(BODIES, lazy=lazy), SMALL, client_sends=client_sends)
+    frames = whole.run(10_000, restart)
+    assert whole.store.done
+    assert frames > 30
+    for cut in range(frames):
+        for again in (3, 5, 6, 7, 8, 9, 11, 14, 20):
+            store = Store(BODIES, lazy=lazy)
+            for most in (cut, again, 10_000):
+                Conversation(store, SMALL, client_sends=client_sends).run(most, restart)
+            assert sorted(store.processed) == sorted(BODIES), (cut, again)
+            assert sorted(store.settled) == sorted(BODIES), (cut, again)
+            assert store.done, (cut, again)

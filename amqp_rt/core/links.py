@@ -217,7 +217,10 @@ class Link:
         """What an earlier link left; None if nothing is remembered of one."""
         if unsettled is not None:
             self.resumes = True
-            self._remembered = dict(unsettled)
+            for tag, entry in unsettled.items():
+                if entry.delivery is None or not entry.delivery.settled:
+                    # What was given up since is forgotten, which the peer takes as settled.
+                    self._remembered[tag] = entry
 
     def states(self) -> list[tuple[bytes, Any]]:
         """What our unsettled map says."""
@@ -609,7 +612,7 @@ class ReceiverLink(Link):
             for tag in [tag for tag in self._remembered if tag not in remote]:
                 entry = self._remembered.pop(tag)
                 delivery = entry.delivery
-                if isinstance(delivery, Delivery):
+                if isinstance(delivery, Delivery) and self.resumed:
                     delivery.settled = True
                 self.unknown.append(entry)
         self._reserved = len([tag for tag in self.said if tag in remote])
@@ -1282,14 +1285,18 @@ class SenderLink(Link):
                 found[tag] = entry
         for sending in self.unsettled:
             # What has not left, and what was to be written on, cannot be resumed.
-            if sending.delivery_id >= 0 and sending.complete and not sending.settled:
-                if sending.tag not in found:
-                    found[sending.tag] = Unsettled(
-                        tag=sending.tag,
-                        message_format=sending.message_format,
-                        context=sending.context,
-                        delivery=sending,
-                    )
+            if (
+                sending.delivery_id >= 0
+                and sending.complete
+                and not sending.settled
+                and sending.tag not in found
+            ):
+                found[sending.tag] = Unsettled(
+                    tag=sending.tag,
+                    message_format=sending.message_format,
+                    context=sending.context,
+                    delivery=sending,
+                )
         return found
 
     def emit_queued(self) -> bool:

@@ -248,7 +248,9 @@ def test_rows_where_the_sender_goes_on(
     have = b"" if number == 4 else HALF
     engine, endpoint, link, written = receiving(number, None, have, theirs=EXAMPLE[number][0])
     (attach,) = [p for _, p in written if isinstance(p, Attach)]
-    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {tag(number): Received(1, 45) if have else None}
+    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {
+        tag(number): Received(1, 45) if have else None
+    }
     # Credit for what has to be resumed is given without the endpoint's doing.
     (given,) = [p for _, p in written if isinstance(p, Flow)]
     assert given.link_credit == 1
@@ -390,7 +392,10 @@ def test_an_outcome_that_was_said_while_suspended_is_said_again(second: bool) ->
     # Another one is said after the map.
     other.settle(ACCEPTED)
     (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
-    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {tag(1): RELEASED, tag(2): Received(3, 0)}
+    assert read_unsettled(attach.unsettled, DEFAULT_LIMITS) == {
+        tag(1): RELEASED,
+        tag(2): Received(3, 0),
+    }
     engine.receive(
         transfer(5, b"", tag=tag(1), resume=True)
         + transfer(6, b"", tag=tag(2), resume=True, state=Received(3, 0)),
@@ -617,7 +622,8 @@ def test_resuming_what_cannot_be_is_a_fault_of_the_link(frames: bytes, condition
 class Store:
     """What survives: of the sender the messages, of the receiver those that it has processed."""
 
-    def __init__(self, payloads: list[bytes], *, lazy: bool) -> None:
+    def __init__(self, payloads: list[bytes], *, lazy: bool, credit: int = 3) -> None:
+        self.credit = credit
         self.todo: deque[bytes] = deque(payloads)
         self.settled: list[bytes] = []
         self.processed: list[bytes] = []
@@ -673,14 +679,14 @@ class Inbox:
         self.over: Any = None
 
     def on_attached(self, link: Any) -> None:
-        link.grant(3)
+        link.grant(self.store.credit)
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
         for each in deliveries:
             self.store.in_hand.append(each)
-            while len(self.store.in_hand) > (2 if self.store.lazy else 0):
+            while len(self.store.in_hand) > (self.store.credit - 1 if self.store.lazy else 0):
                 self.process()
-        link.grant(3)
+        link.grant(self.store.credit)
 
     def process(self) -> None:
         delivery = self.store.in_hand.pop(0)
@@ -717,8 +723,8 @@ class Conversation:
         self.out = Outbox(store)
         self.box = Inbox(store)
         self.joined = Joined(limits=limits, on_attach=self.accept)
-        #: Links of this connection that were asked for, and those that answer.
-        self.count = 0
+        #: How often the link was attached again on this connection.
+        self.rounds = 0
         self.begun = False
 
     def accept(self, link: Any) -> None:
@@ -774,6 +780,7 @@ class Conversation:
                     carried += 1
             if self.out.over is not None and self.box.over is not None:
                 # Suspended because the maps were not complete: attach again.
+                self.rounds += 1
                 self.keep()
                 self.attach()
             elif not queues[0] and not queues[1] and not client.output_size:
@@ -831,10 +838,34 @@ def test_cut_after_every_frame_each_message_is_processed_once(
     assert whole.store.done
     assert frames > 30
     for cut in range(frames):
-        for again in (3, 5, 6, 7, 8, 9, 11, 14, 20):
+        for again in range(3, 24, 2):
             store = Store(BODIES, lazy=lazy)
             for most in (cut, again, 10_000):
                 Conversation(store, SMALL, client_sends=client_sends).run(most, restart)
             assert sorted(store.processed) == sorted(BODIES), (cut, again)
             assert sorted(store.settled) == sorted(BODIES), (cut, again)
             assert store.done, (cut, again)
+
+
+MANY = [b"\x00\x53\x75\xa0\x01" + bytes([n]) for n in range(150)]
+
+
+@pytest.mark.req("X24", "X25")
+@pytest.mark.parametrize("client_sends", [True, False], ids=["client sends", "server sends"])
+@pytest.mark.parametrize("restart", [live, restarted])
+def test_maps_that_do_not_fit_a_frame_are_made_shorter_first(
+    client_sends: bool, restart: Callable[[Store], None]
+) -> None:
+    """With incomplete maps what is named is resumed, until the rest can be named (§2.6.13)."""
+    rounds = 0
+    for cut in range(20, 230, 15):
+        store = Store(MANY, lazy=True, credit=150)
+        Conversation(store, SMALL, client_sends=client_sends).run(cut, restart)
+        for most in (30, 40, 10_000):
+            conversation = Conversation(store, SMALL, client_sends=client_sends)
+            conversation.run(most, restart)
+            rounds += conversation.rounds
+        assert sorted(store.processed) == MANY, cut
+        assert sorted(store.settled) == MANY, cut
+        assert store.done, cut
+    assert rounds > 10

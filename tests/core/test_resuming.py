@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kept import Inbox, Outbox, Store, frames_of
 from wire import begun, detached_with, frame, said, transfer
 
 from amqp_rt.core.engine import Engine
@@ -16,7 +16,7 @@ from amqp_rt.errors import LocalProtocolError
 from amqp_rt.events import AttachRequested
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Received
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Received, rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.unsettled import Unsettled, UnsettledMap
@@ -619,101 +619,6 @@ def test_resuming_what_cannot_be_is_a_fault_of_the_link(frames: bytes, condition
 # --- two engines, cut ----------------------------------------------------------------------------
 
 
-class Store:
-    """What survives: of the sender the messages, of the receiver those that it has processed."""
-
-    def __init__(self, payloads: list[bytes], *, lazy: bool, credit: int = 3) -> None:
-        self.credit = credit
-        self.todo: deque[bytes] = deque(payloads)
-        self.settled: list[bytes] = []
-        self.processed: list[bytes] = []
-        #: The receiver takes its time: it says outcomes only when the next message comes, or when
-        #: nothing else happens.
-        self.lazy = lazy
-        self.in_hand: list[Any] = []
-        self.source: UnsettledMap | None = None
-        self.target: UnsettledMap | None = None
-
-    @property
-    def done(self) -> bool:
-        return not self.todo and not self.source and not self.target and not self.in_hand
-
-
-class Outbox:
-    """The sender's endpoint."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.attached = False
-        self.over: Any = None
-
-    def on_attached(self, link: Any) -> None:
-        self.attached = True
-        assert link.resumed or not self.store.source
-        for entry in link.unknown:
-            self.store.todo.append(entry.context)
-        self.on_credit(link)
-
-    def on_credit(self, link: Any) -> None:
-        while self.store.todo and link.credit and link.writable:
-            payload = self.store.todo.popleft()
-            link.send(payload, payload)
-
-    def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
-        for each in deliveries:
-            if each.state is not None and not isinstance(each.state, Received):
-                assert each.state == ACCEPTED
-                each.settle()
-                self.store.settled.append(each.context)
-
-    def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
-        assert error is None or error.condition == "amqp:connection:forced", error
-        self.over = link
-
-
-class Inbox:
-    """The receiver's endpoint: settles second, after it has processed."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.over: Any = None
-
-    def on_attached(self, link: Any) -> None:
-        link.grant(self.store.credit)
-
-    def deliver(self, link: Any, deliveries: list[Any]) -> None:
-        for each in deliveries:
-            self.store.in_hand.append(each)
-            while len(self.store.in_hand) > (self.store.credit - 1 if self.store.lazy else 0):
-                self.process()
-        link.grant(self.store.credit)
-
-    def process(self) -> None:
-        delivery = self.store.in_hand.pop(0)
-        self.store.processed.append(delivery.payload)
-        delivery.settle(ACCEPTED)
-
-    def on_settled(self, link: Any, deliveries: list[Any]) -> None:
-        assert all(each.settled for each in deliveries)
-
-    def on_flow(self, link: Any) -> None:
-        pass
-
-    def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
-        assert error is None or error.condition == "amqp:connection:forced", error
-        self.over = link
-
-
-def frames_of(data: bytes) -> list[bytes]:
-    found = []
-    at = 0
-    while at < len(data):
-        size = 8 if data[at : at + 4] == b"AMQP" else int.from_bytes(data[at : at + 4], "big")
-        found.append(data[at : at + size])
-        at += size
-    return found
-
-
 class Conversation:
     """One connection of a conversation, frame by frame; the client is the sender or the receiver."""
 
@@ -751,15 +656,10 @@ class Conversation:
     def keep(self) -> None:
         """Keep what the links leave."""
         if self.out.over is not None:
-            self.store.source = left = self.out.over.remember()
-            for entry in left.values():
-                entry.payload = entry.context
-            for sending in self.out.over.unsettled:
-                if sending.delivery_id < 0 and sending.tag not in left:
-                    self.store.todo.append(sending.context)
+            self.store.keep_source(self.out.over)
             self.out.over = None
         if self.box.over is not None:
-            self.store.target = self.box.over.remember()
+            self.store.keep_target(self.box.over)
             self.box.over = None
 
     def run(self, most: int, restart: Callable[[Store], None]) -> int:
@@ -869,3 +769,71 @@ def test_maps_that_do_not_fit_a_frame_are_made_shorter_first(
         assert sorted(store.settled) == MANY, cut
         assert store.done, cut
     assert rounds > 10
+
+
+@pytest.mark.req("X24")
+def test_each_unsettled_delivery_gets_its_turn_in_a_map_that_cannot_name_all() -> None:
+    memory = {
+        tag(n): Unsettled(tag=tag(n), state=ACCEPTED, payload=b"", complete=True)
+        for n in range(100)
+    }
+    engine = begun()
+    engine.frame_size_out = 512
+    link = asked(engine, sends=True, unsettled={tag(7): None}, incomplete_unsettled=True)
+    link.accept(Recorder(), unsettled=memory)
+    named = list(link.said)
+    assert link.incomplete
+    assert named == [tag(n) for n in range(len(named))]
+    assert 20 < len(named) < 100
+    link.grant(5)
+    engine.take()
+    # Nothing new may come (§2.7.3).
+    engine.receive(transfer(0, b"", tag=tag(7), resume=True, settled=True), 0.0)
+    assert said(engine) == []
+    engine.receive(transfer(1, b"x", tag=tag(200)), 0.0)
+    assert detached_with(engine) == "amqp:not-allowed"
+    engine.receive(frame(Detach(0, False)), 0.0)
+    left = list(link.remember())
+    named.remove(tag(7))
+    assert left == [*(tag(n) for n in range(len(named) + 1, 100)), *named]
+
+
+@pytest.mark.req("X24")
+def test_nothing_new_is_sent_after_an_incomplete_map() -> None:
+    engine, endpoint = begun(), Recorder()
+    link = asked(engine, sends=False, unsettled={tag(1): None}, incomplete_unsettled=True)
+    link.accept(
+        endpoint,
+        unsettled={tag(n): Unsettled(tag=tag(n), payload=PAYLOAD, context=n) for n in (1, 2)},
+    )
+    engine.receive(flow(10), 0.0)
+    assert [each.delivery_tag for each in transfers(engine)] == [tag(1)]
+    assert not link.writable
+    assert link.unknown == []
+    with pytest.raises(LocalProtocolError, match="incomplete"):
+        link.send(b"x")
+    # As soon as what both know is settled the link is suspended.
+    engine.receive(frame(Disposition(True, 0, 0, True, ACCEPTED)), 0.0)
+    (detach,) = [p for _, p in said(engine) if isinstance(p, Detach)]  # type: ignore[misc]
+    assert (detach.closed, detach.error) == (False, None)
+    engine.receive(frame(Detach(0, False)), 0.0)
+    assert endpoint.detached == [(None, False)]
+    assert list(link.remember()) == [tag(2)]
+
+
+@pytest.mark.req("X24")
+def test_states_that_are_too_large_for_a_map_are_said_later() -> None:
+    large = rejected("x:large", "x" * 300)
+    engine = begun()
+    engine.frame_size_out = 512
+    link = asked(engine, sends=True, unsettled={tag(1): None}, rcv_settle_mode=1)
+    link.accept(
+        Recorder(),
+        unsettled={tag(1): Unsettled(tag=tag(1), state=large, payload=PAYLOAD, complete=True)},
+    )
+    assert link.said == {tag(1): None}
+    assert not link.incomplete
+    engine.take()
+    engine.receive(transfer(0, PAYLOAD, tag=tag(1), resume=True), 0.0)
+    (disposition,) = [p for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
+    assert (disposition.state, disposition.settled) == (large, False)

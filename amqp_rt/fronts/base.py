@@ -135,6 +135,10 @@ class Link(Protocol):
         """Say detach. Nothing may be sent on the link afterwards; saying it twice is the same
         as once. The endpoint hears ``on_detached`` when the peer has answered."""
 
+    def end(self, error: Error | None, closed: bool) -> None:
+        """Be over at once, and let the endpoint hear it: for a link that another one takes over,
+        whose peer may never answer a detach. Nothing is said."""
+
     def remember(self) -> UnsettledMap:
         """What the link leaves unsettled, once it is over: hand it to the next attach.
 

@@ -50,6 +50,7 @@ from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.unsettled import Unsettled
 
 HERE = "abuse/test_limits.py::"
 PROVED_BY: dict[str, tuple[str, ...]] = {
@@ -70,6 +71,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "unsettled_max": (
         f"{HERE}test_unsettled_max_of_what_comes",
         f"{HERE}test_unsettled_max_of_what_goes",
+        f"{HERE}test_unsettled_max_of_a_map",
     ),
     "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
     "output_max": (f"{HERE}test_output_max", "net/test_driver.py"),
@@ -499,6 +501,29 @@ def test_unsettled_max_of_what_comes() -> None:
     engine.receive(transfer(number), 0.0)
     assert ended_with(engine) == "amqp:session:window-violation"
     assert len(endpoint.deliveries) == number
+
+
+@pytest.mark.req("X24", "X28", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+def test_unsettled_max_of_a_map(above: int) -> None:
+    """What a peer remembers of a link, and how many of ours are named to it (Part 2 §2.7.3)."""
+    engine = begun(limits=Limits(unsettled_max=10))
+    theirs = {bytes([n]): None for n in range(10 + above)}
+    attach = Attach(
+        name="l", handle=0, role=True, source=Source(), target=Target(), unsettled=theirs
+    )
+    events = engine.receive(frame(attach), 0.0)
+    if above:
+        assert events == []
+        assert detached_with(engine) == "amqp:resource-limit-exceeded"
+        return
+    (event,) = events
+    ours = {bytes([n]): Unsettled(tag=bytes([n]), payload=b"x") for n in range(11)}
+    event.link.accept(Recorder(), unsettled=ours)  # type: ignore[union-attr]
+    (_, answer) = said(engine)[0]  # type: ignore[misc]
+    assert isinstance(answer, Attach)
+    assert list(answer.unsettled or ()) == list(ours)[:10]
+    assert answer.incomplete_unsettled
 
 
 @pytest.mark.req("X28", "SE18")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kept import Inbox, Outbox, Store, frames_of
 from wire import begun, detached_with, frame, said, transfer
 
@@ -16,7 +18,7 @@ from amqp_rt.errors import LocalProtocolError
 from amqp_rt.events import AttachRequested
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import ACCEPTED, RELEASED, Received, rejected
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Received, rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.unsettled import Unsettled, UnsettledMap
@@ -837,3 +839,68 @@ def test_states_that_are_too_large_for_a_map_are_said_later() -> None:
     engine.receive(transfer(0, PAYLOAD, tag=tag(1), resume=True), 0.0)
     (disposition,) = [p for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
     assert (disposition.state, disposition.settled) == (large, False)
+
+
+@pytest.mark.req("X13", "X24")
+def test_a_link_that_is_taken_over_ends_at_once() -> None:
+    """Its peer may never answer, and another connection is to go on with what it left."""
+    old, endpoint = begun(), Recorder()
+    stale = asked(old, sends=False)
+    stale.accept(endpoint, unsettled={})
+    old.receive(flow(2), 0.0)
+    sending = stale.send(PAYLOAD, "context")
+    stolen = Error("amqp:link:stolen")
+    stale.detach(stolen)
+    stale.end(stolen, False)
+    assert endpoint.detached == [(stolen, False)]
+    memory = stale.remember()
+    memory[sending.tag].payload = PAYLOAD
+
+    new = begun()
+    link = asked(new, sends=False, unsettled={sending.tag: ACCEPTED})
+    again = Settling()
+    link.accept(again, unsettled=memory)
+    assert again.outcomes == [sending]
+    assert sending.link is link
+    # What the old connection still says is late.
+    old.receive(frame(Disposition(True, 0, 0, True, RELEASED)) + frame(Detach(0, True)), 0.0)
+    assert (sending.state, sending.settled) == (ACCEPTED, True)
+    assert len(endpoint.detached) == 1
+    assert not old.finished
+
+
+@pytest.mark.req("X24", "X25")
+@given(
+    cuts=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=6),
+    sizes=st.lists(st.sampled_from([0, 1, 400, 480, 900, 2_000]), min_size=1, max_size=12),
+    credit=st.integers(1, 12),
+    window=st.sampled_from([1, 2, 7, 100]),
+    lazy=st.booleans(),
+    client_sends=st.booleans(),
+    known=st.booleans(),
+)
+@settings(deadline=None)
+def test_whatever_is_cut_each_message_is_processed_once(
+    cuts: list[tuple[int, bool]],
+    sizes: list[int],
+    credit: int,
+    window: int,
+    lazy: bool,
+    client_sends: bool,
+    known: bool,
+) -> None:
+    """Cuts in a row; at each, the processes go on or start again. Formats known and unknown."""
+    limits = Limits(frame_size_max=512, session_window=window)
+    head = b"\x00\x53\x75\xb0" if known else b"anything"
+    payloads = sorted(
+        head + size.to_bytes(4, "big") + bytes([index]) * size + b"\x00\x53\x75\xa0\x01%d" % index
+        for index, size in enumerate(sizes)
+    )
+    store = Store(payloads, lazy=lazy, credit=credit)
+    for most, again in [*cuts, (100_000, False)]:
+        Conversation(store, limits, client_sends=client_sends).run(
+            most, restarted if again else live
+        )
+    assert sorted(store.processed) == payloads
+    assert sorted(store.settled) == payloads
+    assert store.done

@@ -35,8 +35,9 @@ class Unsettled(Struct, kw_only=True):
     #: Whatever the owner wants to find at the delivery when it goes on.
     context: Any = None
     #: The object that stood for the delivery on the link before, which then goes on standing for
-    #: it. Without one, for example after a restart, the link makes a new one, and a complete
-    #: message without an outcome is handed to the endpoint again: nobody has it in hand.
+    #: it: an outcome that is said while the link is suspended is found there. Without one, for
+    #: example after a restart, the link makes a new one, and a complete message without an outcome
+    #: is handed to the endpoint again: nobody has it in hand.
     delivery: Any = None
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept import Inbox, Outbox, Store, frames_of
-from wire import begun, detached_with, frame, said, transfer
+from wire import begun, detached_with, frame, kinds, said, transfer
 
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.performatives import Attach, Detach, Disposition, Flow, Transfer
@@ -465,6 +465,62 @@ def test_a_sender_that_says_received_is_detached(frames: bytes) -> None:
     assert detached_with(engine) == "amqp:invalid-field"
 
 
+# --- streams -------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("X19", "X24")
+def test_what_was_streamed_whole_stays_in_hand_and_what_was_not_comes_again() -> None:
+    engine, endpoint = begun(), Recorder()
+    link = asked(engine, sends=True, rcv_settle_mode=1)
+    link.accept(endpoint, unsettled={}, streaming=True)
+    link.grant(5)
+    engine.receive(transfer(0, PAYLOAD, tag=tag(1)) + transfer(1, HALF, tag=tag(2), more=True), 0.0)
+    engine.receive_eof(0.0)
+    whole, part = endpoint.deliveries
+    assert part.aborted
+    memory = link.remember()
+    assert list(memory) == [tag(1)]
+
+    engine = begun()
+    link = asked(engine, sends=True, unsettled={tag(1): None, tag(2): None}, rcv_settle_mode=1)
+    link.accept(endpoint, unsettled=memory, streaming=True)
+    (attach,) = [p for _, p in said(engine) if isinstance(p, Attach)]  # type: ignore[misc]
+    # Its octets have been handed out and are gone, so that no position can be told.
+    assert attach.unsettled == {tag(1): None}
+    link.grant(5)
+    engine.receive(transfer(0, HALF, tag=tag(1), resume=True, more=True), 0.0)
+    engine.receive(frame(Transfer(0), payload=REST), 0.0)
+    engine.receive(transfer(1, PAYLOAD, tag=tag(2)), 0.0)
+    assert endpoint.deliveries[:2] == [whole, part]
+    assert b"".join(endpoint.deliveries[2].read_chunks()) == PAYLOAD
+    assert b"".join(whole.read_chunks()) == PAYLOAD
+    whole.settle(ACCEPTED)
+    engine.take()
+    engine.receive(frame(Disposition(False, 0, 0, True)), 0.0)
+    assert endpoint.settled == [whole]
+    endpoint.deliveries[2].settle(ACCEPTED)
+    assert engine.held == 0
+
+
+@pytest.mark.req("X19", "X24")
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_stream_goes_on_from_what_a_store_has_of_it(complete: bool) -> None:
+    engine, endpoint = begun(), Recorder()
+    link = asked(engine, sends=True, unsettled={tag(1): None})
+    have = PAYLOAD if complete else HALF
+    link.accept(endpoint, unsettled=target_entry(1, None, have, complete=complete), streaming=True)
+    position = Received(3, 0) if complete else Received(1, 45)
+    engine.take()
+    engine.receive(transfer(0, PAYLOAD[len(have) :], tag=tag(1), resume=True, state=position), 0.0)
+    (delivery,) = endpoint.deliveries
+    assert delivery.complete
+    assert engine.held > len(PAYLOAD)
+    assert b"".join(delivery.read_chunks()) == PAYLOAD
+    assert engine.held == 0
+    delivery.settle(ACCEPTED)
+    assert kinds(engine)[-1] == "Disposition"
+
+
 # --- positions -----------------------------------------------------------------------------------
 
 MESSAGES = [
@@ -712,6 +768,10 @@ def live(store: Store) -> None:
 def restarted(store: Store) -> None:
     """Both processes have started again: what a store keeps is all there is."""
     store.in_hand.clear()
+    for entry in (store.target or {}).values():
+        if entry.delivery is not None:
+            # Said since, while there was no link.
+            entry.state = entry.delivery.local_state
     for kept in (store.source, store.target):
         for entry in (kept or {}).values():
             entry.delivery = None

@@ -44,6 +44,9 @@ class _Line(trio.abc.HalfCloseableStream):
         at = 0
         while self.left != 0 and len(held) - at >= 8:
             size = 8 if held[at : at + 4] == b"AMQP" else int.from_bytes(held[at : at + 4], "big")
+            if size < 8:
+                # No frame: let the engine find out.
+                size = len(held) - at
             if len(held) - at < size:
                 break
             at += size

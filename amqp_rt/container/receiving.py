@@ -781,7 +781,8 @@ class Receiver(LinkHandle):
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         """The link is over."""
-        if error is None and self._was_attached and not self._session.going:
+        again = link.incomplete and not closed
+        if error is None and self._was_attached and not self._session.going and not again:
             self._ended = True
         super().on_detached(link, error, closed)
 

@@ -1185,6 +1185,10 @@ class SenderLink(Link):
 
     def _go_on_with(self, entry: Unsettled, position: Received | None) -> None:
         data = whole(entry.payload)
+        if 0 < self.max_message_size < len(data):
+            # The peer takes less by now.
+            self._abort(entry)
+            return
         at = 0
         if position is not None and not entry.message_format:
             at = offset_of(data, position, self.session.limits)

@@ -310,6 +310,35 @@ async def test_maps_that_do_not_fit_a_frame_take_several_rounds(autojump_clock: 
     assert bodies(store.processed[:100]) == sorted(range(100), key=repr)
 
 
+@pytest.mark.req("X24", "X25")
+async def test_a_receiver_takes_several_rounds_too(autojump_clock: Clock) -> None:
+    store = Store([Message(body).encode() for body in range(100)], lazy=False)
+    host = KeepingHost(store)
+    far = FarEnd(on_attach=host.accept, limits=SMALL)
+    async with client(far) as peer:
+        inbox = peer.receiver("q", rcv_settle_mode=1, timeout=60, credit=100)
+        deliveries = [await inbox.receive() for _ in range(100)]
+        far.drop()
+        while inbox.attached:
+            await inbox._changes.park()
+        for delivery in deliveries[:50]:
+            delivery.accept()
+        links = len(far.links)
+        for delivery in deliveries[50:]:
+            await trio.sleep(1)
+            delivery.accept()
+        for delivery in deliveries:
+            await delivery.settled()
+        assert len(far.links) > links + 2
+        # It has not ended in between.
+        store.todo.append(Message("more").encode())
+        host.out.on_credit(far.link)
+        async for delivery in inbox:
+            assert delivery.body == "more"
+            break
+    assert bodies(store.settled) == sorted(range(100), key=repr)
+
+
 @pytest.mark.req("X24", "X26")
 async def test_a_peer_that_is_never_done_with_its_map_is_given_up(autojump_clock: Clock) -> None:
     far = FarEnd()

@@ -521,6 +521,19 @@ def test_a_stream_goes_on_from_what_a_store_has_of_it(complete: bool) -> None:
     assert kinds(engine)[-1] == "Disposition"
 
 
+@pytest.mark.req("X24", "X28")
+def test_what_has_become_too_large_for_the_peer_is_aborted() -> None:
+    engine, endpoint = begun(), Recorder()
+    link = asked(engine, sends=False, unsettled={tag(1): None}, max_message_size=314)
+    link.accept(
+        endpoint, unsettled={tag(1): Unsettled(tag=tag(1), payload=[PAYLOAD[:9], PAYLOAD[9:]])}
+    )
+    engine.receive(flow(1), 0.0)
+    (sent,) = transfers(engine)
+    assert (sent.aborted, sent.resume) == (True, True)
+    assert [entry.tag for entry in link.unknown] == [tag(1)]
+
+
 # --- positions -----------------------------------------------------------------------------------
 
 MESSAGES = [

@@ -131,14 +131,17 @@ def _section_end(payload: bytes, at: int, limits: Limits) -> int:
     return reader.at
 
 
-def position_after(payload: bytes, limits: Limits) -> Received:
+def position_after(payload: bytes, limits: Limits) -> Received | None:
     """The first position of a message that *payload*, its beginning, does not hold.
 
-    Whatever is no section counts as part of the last one.
+    Whatever is no section counts as part of the last one. None if there are more than
+    ``resume_sections_max`` sections.
     """
     at = 0
     number = 0
-    while at < len(payload) and number < limits.sections_max:
+    while at < len(payload):
+        if number >= limits.resume_sections_max:
+            return None
         end = _section_end(payload, at, limits)
         if end < 0:
             break

@@ -47,7 +47,7 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
 from amqp_rt.events import Closed, ConnectionFailed, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
-from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.outcomes import ACCEPTED, Received
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.unsettled import Unsettled
@@ -73,6 +73,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         f"{HERE}test_unsettled_max_of_what_goes",
         f"{HERE}test_unsettled_max_of_a_map",
     ),
+    "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
     "output_max": (f"{HERE}test_output_max", "net/test_driver.py"),
     "handshake_s": (f"{HERE}test_handshake_s",),
@@ -524,6 +525,31 @@ def test_unsettled_max_of_a_map(above: int) -> None:
     assert isinstance(answer, Attach)
     assert list(answer.unsettled or ()) == list(ours)[:10]
     assert answer.incomplete_unsettled
+
+
+@pytest.mark.req("M25", "X28", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+def test_resume_sections_max(above: int) -> None:
+    """A delivery of too many sections is resumed from its beginning (Part 3 §3.4.1)."""
+    engine = begun(limits=Limits(resume_sections_max=10))
+    attach = Attach(
+        name="l",
+        handle=0,
+        role=False,
+        source=Source(),
+        target=Target(),
+        unsettled={b"a": None},
+        initial_delivery_count=0,
+    )
+    (event,) = engine.receive(frame(attach), 0.0)
+    payload = b"\x00\x53\x75\xa0\x01x" * (10 + above)
+    endpoint = Recorder()
+    event.link.accept(  # type: ignore[union-attr]
+        endpoint, unsettled={b"a": Unsettled(tag=b"a", payload=payload, complete=False)}
+    )
+    assert event.link.said == {b"a": None if above else Received(10, 0)}  # type: ignore[union-attr]
+    engine.receive(transfer(0, payload + b"\x00\x53\x75\xa0\x01y", tag=b"a", resume=True), 0.0)
+    assert endpoint.deliveries[0].payload == payload + b"\x00\x53\x75\xa0\x01y"
 
 
 @pytest.mark.req("X28", "SE18")

@@ -42,6 +42,9 @@ class Limits(Struct, frozen=True, gc=False):
     session_window_bytes: int = 64 * MIB
     #: Unsettled deliveries in one session, in either direction.
     unsettled_max: int = 5_000
+    #: Sections that are counted to say how far a delivery has come when its link is resumed. One of
+    #: more is resumed from its beginning: a peer that comes back all the time must not make us count.
+    resume_sections_max: int = 100
     #: Delivery tags are at most 32 octets by Part 2 §2.8.7.
     delivery_tag_max: int = 32
     #: Bytes waiting for a peer that does not read, before we stop producing.

@@ -119,3 +119,14 @@ class Coordinator(Struct, kw_only=True, gc=False):
     """The target of a transaction's control link (Part 4 §4.5.1)."""
 
     capabilities: tuple[str, ...] = ()
+
+
+def outlives_connection(terminus: Source | Target | Coordinator | None) -> bool:
+    """Whether *terminus*, and with it its unsettled deliveries, is kept when its connection is lost.
+
+    By the expiry-policy, unless it is *never*, a timer starts then, and the terminus goes when it
+    runs out; by default that is at once (§3.5.6).
+    """
+    if not isinstance(terminus, Source | Target):
+        return False
+    return terminus.timeout > 0 or terminus.expiry_policy == "never"

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from ..clock import Clock, SystemClock
 from ..errors import AmqpError, LinkRefused, LocalProtocolError
-from ..fronts.base import ReceivingEndpoint, ReceivingLink, SendingLink
+from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
 from ..outcomes import Error
@@ -399,7 +399,7 @@ class BrokerHost:
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         """Accept or refuse *link*; False if its address is not ours."""
-        sending = not hasattr(link, "grant")
+        sending = link.role == SENDER
         terminus = link.source if sending else link.target
         if not isinstance(terminus, Source | Target):
             return False

@@ -124,7 +124,7 @@ class Subscription:
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         node = self.node
-        for delivery in getattr(link, "unsettled", ()):
+        for delivery in link.unsettled:
             entry = delivery.context
             if isinstance(entry, Entry):
                 outcome = delivery.state

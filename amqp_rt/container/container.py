@@ -38,7 +38,7 @@ from ..addresses import AddressError, AddressTable, address_of, parse_url
 from ..errors import ConnectFailed
 from ..events import Event, LoginRequested, Opened, Peer
 from ..fronts.amqp10 import Front as Amqp10
-from ..fronts.base import Front, Host, ReceivingLink, SendingLink, ServerOptions
+from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from ..net.driver import run_connection
 from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
@@ -889,7 +889,7 @@ _DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
 
 def _sends(link: ReceivingLink | SendingLink) -> bool:
     """Whether it is us who send on *link*."""
-    return hasattr(link, "send")
+    return link.role == SENDER
 
 
 def _identity(link: ReceivingLink | SendingLink) -> _Identity:

@@ -22,7 +22,7 @@ from ..errors import (
     LinkDetached,
     LocalProtocolError,
 )
-from ..fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, IncomingDelivery, ReceivingLink
+from ..fronts.base import RCV_FIRST, SND_MIXED, IncomingDelivery, ReceivingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT, Message
 from ..outcomes import (
@@ -67,6 +67,8 @@ class ReceiverOptions(TypedDict, total=False):
       link: after a lost connection there is another one.
     * ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``, and
       leave with :meth:`Receiver.suspend`.
+    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost connection
+      is dialled again (Part 3 §3.5.3). If it does, deliveries in hand can still be settled then.
     * ``snd_settle_mode``: 1 asks for settled messages, 0 for unsettled ones.
     * ``rcv_settle_mode``: 1 says outcomes and lets the sender settle (Part 2 §2.8.3).
     * ``streaming``: deliveries are handed out as they begin; read them with ``chunks``.
@@ -81,6 +83,7 @@ class ReceiverOptions(TypedDict, total=False):
     filter: Mapping[object, object] | None
     dynamic: bool
     durable: int
+    timeout: int
     snd_settle_mode: int
     rcv_settle_mode: int
     streaming: bool
@@ -195,7 +198,7 @@ class Delivery:
     @property
     def outcome(self) -> Outcome | None:
         """What we have said of it; None as long as nothing was said."""
-        return cast("Outcome | None", getattr(self.raw, "local_state", None))
+        return cast("Outcome | None", self.raw.local_state)
 
     def accept(self) -> None:
         """Processed; the sender may forget it."""
@@ -261,7 +264,7 @@ class Delivery:
         """
         await trio.lowlevel.checkpoint()
         raw = self.raw
-        while getattr(raw, "second", raw.link.rcv_settle_mode == RCV_SECOND) and not raw.settled:
+        while raw.second and not raw.settled:
             receiver = _receiver_of(raw)
             if receiver is None:
                 raise LocalProtocolError("only deliveries of a receiver can be waited for")
@@ -350,8 +353,12 @@ class Receiver(LinkHandle):
     Each delivery wants an outcome, said by hand or by ``async with delivery:``. Credit is given
     again as outcomes are said, so ``credit`` bounds what is being worked on (decision 26).
 
-    While a lost connection is dialled again, taking waits. Deliveries of the old connection that
-    had no outcome will be delivered again; saying one is in vain.
+    While a lost connection is dialled again, taking waits. Where the peer keeps its side of the
+    link meanwhile (``timeout``, ``durable``, or what it answered of its own accord), the deliveries
+    of the old connection that had no outcome stay as they are: one that is said in between is heard
+    when the link is resumed. With ``rcv_settle_mode=1`` nothing is delivered twice.
+
+    Elsewhere they will be delivered again; saying an outcome is in vain.
     """
 
     def __init__(
@@ -365,6 +372,7 @@ class Receiver(LinkHandle):
         filter: Mapping[object, object] | None = None,  # noqa: A002  # the standard's word
         dynamic: bool = False,
         durable: int = 0,
+        timeout: int = 0,
         snd_settle_mode: int = SND_MIXED,
         rcv_settle_mode: int = RCV_FIRST,
         streaming: bool = False,
@@ -387,6 +395,7 @@ class Receiver(LinkHandle):
             filter={Symbol(name): value for name, value in filter.items()} if filter else None,
             durable=durable,
             expiry_policy=Symbol("never" if durable else "session-end"),
+            timeout=timeout,
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
         #: As the peer answered it.
@@ -400,6 +409,10 @@ class Receiver(LinkHandle):
         self._inbox: deque[IncomingDelivery] = deque()
         #: Deliveries that count against the credit: here, or in the application's hands.
         self._held: set[IncomingDelivery] = set()
+        #: Deliveries of a link before this one, which is to be resumed or has been.
+        self._suspended: set[IncomingDelivery] = set()
+        #: Those of them that nobody has taken.
+        self._untaken: list[IncomingDelivery] = []
         self._takers: list[trio.lowlevel.Task] = []
         self._getting = False
         #: No credit is given until it is started again.
@@ -637,7 +650,7 @@ class Receiver(LinkHandle):
 
     async def wait_settled(self, raw: IncomingDelivery) -> None:
         """Wait until the sender has settled something, *raw* perhaps. Cancelled: no trace."""
-        if not raw.link.attached:
+        if not raw.link.attached and raw not in self._suspended:
             self._refuse_if_over()
             raise ConnectionLost(
                 "the connection was lost before the sender settled: whether it has heard our "
@@ -689,6 +702,7 @@ class Receiver(LinkHandle):
             rcv_settle_mode=self._modes[1],
             streaming=self._streaming,
             properties=self._properties,
+            unsettled=self._to_resume(core),
         )
 
     def _readdress(self, address: str) -> None:
@@ -699,7 +713,21 @@ class Receiver(LinkHandle):
         if link.source is not None:
             self.address = link.source.address
         self._answered = link.source or Source()
+        memory = self._resumed_as(link, link.source)
+        if memory is not None:
+            # Those are settled, or come again under another tag.
+            lost = link.unknown if link.resumed else memory.values()
+            self._drop({entry.delivery for entry in lost})
+            self._inbox += [raw for raw in self._untaken if raw in self._suspended]
+            self._wake(len(self._inbox))
+        self._untaken.clear()
         self._open_window(link)
+
+    def _drop(self, gone: set[Any]) -> None:
+        """The sender has done with these: what was not taken need not be."""
+        self._inbox = deque(raw for raw in self._inbox if raw not in gone)
+        self._held -= gone
+        self._suspended -= gone
 
     def _open_window(self, link: ReceivingLink) -> None:
         if not self._credit:
@@ -737,6 +765,12 @@ class Receiver(LinkHandle):
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """The sender has settled these."""
+        aborted = {each for each in deliveries if each.aborted}
+        if aborted:
+            # Resumed only to say that they come again, as new ones.
+            for each in aborted:
+                self.freed(each)
+            self._drop(aborted)
         self._changes.unpark_all()
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -747,17 +781,22 @@ class Receiver(LinkHandle):
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         """The link is over."""
-        if error is None and self._was_attached and not self._session.going:
+        again = link.incomplete and not closed
+        if error is None and self._was_attached and not self._session.going and not again:
             self._ended = True
         super().on_detached(link, error, closed)
 
     def _interrupted(self, error: Error | None) -> None:
-        """What has no outcome will be delivered again on the next connection."""
+        """What has no outcome is resumed, or will be delivered again on the next connection."""
+        self._suspended = {entry.delivery for entry in (self._memory or {}).values()}
+        self._untaken += [raw for raw in self._inbox if not raw.settled]
         self._inbox = deque(raw for raw in self._inbox if raw.settled)
-        self._held.intersection_update(self._inbox)
+        self._held.intersection_update(self._suspended.union(self._inbox))
         self._window = None
 
     def _let_go(self, error: AmqpError) -> None:
+        self._suspended.clear()
+        self._untaken.clear()
         if self._window is not None:
             self._window.open = False
         self._wake(len(self._takers))

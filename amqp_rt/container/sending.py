@@ -93,6 +93,8 @@ class SenderOptions(TypedDict, total=False):
     * ``in_doubt``: ``"resend"`` sends again what a lost connection left without an outcome.
     * ``dynamic``: the peer makes a node and its address.
     * ``durable``: 1 or 2, see Part 3 §3.5.5.
+    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost connection
+      is dialled again (Part 3 §3.5.4). If it does, unsettled messages are resumed, and none is in doubt.
     * ``capabilities``: of the target, for example ``"queue"``.
     * ``properties``: of the link.
     * ``source``: our own address, for peers that look at it.
@@ -105,6 +107,7 @@ class SenderOptions(TypedDict, total=False):
     in_doubt: InDoubt
     dynamic: bool
     durable: int
+    timeout: int
     capabilities: Sequence[str]
     properties: Mapping[object, object] | None
     source: str | None
@@ -258,9 +261,14 @@ class Sender(LinkHandle):
     Several tasks may send at once; messages leave in the order of the calls. Leaving the block
     waits until every message has its outcome; leaving it with an exception does not.
 
-    While a lost connection is dialled again, messages wait. Those that had left and have no
-    outcome are *in doubt*: the peer may have taken them or not. Their senders hear
-    ``ConnectionLost``, unless the sender was made with ``in_doubt="resend"``.
+    While a lost connection is dialled again, messages wait. Where the peer keeps its side of the
+    link meanwhile (``timeout``, or what it answered of its own accord), those that had left are
+    resumed: an outcome that the peer knows is heard, what it has in part is completed, and what it
+    has no record of is sent again, so that nothing is lost or doubled.
+
+    Elsewhere those that had left and have no outcome are *in doubt*: the peer may have taken them or
+    not. Their senders hear ``ConnectionLost``, unless the sender was made with
+    ``in_doubt="resend"``. So is a streamed message that was unfinished.
     """
 
     def __init__(
@@ -276,6 +284,7 @@ class Sender(LinkHandle):
         keep_waiting: bool = True,
         dynamic: bool = False,
         durable: int = 0,
+        timeout: int = 0,
         capabilities: Sequence[str] = (),
         properties: Mapping[object, object] | None = None,
         source: str | None = None,
@@ -290,6 +299,7 @@ class Sender(LinkHandle):
             address=None if dynamic else address,
             dynamic=dynamic,
             durable=durable,
+            timeout=timeout,
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
         #: As the peer answered it.
@@ -562,7 +572,7 @@ class Sender(LinkHandle):
             receipt.finish(ACCEPTED)
             return
         self._unsettled[receipt] = None
-        if not self._resends:
+        if not self._resends and self._keeper is None:
             receipt.payload = b""
 
     def _pump(self, link: SendingLink) -> None:
@@ -642,6 +652,7 @@ class Sender(LinkHandle):
             snd_settle_mode=self._modes[0],
             rcv_settle_mode=self._modes[1],
             properties=self._properties,
+            unsettled=self._to_resume(core),
         )
 
     def _readdress(self, address: str) -> None:
@@ -652,7 +663,23 @@ class Sender(LinkHandle):
         if isinstance(link.target, Target):
             self.address = link.target.address
             self._answered = link.target
+        memory = self._resumed_as(link, link.target if self._keep_waiting else None)
+        if memory:
+            if link.resumed:
+                # The peer has no record of these: none of them has arrived.
+                self._again([entry.context for entry in link.unknown])
+            else:
+                self._doubt(
+                    [entry.context for entry in memory.values()],
+                    "the peer remembers nothing of the link",
+                    None,
+                )
         self._pump(link)
+
+    def _remember(self, link: Any) -> None:
+        super()._remember(link)
+        for entry in (self._memory or {}).values():
+            entry.payload = entry.context.payload
 
     def on_credit(self, link: SendingLink) -> None:
         """There is credit or room again, or the peer drains."""
@@ -673,30 +700,50 @@ class Sender(LinkHandle):
                 each.context.finish(state)
 
     def _interrupted(self, error: Error | None) -> None:
-        """The connection is gone: what has left is in doubt, or is sent again."""
-        why = "the peer closed it" if error is None else error.description or error.condition
-        doubtful = list(self._unsettled)
+        """The connection is gone: what has left is resumed, or in doubt, or sent again."""
+        why = "the peer closed it" if error is None else error.description or str(error.condition)
+        kept = {entry.context for entry in (self._memory or {}).values()}
+        doubtful: list[Receipt] = []
+        unsent: list[Receipt] = []
+        for receipt in self._unsettled:
+            if receipt in kept:
+                continue
+            if receipt.raw is not None and receipt.raw.delivery_id < 0 and not receipt.unfinished:
+                unsent.append(receipt)
+            else:
+                doubtful.append(receipt)
+        self._unfinished = None
+        self._again(unsent)
+        self._doubt(doubtful, why, None if error is None else str(error.condition))
+        if not self._keep_waiting:
+            waiting = list(self._queue)
+            self._queue.clear()
+            for receipt in waiting:
+                receipt.fail(ConnectionLost(f"the connection was lost before it was sent ({why})"))
+
+    def _doubt(self, receipts: list[Receipt], why: str, condition: str | None) -> None:
+        """Whether these have arrived cannot be found out."""
         again: list[Receipt] = []
-        for receipt in doubtful:
+        for receipt in receipts:
             if self._resends and not receipt.unfinished:
-                receipt.raw = None
                 again.append(receipt)
             else:
                 receipt.fail(
                     ConnectionLost(
                         f"no outcome came before the connection was lost ({why}): "
                         "the message may have been taken or not",
-                        condition=None if error is None else str(error.condition),
+                        condition=condition,
                     )
                 )
-        self._unsettled.clear()
-        self._unfinished = None
+        self._again(again)
+
+    def _again(self, receipts: list[Receipt]) -> None:
+        """Send these again, before what waits."""
+        again = [receipt for receipt in receipts if not receipt.done]
+        for receipt in again:
+            receipt.raw = None
+            self._unsettled.pop(receipt, None)
         self._queue.extendleft(reversed(again))
-        if not self._keep_waiting:
-            waiting = list(self._queue)
-            self._queue.clear()
-            for receipt in waiting:
-                receipt.fail(ConnectionLost(f"the connection was lost before it was sent ({why})"))
 
     def _let_go(self, error: AmqpError) -> None:
         for receipt in [*self._unsettled, *self._queue]:

@@ -47,9 +47,10 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
 from amqp_rt.events import Closed, ConnectionFailed, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
-from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.outcomes import ACCEPTED, Received
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.unsettled import Unsettled
 
 HERE = "abuse/test_limits.py::"
 PROVED_BY: dict[str, tuple[str, ...]] = {
@@ -70,7 +71,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "unsettled_max": (
         f"{HERE}test_unsettled_max_of_what_comes",
         f"{HERE}test_unsettled_max_of_what_goes",
+        f"{HERE}test_unsettled_max_of_a_map",
     ),
+    "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
     "output_max": (f"{HERE}test_output_max", "net/test_driver.py"),
     "handshake_s": (f"{HERE}test_handshake_s",),
@@ -520,6 +523,54 @@ def test_unsettled_max_of_what_comes() -> None:
     engine.receive(transfer(number), 0.0)
     assert ended_with(engine) == "amqp:session:window-violation"
     assert len(endpoint.deliveries) == number
+
+
+@pytest.mark.req("X24", "X28", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+def test_unsettled_max_of_a_map(above: int) -> None:
+    """What a peer remembers of a link, and how many of ours are named to it (Part 2 §2.7.3)."""
+    engine = begun(limits=Limits(unsettled_max=10))
+    theirs = {bytes([n]): None for n in range(10 + above)}
+    attach = Attach(
+        name="l", handle=0, role=True, source=Source(), target=Target(), unsettled=theirs
+    )
+    events = engine.receive(frame(attach), 0.0)
+    if above:
+        assert events == []
+        assert detached_with(engine) == "amqp:resource-limit-exceeded"
+        return
+    (event,) = events
+    ours = {bytes([n]): Unsettled(tag=bytes([n]), payload=b"x") for n in range(11)}
+    event.link.accept(Recorder(), unsettled=ours)  # type: ignore[union-attr]
+    (_, answer) = said(engine)[0]  # type: ignore[misc]
+    assert isinstance(answer, Attach)
+    assert list(answer.unsettled or ()) == list(ours)[:10]
+    assert answer.incomplete_unsettled
+
+
+@pytest.mark.req("M25", "X28", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+def test_resume_sections_max(above: int) -> None:
+    """A delivery of too many sections is resumed from its beginning (Part 3 §3.4.1)."""
+    engine = begun(limits=Limits(resume_sections_max=10))
+    attach = Attach(
+        name="l",
+        handle=0,
+        role=False,
+        source=Source(),
+        target=Target(),
+        unsettled={b"a": None},
+        initial_delivery_count=0,
+    )
+    (event,) = engine.receive(frame(attach), 0.0)
+    payload = b"\x00\x53\x75\xa0\x01x" * (10 + above)
+    endpoint = Recorder()
+    event.link.accept(  # type: ignore[union-attr]
+        endpoint, unsettled={b"a": Unsettled(tag=b"a", payload=payload, complete=False)}
+    )
+    assert event.link.said == {b"a": None if above else Received(10, 0)}  # type: ignore[union-attr]
+    engine.receive(transfer(0, payload + b"\x00\x53\x75\xa0\x01y", tag=b"a", resume=True), 0.0)
+    assert endpoint.deliveries[0].payload == payload + b"\x00\x53\x75\xa0\x01y"
 
 
 @pytest.mark.req("X28", "SE18")

@@ -39,7 +39,7 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslResponse
 from amqp_rt.events import Closed, ConnectionFailed, Event, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import KIB, Limits
-from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Received
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Received, rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 
@@ -272,11 +272,12 @@ def test_a_sender_that_repeats_itself_is_heard_once() -> None:
     receiving(engine, endpoint)
     engine.receive(transfer(0) + transfer(1), 0.0)
     states = b"".join(
-        frame(Disposition(False, 0, 1, False, Received(0, number // 2))) for number in range(50)
+        frame(Disposition(False, 0, 1, False, rejected("x:y", str(number // 2))))
+        for number in range(50)
     )
     engine.receive(states, 0.0)
     assert endpoint.settled == endpoint.deliveries
-    engine.receive(frame(Disposition(False, 0, 1, False, Received(0, 24))), 0.0)
+    engine.receive(frame(Disposition(False, 0, 1, False, rejected("x:y", "24"))), 0.0)
     assert len(endpoint.settled) == 2
     engine.receive(frame(Disposition(False, 0, 1, True)) * 3, 0.0)
     assert len(endpoint.settled) == 4

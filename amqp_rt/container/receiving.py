@@ -20,6 +20,7 @@ from ..errors import (
     DeadlineExceeded,
     DecodeError,
     LinkDetached,
+    LinkRefused,
     LocalProtocolError,
 )
 from ..fronts.base import RCV_FIRST, SND_MIXED, IncomingDelivery, ReceivingLink
@@ -35,7 +36,7 @@ from ..outcomes import (
     Rejected,
 )
 from ..termini import DeleteOnClose, Source, Target
-from ..values import Symbol
+from ..values import Described, Symbol, ULong
 from .credit import CreditWindow
 from .links import LinkHandle, gone
 from .payloads import decode_payload
@@ -50,6 +51,9 @@ T = TypeVar("T")
 
 #: Deliveries without an outcome that a receiver holds or has asked for, unless said otherwise.
 CREDIT: Final = 500
+#: Name and descriptor of the filter that is a selector.
+_SELECTOR: Final = Symbol("apache.org:selector-filter:string")
+_SELECTOR_CODE: Final = ULong(0x0000_468C_0000_0004)
 #: Deliveries taken in a row, and seconds, before a receiver lets others run.
 _TURN_MESSAGES: Final = 100
 _TURN_S: Final = 0.001
@@ -63,6 +67,9 @@ class ReceiverOptions(TypedDict, total=False):
       them wait. 0 asks for nothing: see :meth:`Receiver.get` and :meth:`Receiver.start`.
     * ``mode``: ``"move"`` takes messages from the node, ``"copy"`` browses (Part 3 §3.5.7).
     * ``filter``: filters by name, see Part 3 §3.5.8; what the peer applies is in ``source.filter``.
+    * ``selector``: a condition for messages, such as ``"kind = 'a' AND JMSPriority > 4"``, as one
+      more filter (``apache.org:selector-filter:string``). A peer that does not put it in place is
+      refused with ``LinkRefused``, since everything would come.
     * ``dynamic``: the peer makes a node; its address is ``receiver.address``. It lives as long as the
       link: after a lost connection there is another one.
     * ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``, and
@@ -81,6 +88,7 @@ class ReceiverOptions(TypedDict, total=False):
     credit: int
     mode: Literal["move", "copy"] | None
     filter: Mapping[object, object] | None
+    selector: str | None
     dynamic: bool
     durable: int
     timeout: int
@@ -370,6 +378,7 @@ class Receiver(LinkHandle):
         credit: int = CREDIT,
         mode: Literal["move", "copy"] | None = None,
         filter: Mapping[object, object] | None = None,  # noqa: A002  # the standard's word
+        selector: str | None = None,
         dynamic: bool = False,
         durable: int = 0,
         timeout: int = 0,
@@ -385,6 +394,12 @@ class Receiver(LinkHandle):
         if mode not in (None, "move", "copy"):
             raise ValueError(f"mode is 'move' or 'copy', not {mode!r}")
         super().__init__(session, address, name)
+        filters: dict[object, object] = {
+            Symbol(name): value for name, value in (filter or {}).items()
+        }
+        if selector is not None:
+            filters[_SELECTOR] = Described(_SELECTOR_CODE, selector)
+        self._selects = selector is not None
         self._asked = Source(
             address=None if dynamic else address,
             dynamic=dynamic,
@@ -392,7 +407,7 @@ class Receiver(LinkHandle):
             if dynamic
             else None,
             distribution_mode=Symbol(mode) if mode else None,
-            filter={Symbol(name): value for name, value in filter.items()} if filter else None,
+            filter=filters or None,
             durable=durable,
             expiry_policy=Symbol("never" if durable else "session-end"),
             timeout=timeout,
@@ -708,6 +723,19 @@ class Receiver(LinkHandle):
     def _readdress(self, address: str) -> None:
         super()._readdress(address)
         self._asked.address = address
+
+    def on_attached(self, link: Any) -> None:
+        """Both sides are attached."""
+        if self._selects and _SELECTOR not in (link.source.filter or {}) and not self.closed:
+            link.detach()
+            self.lost(
+                LinkRefused(
+                    f"the peer does not select messages of {self.address!r}: all would come",
+                    condition="amqp:not-implemented",
+                )
+            )
+        else:
+            super().on_attached(link)
 
     def _begin(self, link: Any) -> None:
         if link.source is not None:

@@ -13,11 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from amqp_rt.stores.base import Batch, Chunk, Opened, Store, StoreFull
 from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.testing.checks import STORE_CHECKS, check_store
 
 pytestmark = pytest.mark.req("B26")
 
-MAKERS: dict[str, Callable[[Path], Store]] = {"memory": lambda path: MemoryStore()}
+MAKERS: dict[str, Callable[[Path], Store]] = {
+    "memory": lambda path: MemoryStore(),
+    "sqlite": SQLiteStore,
+}
 
 
 @pytest.fixture(params=MAKERS)

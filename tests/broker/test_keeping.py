@@ -13,8 +13,9 @@ from amqp_rt import Broker, Message
 from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LocalProtocolError
-from amqp_rt.stores.base import Batch, Opened, StoreFailed, StoreFull
+from amqp_rt.stores.base import Batch, Opened, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
 
 
 class Troubled(MemoryStore):
@@ -62,10 +63,20 @@ async def bodies(broker: Broker, address: str) -> list[Any]:
     return [each.body for each in found]
 
 
+@pytest.fixture(params=["memory", "sqlite"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Gives the same store again, as it would be found after a restart."""
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")
+
+
 @pytest.mark.req("B7", "M5", "B26")
-async def test_durable_messages_and_nodes_outlive_the_broker() -> None:
-    store = MemoryStore()
-    async with Broker(store=store, auto_create=["queue:auto-*"]) as broker:
+async def test_durable_messages_and_nodes_outlive_the_broker(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept(), auto_create=["queue:auto-*"]) as broker:
         await broker.declare(Queue("work", max_deliveries=3, dead_letter="dead"), Topic("news"))
         async with broker.local() as peer, peer.sender("work") as out:
             await out.send("kept", durable=True)
@@ -73,7 +84,7 @@ async def test_durable_messages_and_nodes_outlive_the_broker() -> None:
             await out.send("kept too", durable=True, priority=7, ttl_s=3600)
             async with peer.sender("auto-1") as other:
                 await other.send("there", durable=True)
-    async with Broker(store=store) as broker:
+    async with Broker(store=kept()) as broker:
         names = {each.name: each for each in broker.host.nodes()}
         assert set(names) == {"work", "dead", "news", "auto-1"}
         assert names["work"] == Queue("work", max_deliveries=3, dead_letter="dead")
@@ -85,7 +96,7 @@ async def test_durable_messages_and_nodes_outlive_the_broker() -> None:
             assert 3590 < second.message.ttl_s <= 3600
             first.accept()
             second.accept()
-    async with Broker(store=store) as broker:
+    async with Broker(store=kept()) as broker:
         assert await bodies(broker, "work") == []
         assert await bodies(broker, "auto-1") == ["there"]
 
@@ -114,9 +125,10 @@ async def test_nothing_is_settled_or_delivered_before_it_is_kept() -> None:
 
 
 @pytest.mark.req("B7", "M23", "B16")
-async def test_what_became_of_messages_is_kept() -> None:
-    store = MemoryStore()
-    async with Broker(store=store) as broker:
+async def test_what_became_of_messages_is_kept(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept()) as broker:
         await broker.declare(Queue("work", dead_letter="dead"), Queue("other"))
         async with broker.local() as peer, peer.sender("work") as out:
             for name in ("accepted", "modified", "rejected", "moved", "released"):
@@ -133,7 +145,7 @@ async def test_what_became_of_messages_is_kept() -> None:
                 held["released"].release()
         assert await bodies(broker, "work") == ["modified", "moved", "released"]
         assert broker.host.move("work", "other", 1) == 1
-    async with Broker(store=store) as broker:
+    async with Broker(store=kept()) as broker:
         assert await bodies(broker, "work") == ["moved", "released"]
         (moved,) = [Message.decode(each) for each in broker.host.peek("other", 9)]
         assert moved.body == "modified"
@@ -144,24 +156,25 @@ async def test_what_became_of_messages_is_kept() -> None:
         assert dead.message_annotations["x-opt-dead-letter-reason"] == "rejected"
         assert broker.host.purge("work") == 2
         await broker.delete("other")
-    async with Broker(store=store) as broker:
+    async with Broker(store=kept()) as broker:
         assert {each.name for each in broker.host.nodes()} == {"work", "dead"}
         assert await bodies(broker, "work") == []
         assert await bodies(broker, "dead") == ["rejected"]
 
 
 @pytest.mark.req("B7")
-async def test_what_is_declared_now_counts_and_not_what_was_before() -> None:
-    store = MemoryStore()
-    async with Broker(store=store) as broker:
+async def test_what_is_declared_now_counts_and_not_what_was_before(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept()) as broker:
         await broker.declare(Queue("work", max_deliveries=3))
-    async with Broker(store=store) as broker:
+    async with Broker(store=kept()) as broker:
         await broker.declare(Queue("work", max_deliveries=5))
         with pytest.raises(AmqpError, match="exists as"):
             await broker.declare(Queue("work", max_deliveries=7))
         with pytest.raises(AmqpError, match="exists as"):
             await broker.declare(Topic("work"))
-    async with Broker(store=store) as broker:
+    async with Broker(store=kept()) as broker:
         assert broker.host.nodes() == [Queue("work", max_deliveries=5)]
 
 
@@ -228,16 +241,17 @@ async def test_many_messages_share_a_commit() -> None:
 
 
 @pytest.mark.req("B7", "A9")
-async def test_a_handler_that_fails_is_counted_over_a_restart() -> None:
-    store = MemoryStore()
-    async with Broker(store=store) as broker:
+async def test_a_handler_that_fails_is_counted_over_a_restart(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept()) as broker:
         await broker.declare(Queue("work", max_deliveries=2, dead_letter="dead"))
         async with broker.local() as peer, peer.sender("work") as out:
             await out.send("m", durable=True)
             async with peer.receiver("work", credit=1) as messages:
                 delivery = await messages.receive()
                 delivery.modify()
-    async with Broker(store=store) as broker, broker.local() as peer:
+    async with Broker(store=kept()) as broker, broker.local() as peer:
         async with peer.receiver("work", credit=1) as messages:
             delivery = await messages.receive()
             assert delivery.message.delivery_count == 1

@@ -121,6 +121,14 @@ class _Described(Struct, array_like=True):
     declared: dict[str, Any]
 
 
+def _alike(one: Declaration, other: Declaration) -> bool:
+    """Whether a node that is declared as *one* can become one that is declared as *other*."""
+    if isinstance(one, Queue) and isinstance(other, Queue):
+        # Its messages are in this order already.
+        return one.priorities == other.priorities
+    return type(one) is type(other)
+
+
 def _key(number: int) -> bytes:
     return number.to_bytes(4, "big")
 
@@ -226,7 +234,7 @@ class BrokerHost:
         """
         space = self._spaces.setdefault(virtual_host, {})
         known = space.get(declared.name)
-        if known is not None and known.found and type(known.declared) is type(declared):
+        if known is not None and known.found and _alike(known.declared, declared):
             # What the application says now counts, not what it said before it was restarted.
             known.found = False
             self._redeclare(known, declared, virtual_host)
@@ -309,6 +317,7 @@ class BrokerHost:
                 max_attempts=declared.max_attempts or 0,
                 length_max=declared.length_max or 0,
                 bytes_max=declared.bytes_max or 0,
+                priorities=declared.priorities,
                 limits=limits,
             )
             held.on_unfinished = partial(self._look_on, held)

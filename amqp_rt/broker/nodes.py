@@ -33,6 +33,9 @@ from .selectors import InvalidFilter
 #: Characters of a node's name.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max
 
+#: A priority is one octet.
+PRIORITIES_MAX: Final = 256
+
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
 
@@ -85,6 +88,8 @@ class Queue(Declaration, frozen=True, kw_only=True):
         length_max: Messages that the queue holds, delivered and unsettled ones included. Senders
             get no more credit than there is room.
         bytes_max: Bytes that the queue holds; by default ``Limits.queue_bytes_max``.
+        priorities: How many priorities are told apart (Part 3 §3.2.1); of messages with equal ones
+            the first comes first. By default none are.
     """
 
     max_deliveries: int | None = None
@@ -93,9 +98,12 @@ class Queue(Declaration, frozen=True, kw_only=True):
     ttl_s: float | None = None
     length_max: int | None = None
     bytes_max: int | None = None
+    priorities: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 1 <= self.priorities <= PRIORITIES_MAX:
+            raise ValueError(f"priorities is 1 to {PRIORITIES_MAX}, not {self.priorities}")
         _at_least("max_deliveries", self.max_deliveries, 1)
         _at_least("max_attempts", self.max_attempts, 1)
         _at_least("ttl_s", self.ttl_s, 0)

@@ -29,6 +29,10 @@ _SEGMENT: Final = 128
 _SHIFT: Final = 7
 _MASK: Final = 127
 
+#: A message is found in its heap by its rank above the place, so that what ranks first comes first.
+_PLACE_BITS: Final = 40
+_PLACE: Final = (1 << _PLACE_BITS) - 1
+
 #: Messages that one consumer gets in a row when no other waits.
 _RUN: Final = 64
 
@@ -96,6 +100,14 @@ class Ledger(Protocol):
         """Settle *delivery* once what was said of its entry is on the disk."""
 
 
+def effective_priority(priority: int, levels: int) -> int:
+    """Which of *levels* distinct priorities, from 0, a message of *priority* has (§3.2.1)."""
+    if levels >= 10:
+        return min(priority, levels - 1)
+    lowest = 5 - (levels + 1) // 2
+    return min(max(priority, lowest), 4 + levels // 2) - lowest
+
+
 class _Segment:
     """Neighbouring slots."""
 
@@ -123,6 +135,7 @@ class MessageQueue(DistributionNode):
             given up (decision 10).
         length_max: Messages that the queue holds, acquired ones included; 0 for any number.
         bytes_max: Bytes that the queue holds; 0 for ``limits.queue_bytes_max``.
+        priorities: Distinct priorities (§3.2.1); 1 for none.
         limits: Bounds.
     """
 
@@ -136,8 +149,10 @@ class MessageQueue(DistributionNode):
         max_attempts: int = 0,
         length_max: int = 0,
         bytes_max: int = 0,
+        priorities: int = 1,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        self.priorities = priorities
         self.memory = memory
         self.wall = wall
         self.bury = bury
@@ -177,7 +192,8 @@ class MessageQueue(DistributionNode):
         self._next: int = 0
         #: The next place to be given out.
         self._place_next: int = 0
-        #: Sequence numbers of what came back, for everybody, and by the links that must not get it.
+        #: Ranks and places of what came back, for everybody, and by the links that must not get it.
+        #: With priorities, of everything.
         self._returned: list[int] = []
         self._apart: dict[frozenset[int], list[int]] = {}
         #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
@@ -269,10 +285,24 @@ class MessageQueue(DistributionNode):
             self.pump()
 
     def _append(self, entry: Entry, sequence: int) -> None:
+        if self.priorities > 1:
+            self._head = self._next = sequence + 1
+            self._file(entry)
+            self._place(entry, sequence)
+            for browser in self.browsers.values():
+                browser.backlog.insert(0, self._rank(entry))
+            return
         if self._head == self._next:
             self._head = sequence
         self._next = sequence + 1
         self._place(entry, sequence)
+
+    def _rank(self, entry: Entry) -> int:
+        """What orders *entry* among the others: its priority, then its place."""
+        if self.priorities <= 1:
+            return entry.sequence
+        band = effective_priority(entry.priority, self.priorities)
+        return (self.priorities - 1 - band) << _PLACE_BITS | entry.sequence
 
     def _step(self) -> None:
         """The first of those never taken has been: go on to the next that is there."""
@@ -454,7 +484,7 @@ class MessageQueue(DistributionNode):
                         sequence = others[0]
             if sequence < 0:
                 return None
-            entry = self._remove(sequence)
+            entry = self._remove(sequence & _PLACE)
             if heap is None:
                 if sequence == self._head:
                     self._step()
@@ -616,15 +646,15 @@ class MessageQueue(DistributionNode):
             avoid = unwanted if avoid is None else avoid | unwanted
         if avoid:
             heap = self._apart.setdefault(avoid, [])
-        heapq.heappush(heap, entry.sequence)
+        heapq.heappush(heap, self._rank(entry))
 
     def _regroup(self) -> None:
         """Somebody else has come: sort what came back anew by who may have it."""
         older = self._older()
         self._returned.clear()
         self._apart.clear()
-        for sequence in older:
-            entry = self._look(sequence)
+        for rank in older:
+            entry = self._look(rank & _PLACE)
             if entry is not None:
                 self._file(entry)
 
@@ -659,7 +689,7 @@ class MessageQueue(DistributionNode):
     # --- Browsing ---
 
     def _unseen(self, browser: Browser) -> int:
-        """The sequence number that *browser* is to see next, -1 for none."""
+        """The rank or place that *browser* is to see next, -1 for none."""
         if browser.backlog:
             return browser.backlog[-1]
         browser.cursor = max(browser.cursor, self._head)
@@ -674,7 +704,7 @@ class MessageQueue(DistributionNode):
             sequence = self._unseen(browser)
             if sequence < 0:
                 return
-            entry = self._look(sequence)
+            entry = self._look(sequence & _PLACE)
             if entry is not None and not browser.wants(entry):
                 looks -= 1
                 if not looks:
@@ -703,18 +733,18 @@ class MessageQueue(DistributionNode):
     # --- What operators do ---
 
     def _older(self) -> list[int]:
-        """What is available although it was taken before: its sequence numbers, in no order."""
+        """What is available and not in the run of those never taken: its ranks, in no order."""
         return [*self._returned, *chain.from_iterable(self._apart.values())]
 
     def peek(self, count: int, after: int = -1) -> list[Entry]:
         """The first *count* available messages with higher sequence numbers than *after*."""
         found: list[Entry] = []
-        older = sorted(sequence for sequence in self._older() if sequence > after)
+        older = sorted(rank for rank in self._older() if rank & _PLACE > after)
         fresh = range(max(self._head, after + 1), self._next)
         for sequence in chain(older, fresh):
             if len(found) >= count:
                 break
-            entry = self._look(sequence)
+            entry = self._look(sequence & _PLACE)
             if entry is not None:
                 found.append(entry)
         return found
@@ -735,8 +765,8 @@ class MessageQueue(DistributionNode):
     def sweep(self) -> None:
         """Give up what has expired at the front; messages behind it are not looked at."""
         for avoid, heap in [(None, self._returned), *self._apart.items()]:
-            while heap and self._expired(heap[0]):
-                self._expire(self._remove(heapq.heappop(heap)))
+            while heap and self._expired(heap[0] & _PLACE):
+                self._expire(self._remove(heapq.heappop(heap) & _PLACE))
             if avoid is not None and not heap:
                 del self._apart[avoid]
         while self._head < self._next and self._expired(self._head):
@@ -754,7 +784,7 @@ class MessageQueue(DistributionNode):
         """Remove *entries*, which are the first ones."""
         gone = {entry.sequence for entry in entries}
         for heap in (self._returned, *self._apart.values()):
-            heap[:] = [sequence for sequence in heap if sequence not in gone]
+            heap[:] = [rank for rank in heap if rank & _PLACE not in gone]
             heapq.heapify(heap)
         self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
         for sequence in gone:

@@ -178,6 +178,20 @@ async def test_what_is_declared_now_counts_and_not_what_was_before(
         assert broker.host.nodes() == [Queue("work", max_deliveries=5)]
 
 
+@pytest.mark.req("B7", "M6")
+async def test_priorities_are_kept_and_so_is_the_order(kept: Callable[[], Store]) -> None:
+    async with Broker(store=kept()) as broker:
+        await broker.declare(Queue("work", priorities=5))
+        async with broker.local() as peer, peer.sender("work") as out:
+            for number, priority in enumerate([4, 0, 9, 4, 9]):
+                await out.send(number, durable=True, priority=priority)
+    async with Broker(store=kept()) as broker:
+        assert await bodies(broker, "work") == [2, 4, 0, 3, 1]
+        # Messages are in that order already: a queue cannot become another kind of queue.
+        with pytest.raises(AmqpError, match="exists as"):
+            await broker.declare(Queue("work"))
+
+
 @pytest.mark.req("B7", "B24")
 async def test_a_full_disk_is_said_to_who_brings_more_and_passes() -> None:
     store = Troubled()

@@ -259,6 +259,7 @@ class BrokerHost:
             held.max_deliveries = declared.max_deliveries or 0
             held.max_attempts = declared.max_attempts or 0
             held.length_max = declared.length_max or 0
+            held.overflow = declared.overflow
             held.bytes_max = declared.bytes_max or self.limits.queue_bytes_max
             node.inlet.ttl_s = declared.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
@@ -318,6 +319,7 @@ class BrokerHost:
                 length_max=declared.length_max or 0,
                 bytes_max=declared.bytes_max or 0,
                 priorities=declared.priorities,
+                overflow=declared.overflow,
                 limits=limits,
             )
             held.on_unfinished = partial(self._look_on, held)

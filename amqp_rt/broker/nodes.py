@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
@@ -28,6 +28,7 @@ from ..outcomes import (
 from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
 from ..values import Array, Symbol
 from .filters import FilterSet, compile_filter_set
+from .queues import BLOCK, DROP_HEAD, REJECT
 from .selectors import InvalidFilter
 
 #: Characters of a node's name.
@@ -88,6 +89,10 @@ class Queue(Declaration, frozen=True, kw_only=True):
         length_max: Messages that the queue holds, delivered and unsettled ones included. Senders
             get no more credit than there is room.
         bytes_max: Bytes that the queue holds; by default ``Limits.queue_bytes_max``.
+        overflow: What becomes of messages beyond these two: ``"block"`` gives senders no more credit
+            than there is room; ``"reject"`` rejects them with ``amqp:resource-limit-exceeded``;
+            ``"drop-head"`` gives up the first available ones, to the dead-letter address if there
+            is one, which makes the queue a ring.
         priorities: How many priorities are told apart (Part 3 §3.2.1); of messages with equal ones
             the first comes first. By default none are.
     """
@@ -98,10 +103,13 @@ class Queue(Declaration, frozen=True, kw_only=True):
     ttl_s: float | None = None
     length_max: int | None = None
     bytes_max: int | None = None
+    overflow: Literal["block", "reject", "drop-head"] = "block"
     priorities: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.overflow not in (BLOCK, REJECT, DROP_HEAD):
+            raise ValueError(f"overflow is block, reject or drop-head, not {self.overflow!r}")
         if not 1 <= self.priorities <= PRIORITIES_MAX:
             raise ValueError(f"priorities is 1 to {PRIORITIES_MAX}, not {self.priorities}")
         _at_least("max_deliveries", self.max_deliveries, 1)

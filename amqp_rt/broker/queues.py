@@ -29,6 +29,11 @@ _SEGMENT: Final = 128
 _SHIFT: Final = 7
 _MASK: Final = 127
 
+#: What becomes of messages for which there is no room.
+BLOCK: Final = "block"
+REJECT: Final = "reject"
+DROP_HEAD: Final = "drop-head"
+
 #: A message is found in its heap by its rank above the place, so that what ranks first comes first.
 _PLACE_BITS: Final = 40
 _PLACE: Final = (1 << _PLACE_BITS) - 1
@@ -136,6 +141,8 @@ class MessageQueue(DistributionNode):
         length_max: Messages that the queue holds, acquired ones included; 0 for any number.
         bytes_max: Bytes that the queue holds; 0 for ``limits.queue_bytes_max``.
         priorities: Distinct priorities (§3.2.1); 1 for none.
+        overflow: What becomes of messages for which there is no room: ``BLOCK`` gives no credit for
+            them, ``REJECT`` rejects them, ``DROP_HEAD`` gives up the first available ones.
         limits: Bounds.
     """
 
@@ -150,8 +157,10 @@ class MessageQueue(DistributionNode):
         length_max: int = 0,
         bytes_max: int = 0,
         priorities: int = 1,
+        overflow: str = BLOCK,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        self.overflow = overflow
         self.priorities = priorities
         self.memory = memory
         self.wall = wall
@@ -206,10 +215,13 @@ class MessageQueue(DistributionNode):
     def room(self) -> int:
         """How many more messages the queue can hold, at the mean size of those it has."""
         held = self.available + self.acquired + self.pending
-        free = self.bytes_max - self.bytes
         memory = self.memory
-        free = min(free, memory.limit - memory.held)
+        free = memory.limit - memory.held
         mean = self.bytes // held if held else 1024
+        if self.overflow != BLOCK:
+            # Messages may come although there is no room here: others go for them, or they do.
+            return max(0, free // max(mean, 64))
+        free = min(free, self.bytes_max - self.bytes)
         room = free // mean if mean > 64 else free // 64
         if self.length_max and self.length_max - held < room:
             room = self.length_max - held
@@ -218,7 +230,24 @@ class MessageQueue(DistributionNode):
     def fits(self, size: int) -> bool:
         """Whether a message of *size* bytes may still come in."""
         memory = self.memory
-        return self.bytes + size <= self.bytes_max and memory.held + size <= memory.limit
+        if memory.held + size > memory.limit:
+            return False
+        if self.overflow == DROP_HEAD:
+            return True
+        if self.overflow == REJECT and self.length_max:
+            held = self.available + self.acquired + self.pending
+            if held >= self.length_max:
+                return False
+        return self.bytes + size <= self.bytes_max
+
+    def _shed(self) -> None:
+        """There are too many: the first that are available make room for the last."""
+        while self.available and (
+            self.bytes > self.bytes_max
+            or (self.length_max and self.available + self.acquired > self.length_max)
+        ):
+            self._give_up(self._pop_first(), "overflow", None)
+        self._tell_of_room()
 
     # --- Putting ---
 
@@ -283,6 +312,8 @@ class MessageQueue(DistributionNode):
             self._browse(browser)
         if self._ring:
             self.pump()
+        if self.overflow == DROP_HEAD:
+            self._shed()
 
     def _append(self, entry: Entry, sequence: int) -> None:
         if self.priorities > 1:
@@ -779,6 +810,23 @@ class MessageQueue(DistributionNode):
     def _expired(self, sequence: int) -> bool:
         entry = self._look(sequence)
         return entry is not None and entry.expires_at != NEVER and entry.expires_at <= self.wall()
+
+    def _pop_first(self) -> Entry:
+        """Take the first available message out of its place."""
+        first: list[int] | None = None
+        avoiding: frozenset[int] | None = None
+        for avoid, heap in [(None, self._returned), *self._apart.items()]:
+            if heap and (first is None or heap[0] < first[0]):
+                first = heap
+                avoiding = avoid
+        if first is None or (self._head < self._next and self._head < first[0]):
+            entry = self._remove(self._head)
+            self._step()
+            return entry
+        rank = heapq.heappop(first)
+        if avoiding is not None and not first:
+            del self._apart[avoiding]
+        return self._remove(rank & _PLACE)
 
     def _forget(self, entries: list[Entry]) -> None:
         """Remove *entries*, which are the first ones."""

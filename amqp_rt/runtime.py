@@ -13,7 +13,7 @@ import trio
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.journal import Journal
-from .broker.nodes import Declaration, Queue, Topic, declaration
+from .broker.nodes import KINDS, Declaration, declaration
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container
@@ -253,14 +253,13 @@ class _Managed:
     def create(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         wanted = dict(given)
         kind = str(wanted.pop("kind", "queue"))
-        types: dict[str, type[Declaration]] = {"queue": Queue, "topic": Topic}
-        if kind not in types:
+        if kind not in KINDS:
             raise AmqpError(
                 f"a node is a queue or a topic, not {kind!r:.50}", condition="amqp:invalid-field"
             )
         try:
-            declared = msgspec.convert(wanted | {"name": name}, types[kind], strict=False)
-            known = set(types[kind].__struct_fields__)
+            declared = msgspec.convert(wanted | {"name": name}, KINDS[kind], strict=False)
+            known = set(KINDS[kind].__struct_fields__)
             if unknown := sorted(set(wanted) - known):
                 raise ValueError(f"{kind} has no attribute {unknown[0]!r}")
         except (msgspec.ValidationError, ValueError) as error:

@@ -195,14 +195,21 @@ class SQLiteStore:
             return Opened(clean, tail.damage)
         _log.error("%s is damaged: %s", self.path, reason)
         self._disconnect(checkpoint=False)
+        version = salvage.version(self.path)
+        if version not in (None, VERSION):
+            raise AmqpError(_version_text(self.path, version), condition="amqp:not-allowed")
         found, aside = save(self.path, salvage.Pages(self.path, tail), self._vfs)
         self._connect()
-        return Opened(False, (*tail.damage, *found), aside)
+        damage = (*tail.damage, *found) or (_harmless(reason),)
+        return Opened(False, damage, aside)
 
     def _examine(self) -> tuple[bool, str, salvage.Tail]:
         """Connect and read. Whether the store was closed in good order, what is wrong with it, and
         what its log has that SQLite passed over."""
         log = _beside(self.path, "-wal")
+        if self.path.stat().st_size < PAGE:
+            # SQLite would take it for a new file, and its log for an old one.
+            return False, "the file is empty", salvage.read_tail(log, 0, everything=True)
         try:
             self._connect()
             db = self._connection
@@ -323,7 +330,7 @@ class SQLiteStore:
                         damage += salvage.copy(pages, roots(), None)
                     finally:
                         pages.close()
-                    damage = damage or [Damage("page", -1, -1, -1, reason)]
+                    damage = damage or [_harmless(reason)]
                 size = self.path.stat().st_size
                 if damage:
                     return Contents(VERSION, False, size, -1, -1, -1, -1, tuple(damage))
@@ -1037,8 +1044,8 @@ def refuse_foreign(path: Path) -> None:
         raise StoreFailed(f"{path} is no store: give another path, or move that file away")
 
 
-def _version_text(path: Path, version: int) -> str:
-    if version > VERSION:
+def _version_text(path: Path, version: int | None) -> str:
+    if version is not None and version > VERSION:
         return (
             f"{path} was written by a later release (version {version} of its schema; this release"
             f" knows {VERSION})"
@@ -1062,6 +1069,10 @@ def _verify(db: apsw.Connection, path: Path) -> str:
         " (SELECT 1 FROM bodies WHERE bodies.place = messages.place)"
     ).get
     return f"{broken} messages have lost their pieces" if broken else ""
+
+
+def _harmless(reason: str) -> Damage:
+    return Damage("page", -1, -1, -1, f"{reason}; nothing that is kept was on it")
 
 
 # -- what is damaged ---------------------------------------------------------------------------------
@@ -1189,6 +1200,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
             db = connect(files, made)
             whole = False
             try:
+                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
                 wrong = _verify(db, made)
                 if wrong:
                     raise StoreDamaged(f"{source} is damaged: {wrong}; nothing was copied")

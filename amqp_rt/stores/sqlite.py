@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -107,6 +108,10 @@ _FREE_PAGES: Final = 1024
 _VACUUM_PAGES: Final = 256
 #: A store that was closed in good order is verified as well if it is no larger than this.
 _VERIFIED_ANYWAY_BYTES: Final = 64 * 1024 * 1024
+#: Seconds that a backup waits for another one, or for the store to copy its log into its database,
+#: and between two looks.
+_COPY_PATIENCE_S: Final = 30.0
+_LOCK_POLL_S: Final = 0.002
 #: Bytes that are copied at once.
 _COPY_BYTES: Final = 1024 * 1024
 #: Two kinds of places that can be cleared.
@@ -176,9 +181,7 @@ class SQLiteStore:
         with _CopyLock(self.path):
             opened = self._verified()
         db = self._connection
-        version = db.pragma("user_version")
-        if version != VERSION:
-            raise AmqpError(_version_text(self.path, version), condition="amqp:not-allowed")
+        _refuse_version(self.path, db.pragma("user_version"))
         db.execute("UPDATE state SET clean = 0")
         self._load()
         self._drop_orphans()
@@ -195,9 +198,7 @@ class SQLiteStore:
             return Opened(clean, tail.damage)
         _log.error("%s is damaged: %s", self.path, reason)
         self._disconnect(checkpoint=False)
-        version = salvage.version(self.path)
-        if version not in (None, VERSION):
-            raise AmqpError(_version_text(self.path, version), condition="amqp:not-allowed")
+        _refuse_version(self.path, salvage.version(self.path))
         found, aside = save(self.path, salvage.Pages(self.path, tail), self._vfs)
         self._connect()
         damage = (*tail.damage, *found) or (_harmless(reason),)
@@ -324,6 +325,7 @@ class SQLiteStore:
             with _CopyLock(self.path):
                 clean, reason, tail = self._examine()
                 damage = list(tail.damage)
+                _refuse_version(self.path, salvage.version(self.path))
                 if reason:
                     pages = salvage.Pages(self.path, tail)
                     try:
@@ -342,8 +344,7 @@ class SQLiteStore:
                     (_BITS,),
                 ).fetchall()
                 messages, nodes, facts, logs = counts[0]
-                version = db.pragma("user_version")
-                return Contents(version, clean, size, messages, nodes, facts, logs, ())
+                return Contents(VERSION, clean, size, messages, nodes, facts, logs, ())
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"{self.path} cannot be read: {error}") from error
         finally:
@@ -361,7 +362,7 @@ class SQLiteStore:
                 db = self._connection
                 version: int = db.pragma("user_version")
                 if version > 1 + len(migrations):
-                    raise AmqpError(_version_text(self.path, version), condition="amqp:not-allowed")
+                    raise _wrong_version(self.path, version)
                 with db:
                     for step in migrations[version - 1 :]:
                         db.execute(step)
@@ -933,15 +934,24 @@ def _step_end(
 
 
 class _CopyLock:
-    """Nobody copies the files while this is held."""
+    """Nobody copies the files while this is held, and nobody copies the log into the database.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Of the store.
+        patience_s: How long to wait for whoever holds it.
+    """
+
+    def __init__(self, path: Path, patience_s: float = 0.0) -> None:
         self._path = path
+        self._patience_s = patience_s
         self._lock = FileLock(_beside(path, ".copying"))
 
     def __enter__(self) -> None:
-        if not self._lock.acquire():
-            raise StoreBusy(f"{self._path} is being copied by {self._lock.holder()}")
+        until = time.monotonic() + self._patience_s
+        while not self._lock.acquire():
+            if time.monotonic() >= until:
+                raise StoreBusy(f"{self._path} is being copied by {self._lock.holder()}")
+            time.sleep(_LOCK_POLL_S)
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -1044,16 +1054,25 @@ def refuse_foreign(path: Path) -> None:
         raise StoreFailed(f"{path} is no store: give another path, or move that file away")
 
 
-def _version_text(path: Path, version: int | None) -> str:
-    if version is not None and version > VERSION:
-        return (
-            f"{path} was written by a later release (version {version} of its schema; this release"
-            f" knows {VERSION})"
+def _refuse_version(path: Path, version: int | None) -> None:
+    """Look whether this release can read a store of schema *version*, None if that is not known.
+
+    Raises:
+        AmqpError: It cannot.
+    """
+    if version is not None and version != VERSION:
+        raise _wrong_version(path, version)
+
+
+def _wrong_version(path: Path, version: int) -> AmqpError:
+    if version >= VERSION:
+        text = f"a later release: version {version} of its schema, and this release knows {VERSION}"
+    else:
+        text = (
+            f"an earlier release: version {version} of its schema, and this release needs {VERSION};"
+            f" amqp-rt store upgrade {path} brings it there"
         )
-    return (
-        f"{path} was written by an earlier release (version {version} of its schema; this release"
-        f" needs {VERSION}): amqp-rt store upgrade {path}"
-    )
+    return AmqpError(f"{path} was written by {text}", condition="amqp:not-allowed")
 
 
 def _verify(db: apsw.Connection, path: Path) -> str:
@@ -1192,7 +1211,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
         raise StoreFailed(f"{target} is there already")
     made = _beside(target, ".new")
     try:
-        with _CopyLock(source):
+        with _CopyLock(source, _COPY_PATIENCE_S):
             _copy_file(source, made)
             _copy_log(_beside(source, "-wal"), _beside(made, "-wal"))
         files = Files(f"amqp-rt-copy-{id(made):x}", str(made))

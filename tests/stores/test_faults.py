@@ -531,9 +531,9 @@ def test_a_store_of_a_later_release_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store"
     known_store(path, 1).close()
     set_version(path, sqlite.VERSION + 1)
-    with pytest.raises(AmqpError, match="written by a later release"):
+    with pytest.raises(AmqpError, match="written by a later release: version"):
         SQLiteStore(path).open()
-    with pytest.raises(AmqpError, match="written by a later release"):
+    with pytest.raises(AmqpError, match="written by a later release: version"):
         sqlite.upgrade(path)
     set_version(path, sqlite.VERSION - 1)
     with pytest.raises(AmqpError, match="amqp-rt store upgrade"):

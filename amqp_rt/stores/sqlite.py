@@ -42,7 +42,7 @@ from .base import (
     refuse,
 )
 from .locks import FileLock
-from .pages import LOG_HEADER, PAGE, PENDING_PAGE, RESERVED, Files, PageDamaged
+from .pages import LOG_HEADER, PAGE, PENDING_PAGE, RESERVED, USABLE, Files, PageDamaged
 
 __all__ = ["MIGRATIONS", "VERSION", "SQLiteStore", "backup", "check", "upgrade"]
 
@@ -98,6 +98,9 @@ _PIECE_BITS: Final = PIECE_MAX.bit_length()
 CHECKPOINT_FRAMES: Final = 1000
 #: Bytes of a log file that stay allocated once its frames have been copied.
 _LOG_BYTES: Final = 16 * 1024 * 1024
+#: Bytes that are set aside on the disk: what is given back when it is full, so that what has been
+#: consumed can still be taken away.
+_RESERVE_BYTES: Final = 8 * 1024 * 1024
 #: Bytes of the page cache.
 _CACHE_BYTES: Final = 16 * 1024 * 1024
 #: Rows and bytes that are deleted at once, and heads that are read at once.
@@ -142,6 +145,8 @@ class SQLiteStore:
         self._failed = ""
         #: Something damaged was read: what is there has to be verified.
         self._damaged = False
+        #: The disk was full, and what was set aside has been given back.
+        self._full = False
         self._forget()
 
     def _forget(self) -> None:
@@ -183,6 +188,7 @@ class SQLiteStore:
         db = self._connection
         _refuse_version(self.path, db.pragma("user_version"))
         db.execute("UPDATE state SET clean = 0")
+        self._full = not self._set_aside()
         self._load()
         self._drop_orphans()
         for damage in opened.damage:
@@ -311,7 +317,8 @@ class SQLiteStore:
             self._disconnect(checkpoint=False)
         except apsw.Error as error:
             _log.error("%s: %s", self.path, error)
-        _beside(self.path, ".spill").unlink(missing_ok=True)
+        for suffix in (".spill", ".reserve"):
+            _beside(self.path, suffix).unlink(missing_ok=True)
         self._forget()
         self._lock.release()
 
@@ -393,11 +400,37 @@ class SQLiteStore:
                 db.execute("ROLLBACK")
             if full:
                 self._load()
+                self._give_back(db)
                 return StoreFull(f"there is no room for {self.path}: {error}")
         except apsw.Error as worse:
             error = worse
         self._failed = str(error) or type(error).__name__
         return StoreFailed(f"{self.path} cannot be written: {self._failed}")
+
+    def _set_aside(self) -> bool:
+        """Take room on the disk. Whether there is some."""
+        path = _beside(self.path, ".reserve")
+        try:
+            with path.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                else:
+                    file.write(bytes(_RESERVE_BYTES))
+            return True
+        except OSError:
+            path.unlink(missing_ok=True)
+            return False
+
+    def _has_room(self, db: apsw.Connection, size: int) -> bool:
+        """Whether there are so many free pages inside the file that it need not grow."""
+        return bool(db.pragma("freelist_count") * USABLE >= size + _RESERVE_BYTES)
+
+    def _give_back(self, db: apsw.Connection) -> None:
+        """Give room back that was set aside, and use it to begin the log anew: what only takes away
+        needs no more than the log has then."""
+        self._full = True
+        _beside(self.path, ".reserve").unlink(missing_ok=True)
+        self._checkpoint(db)
 
     def _unreadable(self, error: apsw.Error) -> AmqpError:
         self._damaged = True
@@ -419,7 +452,13 @@ class SQLiteStore:
         refuse(batch)
         if not batch:
             return
+        # Facts are small, and say how far readers have come: they are kept as long as possible.
+        adds = batch.puts or batch.pieces or batch.appends
+        if self._full and adds:
+            self._full = not self._set_aside()
         try:
+            if self._full and adds and not self._has_room(db, batch.size):
+                raise StoreFull(f"there is no room for {self.path}")
             if not self._spilling and any(put[2] for put in batch.puts.values()):
                 self._spill()
             db.execute("BEGIN IMMEDIATE")

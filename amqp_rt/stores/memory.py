@@ -71,8 +71,8 @@ class MemoryStore:
     """A :class:`~amqp_rt.stores.base.Store` that is as lasting as the object.
 
     Args:
-        size_max: Bytes that it holds before it is full, for those who test a full disk. What only
-            takes away is always kept.
+        size_max: Bytes that it holds before it is full, for those who test a full disk. What
+            brings no message, piece or chunk is always kept.
     """
 
     def __init__(self, *, size_max: int | None = None) -> None:
@@ -124,7 +124,7 @@ class MemoryStore:
         if (
             self.size_max is not None
             and self.size + batch.size > self.size_max
-            and (batch.puts or batch.pieces or batch.appends or any(batch.facts.values()))
+            and (batch.puts or batch.pieces or batch.appends)
         ):
             raise StoreFull(
                 f"{batch.size} bytes do not fit: {self.size} of {self.size_max} are used"

@@ -64,6 +64,13 @@ def is_store(path: Path, application_id: int) -> bool:
     return False
 
 
+def version(path: Path) -> int | None:
+    """Which schema the store at *path* has, if its first page can be read."""
+    with path.open("rb") as file:
+        page = file.read(PAGE)
+    return int.from_bytes(page[60:64], "big") if intact(page, 1) else None
+
+
 def free_name(path: Path) -> Path:
     """A name beside *path* that says when it was found to be damaged."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -91,7 +98,8 @@ class Tail(NamedTuple):
 
 class _Frame(NamedTuple):
     good: bool
-    page: int
+    #: The page that is in it; of a frame that is wrong, each that may be.
+    pages: tuple[int, ...]
     #: Pages of the database once the transaction is done, if this is its last frame.
     commit: int
 
@@ -152,39 +160,29 @@ def read_tail(path: Path, start: int, *, everything: bool = False) -> Tail:
             return nothing
         seen = {head[16:] for head in heads[:start]}
         before = sum_ if not start else struct.unpack(">II", heads[start - 1][16:])
-        limit = (
-            max(4 * count, *(struct.unpack(">I", head[4:8])[0] for head in heads[:start]), 1)
-            + last * 4
-        )
         frames: list[_Frame] = []
         sums: list[tuple[int, int]] = [before]
+        if not start and not sound:
+            sums.append(_add(order, header[:24], 0, 0))
         for number in range(start, last + 1):
             head = heads[number]
             data = _at(file, LOG_HEADER + number * _FRAME + FRAME_HEADER, PAGE)
             page, commit = struct.unpack(">II", head[:8])
             stored: tuple[int, int] = struct.unpack(">II", head[16:])
             after = [_add(order, head[:8] + data, *one) for one in sums]
-            chained = not frames or frames[-1].good
-            if (
-                stored in after
-                and head[16:] not in seen
-                and (head[8:16] == salts or (chained and stored == after[0]))
-            ):
-                if frames and not frames[-1].good and len(sums) > 1 and stored == after[-1]:
+            chained = (not frames or frames[-1].good) and stored == after[0]
+            if stored in after and head[16:] not in seen and (chained or head[8:16] == salts):
+                if frames and not frames[-1].good and stored != after[0]:
                     # Nothing but the checksum of the frame before was wrong.
-                    frames[-1] = frames[-1]._replace(good=True)
-                frames.append(_Frame(True, page, commit))
+                    frames[-1] = _Frame(True, frames[-1].pages[:1], frames[-1].commit)
+                frames.append(_Frame(True, (page,), commit))
                 seen.add(head[16:])
                 sums = [stored]
                 continue
-            if chained and head[8:16] == salts and head[16:] not in seen:
-                found = _header_before(order, data, sums[0], stored)
-                if 0 < found[0] <= limit and found[1] <= limit:
-                    # Nothing but its header was wrong.
-                    frames.append(_Frame(True, *found))
-                    sums = [stored]
-                    continue
-            frames.append(_Frame(False, page, commit))
+            # If nothing but its header is wrong, another page is in it than that says. The checksum
+            # is too weak to tell whether that is so: both are lost.
+            others = [_header_before(order, data, one, stored)[0] for one in sums]
+            frames.append(_Frame(False, (page, *others), commit))
             sums = [stored, after[0]]
     return _judge(frames, start, path, everything=everything and sound)
 
@@ -213,16 +211,17 @@ def _judge(frames: list[_Frame], start: int, path: Path, *, everything: bool) ->
             damage = (Damage("batch", -1, -1, -1, reason),)
             end = max((n for n in commits if n < bad), default=-1)
     elif end >= 0 and not everything:
-        damage = (Damage("page", -1, -1, -1, "the head of the log is damaged"),)
+        damage = (Damage("page", -1, -1, -1, "the log is damaged beside its pages"),)
     pages: dict[int, int] = {}
     lost: set[int] = set()
     for number, frame in enumerate(frames[: end + 1]):
-        if frame.good:
-            lost.discard(frame.page)
-            pages[frame.page] = LOG_HEADER + (start + number) * _FRAME + FRAME_HEADER
-        else:
-            lost.add(frame.page)
-            pages.pop(frame.page, None)
+        for page in frame.pages:
+            if frame.good:
+                lost.discard(page)
+                pages[page] = LOG_HEADER + (start + number) * _FRAME + FRAME_HEADER
+            else:
+                lost.add(page)
+                pages.pop(page, None)
     return Tail(pages, frozenset(lost), damage, path)
 
 
@@ -423,6 +422,18 @@ _WHAT: Final[dict[str, str]] = {
 }
 
 
+#: Tables in the order in which they are read, and how many columns they have.
+_COLUMNS: Final[dict[str, int]] = {
+    "messages": 5,
+    "bodies": 2,
+    "pieces": 2,
+    "chunks": 8,
+    "logs": 6,
+    "facts": 4,
+    "cleared": 3,
+}
+
+
 def copy(pages: Pages, roots: dict[str, int], db: apsw.Connection | None) -> list[Damage]:
     """Copy what can be read of *pages* into the empty store *db*; without one, only look.
 
@@ -436,7 +447,7 @@ def copy(pages: Pages, roots: dict[str, int], db: apsw.Connection | None) -> lis
     try:
         # Places of messages with pieces, and how many pieces of each body were read.
         scratch.execute("CREATE TABLE whole (body INTEGER PRIMARY KEY, pieces INTEGER NOT NULL)")
-        for table in ("messages", "bodies", "pieces", "chunks", "logs", "facts", "cleared"):
+        for table in _COLUMNS:
             lost = _copy_table(pages, table, roots[table], db, scratch)
             if table == "pieces":
                 lost_pieces = lost
@@ -449,9 +460,6 @@ def copy(pages: Pages, roots: dict[str, int], db: apsw.Connection | None) -> lis
             _mend_logs(db)
     finally:
         scratch.close()
-    if pages.damaged and not damage:
-        numbers = ", ".join(map(str, sorted(pages.damaged)[:10]))
-        damage.append(Damage("page", -1, -1, -1, f"page {numbers} is damaged; nothing was on it"))
     return damage
 
 
@@ -465,6 +473,8 @@ def _copy_table(
     lost: list[Lost] = []
     rows: list[tuple[Any, ...]] = []
     size = 0
+    columns = _COLUMNS[table]
+    marks = ", ".join("?" * columns)
     if table in ("messages", "bodies"):
         scratch.execute(f"CREATE TABLE {table} (place INTEGER PRIMARY KEY, value INTEGER)")
 
@@ -480,7 +490,6 @@ def _copy_table(
                 [(row[0] >> _PIECE_BITS,) for row in rows],
             )
         if db is not None and rows:
-            marks = ", ".join("?" * len(rows[0]))
             with db:
                 db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)  # noqa: S608
         rows.clear()
@@ -488,6 +497,9 @@ def _copy_table(
     for row in pages.rows(root):
         if isinstance(row, Lost):
             lost.append(row)
+            continue
+        if len(row.values) != columns:
+            lost.append(Lost(row.id, row.id, f"row {row.id} is not of this table"))
             continue
         rows.append(row.values)
         size += sum(len(value) for value in row.values if isinstance(value, bytes))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -41,7 +42,7 @@ from .base import (
     refuse,
 )
 from .locks import FileLock
-from .pages import LOG_HEADER, PAGE, PENDING_PAGE, RESERVED, Files, PageDamaged
+from .pages import LOG_HEADER, PAGE, PENDING_PAGE, RESERVED, USABLE, Files, PageDamaged
 
 __all__ = ["MIGRATIONS", "VERSION", "SQLiteStore", "backup", "check", "upgrade"]
 
@@ -97,6 +98,9 @@ _PIECE_BITS: Final = PIECE_MAX.bit_length()
 CHECKPOINT_FRAMES: Final = 1000
 #: Bytes of a log file that stay allocated once its frames have been copied.
 _LOG_BYTES: Final = 16 * 1024 * 1024
+#: Bytes that are set aside on the disk: what is given back when it is full, so that what has been
+#: consumed can still be taken away.
+_RESERVE_BYTES: Final = 8 * 1024 * 1024
 #: Bytes of the page cache.
 _CACHE_BYTES: Final = 16 * 1024 * 1024
 #: Rows and bytes that are deleted at once, and heads that are read at once.
@@ -107,6 +111,10 @@ _FREE_PAGES: Final = 1024
 _VACUUM_PAGES: Final = 256
 #: A store that was closed in good order is verified as well if it is no larger than this.
 _VERIFIED_ANYWAY_BYTES: Final = 64 * 1024 * 1024
+#: Seconds that a backup waits for another one, or for the store to copy its log into its database,
+#: and between two looks.
+_COPY_PATIENCE_S: Final = 30.0
+_LOCK_POLL_S: Final = 0.002
 #: Bytes that are copied at once.
 _COPY_BYTES: Final = 1024 * 1024
 #: Two kinds of places that can be cleared.
@@ -137,6 +145,8 @@ class SQLiteStore:
         self._failed = ""
         #: Something damaged was read: what is there has to be verified.
         self._damaged = False
+        #: The disk was full, and what was set aside has been given back.
+        self._full = False
         self._forget()
 
     def _forget(self) -> None:
@@ -176,10 +186,9 @@ class SQLiteStore:
         with _CopyLock(self.path):
             opened = self._verified()
         db = self._connection
-        version = db.pragma("user_version")
-        if version != VERSION:
-            raise AmqpError(_version_text(self.path, version), condition="amqp:not-allowed")
+        _refuse_version(self.path, db.pragma("user_version"))
         db.execute("UPDATE state SET clean = 0")
+        self._full = not self._set_aside()
         self._load()
         self._drop_orphans()
         for damage in opened.damage:
@@ -195,14 +204,19 @@ class SQLiteStore:
             return Opened(clean, tail.damage)
         _log.error("%s is damaged: %s", self.path, reason)
         self._disconnect(checkpoint=False)
+        _refuse_version(self.path, salvage.version(self.path))
         found, aside = save(self.path, salvage.Pages(self.path, tail), self._vfs)
         self._connect()
-        return Opened(False, (*tail.damage, *found), aside)
+        damage = (*tail.damage, *found) or (_harmless(reason),)
+        return Opened(False, damage, aside)
 
     def _examine(self) -> tuple[bool, str, salvage.Tail]:
         """Connect and read. Whether the store was closed in good order, what is wrong with it, and
         what its log has that SQLite passed over."""
         log = _beside(self.path, "-wal")
+        if self.path.stat().st_size < PAGE:
+            # SQLite would take it for a new file, and its log for an old one.
+            return False, "the file is empty", salvage.read_tail(log, 0, everything=True)
         try:
             self._connect()
             db = self._connection
@@ -303,7 +317,8 @@ class SQLiteStore:
             self._disconnect(checkpoint=False)
         except apsw.Error as error:
             _log.error("%s: %s", self.path, error)
-        _beside(self.path, ".spill").unlink(missing_ok=True)
+        for suffix in (".spill", ".reserve"):
+            _beside(self.path, suffix).unlink(missing_ok=True)
         self._forget()
         self._lock.release()
 
@@ -317,13 +332,14 @@ class SQLiteStore:
             with _CopyLock(self.path):
                 clean, reason, tail = self._examine()
                 damage = list(tail.damage)
+                _refuse_version(self.path, salvage.version(self.path))
                 if reason:
                     pages = salvage.Pages(self.path, tail)
                     try:
                         damage += salvage.copy(pages, roots(), None)
                     finally:
                         pages.close()
-                    damage = damage or [Damage("page", -1, -1, -1, reason)]
+                    damage = damage or [_harmless(reason)]
                 size = self.path.stat().st_size
                 if damage:
                     return Contents(VERSION, False, size, -1, -1, -1, -1, tuple(damage))
@@ -335,8 +351,7 @@ class SQLiteStore:
                     (_BITS,),
                 ).fetchall()
                 messages, nodes, facts, logs = counts[0]
-                version = db.pragma("user_version")
-                return Contents(version, clean, size, messages, nodes, facts, logs, ())
+                return Contents(VERSION, clean, size, messages, nodes, facts, logs, ())
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"{self.path} cannot be read: {error}") from error
         finally:
@@ -354,7 +369,7 @@ class SQLiteStore:
                 db = self._connection
                 version: int = db.pragma("user_version")
                 if version > 1 + len(migrations):
-                    raise AmqpError(_version_text(self.path, version), condition="amqp:not-allowed")
+                    raise _wrong_version(self.path, version)
                 with db:
                     for step in migrations[version - 1 :]:
                         db.execute(step)
@@ -385,11 +400,37 @@ class SQLiteStore:
                 db.execute("ROLLBACK")
             if full:
                 self._load()
+                self._give_back(db)
                 return StoreFull(f"there is no room for {self.path}: {error}")
         except apsw.Error as worse:
             error = worse
         self._failed = str(error) or type(error).__name__
         return StoreFailed(f"{self.path} cannot be written: {self._failed}")
+
+    def _set_aside(self) -> bool:
+        """Take room on the disk. Whether there is some."""
+        path = _beside(self.path, ".reserve")
+        try:
+            with path.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                else:
+                    file.write(bytes(_RESERVE_BYTES))
+            return True
+        except OSError:
+            path.unlink(missing_ok=True)
+            return False
+
+    def _has_room(self, db: apsw.Connection, size: int) -> bool:
+        """Whether there are so many free pages inside the file that it need not grow."""
+        return bool(db.pragma("freelist_count") * USABLE >= size + _RESERVE_BYTES)
+
+    def _give_back(self, db: apsw.Connection) -> None:
+        """Give room back that was set aside, and use it to begin the log anew: what only takes away
+        needs no more than the log has then."""
+        self._full = True
+        _beside(self.path, ".reserve").unlink(missing_ok=True)
+        self._checkpoint(db)
 
     def _unreadable(self, error: apsw.Error) -> AmqpError:
         self._damaged = True
@@ -411,7 +452,13 @@ class SQLiteStore:
         refuse(batch)
         if not batch:
             return
+        # Facts are small, and say how far readers have come: they are kept as long as possible.
+        adds = batch.puts or batch.pieces or batch.appends
+        if self._full and adds:
+            self._full = not self._set_aside()
         try:
+            if self._full and adds and not self._has_room(db, batch.size):
+                raise StoreFull(f"there is no room for {self.path}")
             if not self._spilling and any(put[2] for put in batch.puts.values()):
                 self._spill()
             db.execute("BEGIN IMMEDIATE")
@@ -926,15 +973,24 @@ def _step_end(
 
 
 class _CopyLock:
-    """Nobody copies the files while this is held."""
+    """Nobody copies the files while this is held, and nobody copies the log into the database.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Of the store.
+        patience_s: How long to wait for whoever holds it.
+    """
+
+    def __init__(self, path: Path, patience_s: float = 0.0) -> None:
         self._path = path
+        self._patience_s = patience_s
         self._lock = FileLock(_beside(path, ".copying"))
 
     def __enter__(self) -> None:
-        if not self._lock.acquire():
-            raise StoreBusy(f"{self._path} is being copied by {self._lock.holder()}")
+        until = time.monotonic() + self._patience_s
+        while not self._lock.acquire():
+            if time.monotonic() >= until:
+                raise StoreBusy(f"{self._path} is being copied by {self._lock.holder()}")
+            time.sleep(_LOCK_POLL_S)
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -1037,16 +1093,25 @@ def refuse_foreign(path: Path) -> None:
         raise StoreFailed(f"{path} is no store: give another path, or move that file away")
 
 
-def _version_text(path: Path, version: int) -> str:
-    if version > VERSION:
-        return (
-            f"{path} was written by a later release (version {version} of its schema; this release"
-            f" knows {VERSION})"
+def _refuse_version(path: Path, version: int | None) -> None:
+    """Look whether this release can read a store of schema *version*, None if that is not known.
+
+    Raises:
+        AmqpError: It cannot.
+    """
+    if version is not None and version != VERSION:
+        raise _wrong_version(path, version)
+
+
+def _wrong_version(path: Path, version: int) -> AmqpError:
+    if version >= VERSION:
+        text = f"a later release: version {version} of its schema, and this release knows {VERSION}"
+    else:
+        text = (
+            f"an earlier release: version {version} of its schema, and this release needs {VERSION};"
+            f" amqp-rt store upgrade {path} brings it there"
         )
-    return (
-        f"{path} was written by an earlier release (version {version} of its schema; this release"
-        f" needs {VERSION}): amqp-rt store upgrade {path}"
-    )
+    return AmqpError(f"{path} was written by {text}", condition="amqp:not-allowed")
 
 
 def _verify(db: apsw.Connection, path: Path) -> str:
@@ -1062,6 +1127,10 @@ def _verify(db: apsw.Connection, path: Path) -> str:
         " (SELECT 1 FROM bodies WHERE bodies.place = messages.place)"
     ).get
     return f"{broken} messages have lost their pieces" if broken else ""
+
+
+def _harmless(reason: str) -> Damage:
+    return Damage("page", -1, -1, -1, f"{reason}; nothing that is kept was on it")
 
 
 # -- what is damaged ---------------------------------------------------------------------------------
@@ -1181,7 +1250,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
         raise StoreFailed(f"{target} is there already")
     made = _beside(target, ".new")
     try:
-        with _CopyLock(source):
+        with _CopyLock(source, _COPY_PATIENCE_S):
             _copy_file(source, made)
             _copy_log(_beside(source, "-wal"), _beside(made, "-wal"))
         files = Files(f"amqp-rt-copy-{id(made):x}", str(made))
@@ -1189,6 +1258,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
             db = connect(files, made)
             whole = False
             try:
+                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
                 wrong = _verify(db, made)
                 if wrong:
                     raise StoreDamaged(f"{source} is damaged: {wrong}; nothing was copied")

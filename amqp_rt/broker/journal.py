@@ -163,12 +163,13 @@ class Journal:
     @property
     def loose(self) -> Unit:
         """The unit for changes that cannot be refused, until the next batch or unit."""
+        if self.failure is not None:
+            return Unit()
         unit = self._loose
         if unit is None:
             unit = self._loose = Unit()
-            if self.failure is None:
-                self._waiting.append(unit)
-                self._wake()
+            self._waiting.append(unit)
+            self._wake()
         return unit
 
     def _wake(self) -> None:
@@ -265,7 +266,10 @@ class Journal:
             opened = await self.call(self.store.open)
             if opened.damage:
                 raise StoreDamaged(f"{len(opened.damage)} things are damaged: start again with it")
-            await self._commit(units)
+            try:
+                await self._commit(units)
+            except (StoreFull, StoreRefused) as refused:
+                await self._one_by_one(units, refused)
         except AmqpError as again:
             _log.critical("the store is given up: %s", again)
             self.failure = again

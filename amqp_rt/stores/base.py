@@ -350,7 +350,11 @@ class Store(Protocol):
 
     def tidy(self) -> bool:
         """Do a bounded piece of housekeeping, such as giving space back to the file system. Whether
-        there is more of it to do."""
+        there is more of it to do.
+
+        Raises:
+            StoreFull, StoreFailed: As of :meth:`commit`.
+        """
 
     def close(self) -> None:
         """Let go of it in good order."""

@@ -37,9 +37,12 @@ class FileLock:
         except OSError:
             os.close(file)
             return False
-        os.ftruncate(file, 0)
-        os.write(file, b"%d\n" % os.getpid())
         self._file = file
+        try:
+            os.ftruncate(file, 0)
+            os.write(file, b"%d\n" % os.getpid())
+        except OSError:
+            pass  # The disk is full: nobody will know who has it.
         return True
 
     def holder(self) -> str:

@@ -32,6 +32,8 @@ PENDING_PAGE: Final = 0x40000000 // PAGE + 1
 FRAME_HEADER: Final = 24
 LOG_HEADER: Final = 32
 _FRAME: Final = FRAME_HEADER + PAGE
+#: Octets of the header of a database, in its first page.
+_HEAD: Final = 100
 _SUM: Final = struct.Struct(">I")
 
 
@@ -63,6 +65,10 @@ class _Database(apsw.VFSFile):
                 if not intact(data, number):
                     raise PageDamaged(f"page {number} is damaged")
             return data
+        if offset + amount <= _HEAD:
+            # SQLite looks for the size of a page before it recovers its log, which may have a first
+            # page to replace one that was torn. It reads the whole page before it believes anything.
+            return super().xRead(amount, offset)
         # A part of a page, or of several: those are read whole.
         first = offset // PAGE
         start = first * PAGE
@@ -113,10 +119,14 @@ class _Log(apsw.VFSFile):
         super().xWrite(data, offset)
         frame, at = divmod(offset - LOG_HEADER, _FRAME)
         if at == FRAME_HEADER and len(data) == PAGE:
-            self._learn(frame, data)
-        elif offset >= LOG_HEADER and at >= FRAME_HEADER and frame < len(self._known):
+            if frame < len(self._known):
+                self._sums[frame] = crc32(data)
+                self._known[frame] = 1
+            else:
+                self._learn(frame, data)
+            self._files.frames = frame + 1
+        elif at >= FRAME_HEADER and 0 <= frame < len(self._known):
             self._known[frame] = 0  # A part of a page: what the whole is, is not known.
-        self._files.frames = max(frame + 1, 0)
 
 
 class Files(apsw.VFS):

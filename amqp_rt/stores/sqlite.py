@@ -225,8 +225,11 @@ class SQLiteStore:
             if tail.pages or tail.lost:
                 return False, tail.damage[0].reason, tail
             clean = bool(db.execute("SELECT clean FROM state").get) and not tail.damage
-            if clean and self.path.stat().st_size > _VERIFIED_ANYWAY_BYTES:
+            size = self.path.stat().st_size
+            if clean and size > _VERIFIED_ANYWAY_BYTES:
                 return clean, "", tail
+            if not clean:
+                _log.warning("%s was not closed in good order: reading %d bytes", self.path, size)
             return clean, _verify(db, self.path), tail
         except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
             # Whatever SQLite has copied from the log, to apply it once more changes nothing.
@@ -467,22 +470,25 @@ class SQLiteStore:
             files = self._files
             if files is not None and files.frames >= CHECKPOINT_FRAMES:
                 self._checkpoint(db)
-        except StoreRefused:
-            db.execute("ROLLBACK")
-            self._load()
-            raise
         except apsw.Error as error:
             raise self._refused(error) from error
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+                self._load()
+            raise
 
     def _checkpoint(self, db: apsw.Connection) -> None:
         """Copy what is in the log into the database, unless somebody is copying that."""
         lock = FileLock(_beside(self.path, ".copying"))
-        if not lock.acquire():
-            return
         try:
+            if not lock.acquire():
+                return
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.FullError:
             _log.warning("%s: no room to copy the log into the database; it grows", self.path)
+        except OSError as error:
+            _log.warning("%s: the log cannot be copied into the database now: %s", self.path, error)
         finally:
             lock.release()
 

@@ -10,6 +10,7 @@ from ..codec.composites import encode_composite
 from ..errors import LocalProtocolError
 from ..events import Peer
 from ..outcomes import Error, Received
+from ..termini import Coordinator
 from ..unsettled import Unsettled, UnsettledMap
 from . import serial
 from .delivery import Delivery, Sending, is_outcome
@@ -371,6 +372,9 @@ class Link:
 class ReceiverLink(Link):
     """A link on which the peer sends to us."""
 
+    #: What comes here is about what came before on other links, which hear of that first.
+    _in_order: bool = False
+
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, RECEIVER)
         self.streaming: bool = False
@@ -419,6 +423,8 @@ class ReceiverLink(Link):
         if rcv_settle_mode is not None:
             self.rcv_settle_mode = rcv_settle_mode
         self.set_unsettled(unsettled)
+        if isinstance(self.target, Coordinator):
+            self._in_order = True
         self._answer(endpoint, source, target, properties, offered_capabilities)
 
     def set_streaming(self, streaming: bool, max_message_size: int | None) -> None:
@@ -587,6 +593,8 @@ class ReceiverLink(Link):
         if not self._batch:
             session.touch(self)
         self._batch.append(delivery)
+        if self._in_order:
+            session.engine.hand_over()
 
     def _use_credit(self) -> None:
         if self.credit > 0:
@@ -1430,7 +1438,8 @@ class SenderLink(Link):
                 self.session.queue_link(self)
         self.draining = flow.drain
         self._drain_answered = False
-        self.flow_properties = flow.properties
+        if flow.properties is not None:
+            self.flow_properties = flow.properties
         self._credited = True
         super().on_flow(flow)
 

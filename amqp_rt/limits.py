@@ -91,6 +91,12 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_bytes_max: int = 64 * MIB
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
+    #: Transactions of one session that are not discharged.
+    transactions_max: int = 100
+    #: Posts, acquisitions and retirements of one transaction (Part 4 §4.4).
+    transaction_work_max: int = 10_000
+    #: Seconds from the declaration of a transaction until it is rolled back.
+    transaction_s: float = 60.0
     #: Filters in the filter-set of one source.
     filters_max: int = 16
     #: Entries of all the property filters of one source together.

@@ -22,7 +22,10 @@ PACKAGE = Path(amqp_rt.__file__).parent
 
 VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
-NEUTRAL = {"message", "outcomes", "events", "addresses", "termini", "unsettled", "clock"}
+NEUTRAL = {
+    *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
+    "clock",
+}
 #: What everybody may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import trio
@@ -23,7 +23,7 @@ from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
 from ..outcomes import Error
-from ..termini import Source, Target
+from ..termini import Coordinator, Source, Target
 from .entries import NEVER, Door, Entry, dead_letter, departing, restored
 from .journal import Journal, QueueLedger
 from .nodes import (
@@ -40,6 +40,7 @@ from .nodes import (
 from .producers import Inlet, Intake, Producer
 from .queues import Memory, MessageQueue
 from .topics import MessageTopic
+from .transactions import Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -168,6 +169,7 @@ class BrokerHost:
         self._door = Door(annotations, limits)
         self.journal = journal
         self.volatile = volatile
+        self.transactions = Transactions(journal, self.clock.monotonic, limits)
         #: Virtual host → address → node. A virtual host without nodes of its own uses "".
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         self._count = 0
@@ -352,6 +354,7 @@ class BrokerHost:
             self.clock.wall,
             ttl_s=ttl_s,
             ledger=ledger,
+            transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
             on_expiring=partial(self._expiring.__setitem__, held, None),
@@ -403,7 +406,13 @@ class BrokerHost:
                 declared.dead_letter,
             )
             return False
-        node.inlet.take(dead_letter(entry, declared.name, reason, error))
+        letter = dead_letter(entry, declared.name, reason, error)
+        unit = None if self.journal is None else self.journal.joins
+        if unit is not None and node.ledger is None:
+            # Nothing of a transaction is seen before it is kept.
+            unit.then(partial(node.inlet.take, letter))
+        else:
+            node.inlet.take(letter)
         return True
 
     # --- Links (fronts.base.Host) ---
@@ -412,6 +421,9 @@ class BrokerHost:
         """Accept or refuse *link*; False if its address is not ours."""
         sending = link.role == SENDER
         terminus = link.source if sending else link.target
+        if isinstance(terminus, Coordinator):
+            self.transactions.attach(cast("ReceivingLink", link))
+            return True
         if not isinstance(terminus, Source | Target):
             return False
         space = self._space(link.peer.virtual_host)
@@ -531,6 +543,7 @@ class BrokerHost:
                 inlet.wall,
                 ttl_s=inlet.ttl_s,
                 ledger=inlet.ledger,
+                transactions=inlet.transactions,
                 volatile=inlet.volatile,
                 on_expiring=inlet.on_expiring,
             )
@@ -546,6 +559,7 @@ class BrokerHost:
         if on_left is not None:
             endpoint.on_left.append(on_left)
         if sending:
+            endpoint.transactions = self.transactions
             link.accept(
                 endpoint,
                 source=terms.source,
@@ -664,7 +678,9 @@ class BrokerHost:
             await trio.lowlevel.checkpoint()
 
     def sweep(self) -> None:
-        """Give up what has expired at the front of its queue although nobody came for it."""
+        """Give up what has expired at the front of its queue although nobody came for it, and roll
+        back transactions that take too long."""
+        self.transactions.sweep()
         for held in list(self._expiring):
             held.sweep()
             if not held.available and not held.acquired:

@@ -12,7 +12,8 @@ makes room. A disk that fails is never trusted again without being opened and ve
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import trio
@@ -59,16 +60,27 @@ class Unit:
             tried again until there is, which is for changes that make room.
     """
 
-    __slots__ = ("_changes", "_follow", "refused")
+    __slots__ = ("_changes", "_follow", "_undo", "refused")
 
     def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
         self._follow: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
-    def then(self, call: Callable[[], None]) -> None:
-        """Call *call* once this is on the disk; several are called in order."""
+    def then(self, call: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
+        """Call *call* once this is on the disk; several are called in order.
+
+        *undo* is what :meth:`undo` calls instead if it never is.
+        """
         self._follow.append(call)
+        if undo is not None:
+            self._undo.append(undo)
+
+    def undo(self) -> None:
+        """It was refused: take back what was prepared for it."""
+        for call in self._undo:
+            call()
 
     def kept(self) -> None:
         """It is on the disk."""
@@ -120,6 +132,8 @@ class Journal:
         self._waiting: list[Unit] = []
         #: Takes what is changed one by one, between two chunks of input.
         self._loose: Unit | None = None
+        #: The unit of a transaction that is being put together.
+        self.joins: Unit | None = None
         self._work = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -171,6 +185,15 @@ class Journal:
             self._waiting.append(unit)
             self._wake()
         return unit
+
+    @contextmanager
+    def joined(self, unit: Unit) -> Iterator[None]:
+        """Let *unit*, which is to be added afterwards, take all that is changed meanwhile."""
+        self._loose = self.joins = unit
+        try:
+            yield
+        finally:
+            self._loose = self.joins = None
 
     def _wake(self) -> None:
         self._work.set()
@@ -341,7 +364,12 @@ class QueueLedger:
         unit = self._journal.loose
         self._queue.reserve(entry)
         self._write(unit, [entry])
-        unit.then(lambda: self._queue.put(entry))
+
+        def undo() -> None:
+            entry.stored = False
+            self._queue.withhold(entry)
+
+        unit.then(lambda: self._queue.put(entry), undo)
 
     def _write(self, unit: Unit, entries: list[Entry]) -> None:
         number = self.number

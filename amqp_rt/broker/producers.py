@@ -15,9 +15,11 @@ from typing import Any, Final, Protocol
 from ..errors import DecodeError, WouldBlock
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
+from ..transactions import TransactionalState
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
 from .queues import Memory
+from .transactions import Transaction, Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -29,6 +31,9 @@ _FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for th
 _NOT_KEPT: Final = rejected(
     "amqp:precondition-failed",
     "the message is durable, and this broker has no store: it keeps messages in memory only",
+)
+_TOO_MUCH: Final = rejected(
+    "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
 )
 _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 
@@ -47,6 +52,12 @@ class Node(Protocol):
     def room(self) -> int: ...
 
     def fits(self, size: int) -> bool: ...
+
+    def hold(self, entry: Entry) -> None: ...
+
+    def let_go(self, entry: Entry) -> None: ...
+
+    def room_again(self) -> None: ...
 
 
 class Ledger(Protocol):
@@ -80,6 +91,7 @@ class Inlet:
         ttl_s: Time to live at the node.
         on_expiring: Called when a message with a time to live was put.
         ledger: Keeps durable messages; None if the node keeps none.
+        transactions: Those in which messages may be posted; None if there are none.
         volatile: Durable messages are taken although nothing keeps them.
         successor: Gives the inlet of the address once the node has been deleted, if there is one.
     """
@@ -92,6 +104,7 @@ class Inlet:
         *,
         ttl_s: float | None = None,
         ledger: Ledger | None = None,
+        transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
         successor: Callable[[], Inlet | None] = _nothing,
@@ -102,6 +115,7 @@ class Inlet:
         self.wall = wall
         self.ttl_s = ttl_s
         self.ledger = ledger
+        self.transactions = transactions
         self.volatile = volatile
         self.on_expiring = on_expiring
         self.successor = successor
@@ -149,7 +163,11 @@ class Inlet:
                 successor.deliver(link, deliveries)
                 return
             for delivery in deliveries:
-                delivery.settle(_GONE)
+                under = self._transaction(link, delivery)
+                if under is None:
+                    delivery.settle(_GONE)
+                else:
+                    under.refuse(delivery, _GONE)
             return
         admit = self.door.admit
         ledger = self.ledger
@@ -162,10 +180,19 @@ class Inlet:
         for delivery in deliveries:
             payload = delivery.payload
             refusal: Rejected | None = None
+            transaction: Transaction | None = None
             if delivery.state is not None and type(delivery.state) is not Received:
-                # Only a transaction has something to say before we do, and there is none here.
-                fault = Error("amqp:transaction:unknown-id", "there is no such transaction")
-                break
+                # Only a transaction has something to say before we do.
+                transaction = self._transaction(link, delivery)
+                if transaction is None:
+                    fault = Error("amqp:transaction:unknown-id", "there is no such transaction")
+                    break
+                if transaction.error is not None:
+                    transaction.refuse(delivery, Rejected(transaction.error))
+                    continue
+                if not transaction.has_room:
+                    transaction.refuse(delivery, _TOO_MUCH)
+                    continue
             try:
                 entry = admit(payload, delivery.message_format, now, self.ttl_s)
                 if entry.durable and ledger is None and not self.volatile:
@@ -176,7 +203,12 @@ class Inlet:
                 refusal = Rejected(Error.of(error))
             except Unwelcome as error:
                 fault = Error.of(error)
+                if transaction is not None:
+                    transaction.fail("a message was not welcome, and its link was detached")
                 break
+            if refusal is not None and transaction is not None:
+                transaction.refuse(delivery, refusal)
+                continue
             if refusal is not None:
                 if delivery.settled:
                     _log.warning("a settled message was dropped: %s", refusal.error)
@@ -185,7 +217,9 @@ class Inlet:
             entry.publisher = publisher
             if entry.expires_at != NEVER:
                 self.on_expiring()
-            if ledger is not None and ledger.wants(entry):
+            if transaction is not None:
+                transaction.post(self, entry, delivery)
+            elif ledger is not None and ledger.wants(entry):
                 ledger.reserve(entry)
                 durable.append(entry)
                 waiting.append(delivery)
@@ -198,6 +232,12 @@ class Inlet:
             ledger.stage(durable, waiting, end)
         elif end is not None:
             end()
+
+    def _transaction(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
+        state = delivery.state
+        if type(state) is not TransactionalState or self.transactions is None:
+            return None
+        return self.transactions.find(link.connection, state.txn_id)
 
     # A relay delivers and nothing else; these are for links of our own.
 
@@ -228,6 +268,7 @@ class Producer(Inlet):
         *,
         ttl_s: float | None = None,
         ledger: Ledger | None = None,
+        transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
     ) -> None:
@@ -237,6 +278,7 @@ class Producer(Inlet):
             wall,
             ttl_s=ttl_s,
             ledger=ledger,
+            transactions=transactions,
             volatile=volatile,
             on_expiring=on_expiring,
         )

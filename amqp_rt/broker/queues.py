@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol
 
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import Accepted, Error, Modified, Rejected
+from ..outcomes import ACCEPTED, Accepted, Error, Modified, Rejected
 from .entries import NEVER, Entry, annotate, departing
-from .subscriptions import Browser, DistributionNode, Subscription
+from .subscriptions import Browser, DistributionNode, Enlisted, Subscription
 
 #: Slots of a segment.
 _SEGMENT: Final = 128
@@ -43,6 +43,13 @@ _RUN: Final = 64
 
 #: Messages that the filters of one consumer look at in a row.
 _LOOKS: Final = 1_000
+
+
+#: What becomes of a message when its delivery has ended.
+_ACCEPTED: Final = 0
+_REQUEUED: Final = 1
+_DEAD_LETTERED: Final = 2
+_DROPPED: Final = 3
 
 
 class Memory:
@@ -183,6 +190,8 @@ class MessageQueue(DistributionNode):
         self.ledger: Ledger | None = None
         #: Messages that have a place and room here, and are not put yet.
         self.pending: int = 0
+        #: Messages of transactions, which have room here and no place yet.
+        self.held: int = 0
         #: Messages that are AVAILABLE, and that are ACQUIRED.
         self.available: int = 0
         self.acquired: int = 0
@@ -214,7 +223,7 @@ class MessageQueue(DistributionNode):
 
     def room(self) -> int:
         """How many more messages the queue can hold, at the mean size of those it has."""
-        held = self.available + self.acquired + self.pending
+        held = self.available + self.acquired + self.pending + self.held
         memory = self.memory
         free = memory.limit - memory.held
         mean = self.bytes // held if held else 1024
@@ -235,7 +244,7 @@ class MessageQueue(DistributionNode):
         if self.overflow == DROP_HEAD:
             return True
         if self.overflow == REJECT and self.length_max:
-            held = self.available + self.acquired + self.pending
+            held = self.available + self.acquired + self.pending + self.held
             if held >= self.length_max:
                 return False
         return self.bytes + size <= self.bytes_max
@@ -247,6 +256,26 @@ class MessageQueue(DistributionNode):
             or (self.length_max and self.available + self.acquired > self.length_max)
         ):
             self._give_up(self._pop_first(), "overflow", None)
+        self._tell_of_room()
+
+    def hold(self, entry: Entry) -> None:
+        """Give *entry* room and no place: it may come when its transaction is discharged."""
+        size = len(entry.payload)
+        self.bytes += size
+        self.memory.held += size
+        self.held += 1
+
+    def let_go(self, entry: Entry) -> None:
+        """Take the room of a held *entry* back: it comes now, or ``room_again`` follows."""
+        if not self.deleted:
+            size = len(entry.payload)
+            self.bytes -= size
+            self.memory.held -= size
+            self.held -= 1
+
+    def room_again(self) -> None:
+        """Tell those who wait for room."""
+        self._freed = True
         self._tell_of_room()
 
     # --- Putting ---
@@ -560,6 +589,8 @@ class MessageQueue(DistributionNode):
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; false if the link is gone, or cannot take this one."""
+        if subscription.acquiring is not None:
+            return self._hand_in(subscription, entry)
         link = subscription.link
         payload = departing(entry, self.wall()) if entry.altered else entry.payload
         settled = subscription.settled
@@ -584,47 +615,133 @@ class MessageQueue(DistributionNode):
             self.acquired += 1
         return True
 
+    def _hand_in(self, subscription: Subscription, entry: Entry) -> bool:
+        """Send *entry* within the transaction that *subscription* acquires in (Part 4 §4.4.3)."""
+        link = subscription.link
+        transaction = subscription.acquiring
+        if not transaction.has_room:
+            link.detach(
+                Error("amqp:resource-limit-exceeded", "the transaction holds too many deliveries")
+            )
+            return False
+        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        enlisted = Enlisted(subscription, transaction, entry, acquired=True)
+        try:
+            enlisted.delivery = link.send(
+                payload,
+                enlisted,
+                settled=subscription.settled,
+                message_format=entry.message_format,
+                state=transaction.state,
+            )
+        except LocalProtocolError:
+            if link.attached:
+                entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
+            return False
+        if subscription.settled:
+            enlisted.outcome = ACCEPTED
+        transaction.enlist(enlisted)
+        entry.attempts += 1
+        self.counts.delivered += 1
+        self.acquired += 1
+        return True
+
     # --- Settling ---
 
     def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
         """A delivery of *entry* has ended in *outcome* (§3.4); ``concluded`` follows."""
         if self.deleted:
             return
-        self.acquired -= 1
-        kind = type(outcome)
-        if kind is Accepted:
+        if type(outcome) is Accepted:
+            self.acquired -= 1
             self.counts.accepted += 1
             self._archive(entry)
-            return
+        else:
+            self.carry_out(entry, self.judge(subscription, entry, outcome))
+
+    def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+        """What *outcome* makes of *entry*, noted in the entry and in the ledger.
+
+        Nobody else sees it before :meth:`carry_out`; what has its end here is in the ledger no
+        more, and its dead letter, if there is one, is.
+        """
+        ledger = self.ledger if entry.stored else None
+        kind = type(outcome)
+        reason = ""
+        error: Error | None = None
+        if kind is Accepted:
+            if ledger is not None:
+                ledger.remove(entry)
+                entry.stored = False
+            return _ACCEPTED
+        rewritten = False
         if kind is Rejected:
             # Counts as a delivery that failed, unlike release (§3.4.3, §3.4.4).
             entry.delivery_count += 1
             entry.altered = True
-            self._give_up(entry, "rejected", outcome.error)
-            return
-        if kind is Modified:
+            reason = "rejected"
+            error = outcome.error
+        elif kind is Modified:
             if outcome.delivery_failed:
                 entry.delivery_count += 1
                 entry.altered = True
             if outcome.message_annotations:
                 size = len(entry.payload)
                 annotate(entry, outcome.message_annotations, self.limits)
-                grown = len(entry.payload) - size
-                self.bytes += grown
-                self.memory.held += grown
-                if entry.stored and self.ledger is not None:
-                    self.ledger.rewrite(entry)
+                self._grow(len(entry.payload) - size)
+                rewritten = True
             if outcome.undeliverable_here:
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
-        if self.max_deliveries and entry.delivery_count >= self.max_deliveries:
-            self._give_up(entry, "max-deliveries", None)
-        elif self.max_attempts and entry.attempts >= self.max_attempts:
-            self._give_up(entry, "max-attempts", None)
-        else:
-            self.counts.requeued += 1
-            if entry.stored and self.ledger is not None:
-                self.ledger.update(entry)
+        if not reason:
+            if self.max_deliveries and entry.delivery_count >= self.max_deliveries:
+                reason = "max-deliveries"
+            elif self.max_attempts and entry.attempts >= self.max_attempts:
+                reason = "max-attempts"
+            else:
+                if ledger is not None:
+                    if rewritten:
+                        ledger.rewrite(entry)
+                    else:
+                        ledger.update(entry)
+                return _REQUEUED
+        # Its copy is written before it is taken away here, and with it.
+        verdict = _DEAD_LETTERED if self.bury(entry, reason, error) else _DROPPED
+        if ledger is not None:
+            ledger.remove(entry)
+            entry.stored = False
+        return verdict
+
+    def carry_out(self, entry: Entry, verdict: int) -> None:
+        """Do to an acquired *entry* what was judged; ``concluded`` follows."""
+        if self.deleted:
+            return
+        self.acquired -= 1
+        counts = self.counts
+        if verdict == _REQUEUED:
+            counts.requeued += 1
             self._put_back(entry)
+            return
+        if verdict == _ACCEPTED:
+            counts.accepted += 1
+        elif verdict == _DEAD_LETTERED:
+            counts.dead_lettered += 1
+        else:
+            counts.dropped += 1
+        self._archive(entry)
+
+    def reprieve(self, entry: Entry, before: Entry) -> None:
+        """The ledger has refused what was judged: *entry* is as it was *before*, still acquired."""
+        if not self.deleted:
+            self._grow(len(before.payload) - len(entry.payload))
+        entry.payload = before.payload
+        entry.delivery_count = before.delivery_count
+        entry.altered = before.altered
+        entry.avoid = before.avoid
+        entry.stored = before.stored
+
+    def _grow(self, size: int) -> None:
+        self.bytes += size
+        self.memory.held += size
 
     def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
         """Answer *delivery*, whose peer waits for it, once its outcome cannot be lost any more."""
@@ -848,7 +965,7 @@ class MessageQueue(DistributionNode):
         self.deleted = True
         self.counts.dropped += self.available + self.acquired
         self.memory.held -= self.bytes
-        self.bytes = self.available = self.acquired = self.pending = 0
+        self.bytes = self.available = self.acquired = self.pending = self.held = 0
         self._head = self._next
         self._returned.clear()
         self._apart.clear()

@@ -11,10 +11,13 @@ from typing import Any
 
 from ..fronts.base import SendingLink
 from ..outcomes import Accepted, Error, Modified, Received, Rejected, Released
+from ..transactions import TransactionalState
 from .entries import Entry
 
 #: Any of the four standard outcomes.
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
+
+_UNKNOWN = Error("amqp:transaction:unknown-id", "there is no such transaction")
 
 
 class DistributionNode:
@@ -39,6 +42,38 @@ class DistributionNode:
     def leave(self, subscription: Subscription) -> None:
         """The subscription's link is over."""
         raise NotImplementedError
+
+
+class Enlisted:
+    """A delivery about which a transaction decides; in its context in place of its entry.
+
+    Args:
+        subscription: Whose delivery it is.
+        transaction: What decides.
+        entry: What was delivered.
+        acquired: It was delivered within the transaction, which may take it back.
+        delivery: The delivery, once it has been sent.
+        outcome: What becomes of it if the transaction is committed, None if it stays acquired.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        transaction: Any,
+        entry: Entry,
+        *,
+        acquired: bool = False,
+        delivery: Any = None,
+        outcome: Any = None,
+    ) -> None:
+        self.subscription = subscription
+        self.transaction = transaction
+        self.entry = entry
+        self.acquired = acquired
+        self.delivery = delivery
+        self.outcome = outcome
+        #: Its link is over: it cannot go back to who had it.
+        self.left: bool = False
 
 
 class Subscription:
@@ -73,6 +108,12 @@ class Subscription:
         self.outcomes = outcomes
         self.settled = settled
         self.link: Any = None
+        #: Finds the transactions that the link may use; None if there are none.
+        self.transactions: Any = None
+        #: The one in which it acquires what it is sent (Part 4 §4.4.3).
+        self.acquiring: Any = None
+        #: Properties of a flow that were looked at.
+        self._flow_properties: Any = None
         #: It has its place among those whose turn will come.
         self.ready: bool = False
         #: Called when the link is over, after the node has heard of it.
@@ -89,21 +130,72 @@ class Subscription:
         self.link = link
 
     def on_credit(self, link: SendingLink) -> None:
+        properties = link.flow_properties
+        if properties is not None and properties is not self._flow_properties:
+            self._flow_properties = properties
+            if "txn-id" in properties and not self._acquire_in(link, properties["txn-id"]):
+                return
         self.node.serve(self)
+
+    def _acquire_in(self, link: SendingLink, txn_id: object) -> bool:
+        """From now on acquire in that transaction, None for none; false if that cannot be."""
+        transaction = None
+        if txn_id is not None:
+            if self.transactions is not None:
+                transaction = self.transactions.find(link.connection, txn_id)
+            if transaction is None or transaction.error is not None:
+                link.detach(
+                    _UNKNOWN if transaction is None else transaction.error,
+                )
+                return False
+            transaction.acquire(self)
+        self.acquiring = transaction
+        return True
+
+    def allows(self, outcome: Any) -> bool:
+        """Whether *outcome* is one that the link may use."""
+        return type(outcome) in (_OUTCOMES if self.outcomes is None else self.outcomes)
+
+    def _enlist(self, link: SendingLink, delivery: Any, entry: Entry) -> bool:
+        """Leave it to a transaction what becomes of *delivery*; false if that cannot be."""
+        state = delivery.state
+        delivery.state = None
+        transaction = None
+        if self.transactions is not None:
+            transaction = self.transactions.find(link.connection, state.txn_id)
+        if transaction is None:
+            link.detach(_UNKNOWN)
+            return False
+        if not transaction.takes(self, state.outcome):
+            return False
+        delivery.state = state
+        delivery.context = enlisted = Enlisted(
+            self, transaction, entry, delivery=delivery, outcome=state.outcome
+        )
+        transaction.enlist(enlisted)
+        return True
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
         node = self.node
         for delivery in deliveries:
-            outcome = delivery.state
             entry = delivery.context
             if not isinstance(entry, Entry):
-                # It has had its outcome.
-                continue
+                # It has had its outcome, or a transaction decides about it.
+                if not isinstance(entry, Enlisted) or entry.transaction.hears(entry):
+                    continue
+                entry = delivery.context
+                if not isinstance(entry, Entry):
+                    continue
+            outcome = delivery.state
             if type(outcome) not in _OUTCOMES:
+                if type(outcome) is TransactionalState:
+                    if self._enlist(link, delivery, entry):
+                        continue
+                    outcome = None
                 if not delivery.remote_settled:
                     continue
                 if outcome is not None and type(outcome) is not Received:
-                    # Nothing of ours, such as the outcome of a transaction that we do not have.
+                    # Nothing of ours, such as what a coordinator says.
                     link.detach(
                         Error("amqp:not-implemented", f"the state {outcome!r} has no meaning here")
                     )
@@ -124,8 +216,13 @@ class Subscription:
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         node = self.node
+        self.acquiring = None
         for delivery in link.unsettled:
             entry = delivery.context
+            if isinstance(entry, Enlisted):
+                if entry.transaction.keeps(entry):
+                    continue
+                entry = entry.entry
             if isinstance(entry, Entry):
                 outcome = delivery.state
                 if type(outcome) not in _OUTCOMES or (
@@ -167,11 +264,18 @@ class Browser(Subscription):
         )
         self.backlog = backlog
 
+    def _acquire_in(self, link: SendingLink, txn_id: object) -> bool:
+        link.detach(Error("amqp:not-implemented", "a browser acquires nothing"))
+        return False
+
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
         """Whatever it says, the message is as it was, and does not come twice (§3.5.2)."""
         for delivery in deliveries:
-            if not delivery.settled and type(delivery.state) in _OUTCOMES:
-                delivery.settle(delivery.state)
+            state = delivery.state
+            if not delivery.settled and (
+                type(state) in _OUTCOMES or type(state) is TransactionalState
+            ):
+                delivery.settle(state)
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.node.leave(self)

@@ -53,6 +53,8 @@ class MessageTopic:
         #: A topic always has room: its subscribers' queues are bounded.
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
+        #: Bytes of messages of transactions.
+        self._held = 0
         self._queues: dict[int, MessageQueue] = {}
         #: Of the subscribers that do not want everything.
         self._filters: dict[int, Any] = {}
@@ -79,6 +81,22 @@ class MessageTopic:
     def bytes(self) -> int:
         """Bytes of both; a payload counts once for each subscriber."""
         return sum(queue.bytes for queue in self._queues.values())
+
+    def hold(self, entry: Entry) -> None:
+        """Give *entry* room: it may come when its transaction is discharged."""
+        self.memory.held += len(entry.payload)
+        self._held += len(entry.payload)
+
+    def let_go(self, entry: Entry) -> None:
+        """Take the room of a held *entry* back: it comes now, or ``room_again`` follows."""
+        if not self.deleted:
+            self.memory.held -= len(entry.payload)
+            self._held -= len(entry.payload)
+
+    def room_again(self) -> None:
+        """Tell those who wait for room."""
+        if self.memory.waiting:
+            self.memory.tell()
 
     def room(self) -> int:
         """How many more messages it can take: as many as the memory of all nodes has room for."""
@@ -154,6 +172,8 @@ class MessageTopic:
     def delete(self) -> None:
         """The topic is no more."""
         self.deleted = True
+        self.memory.held -= self._held
+        self._held = 0
         for queue in self._queues.values():
             queue.delete()
         self._queues.clear()

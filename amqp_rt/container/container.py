@@ -618,6 +618,10 @@ class Container:
         terminus = _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
+        elif isinstance(terminus, Coordinator):
+            # What is done in a transaction is done on links, each of which is judged by itself.
+            if not any(host.attach(link) for host in self.hosts):
+                link.refuse(Error("amqp:not-implemented", "there are no transactions here"))
         elif self.authorize is None or not terminus.address:
             self._place(connection, link, terminus)
         else:
@@ -897,11 +901,11 @@ def _identity(link: ReceivingLink | SendingLink) -> _Identity:
     return peer.virtual_host, peer.user, peer.container_id, _sends(link), link.name
 
 
-def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Error:
+def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordinator | Error:
     """The end of *link* that the peer wants us to have, or why there is none."""
     terminus = link.source if _sends(link) else link.target
     if isinstance(terminus, Coordinator):
-        return Error("amqp:not-implemented", "there are no transactions here")
+        return terminus
     if terminus is None:
         return Error("amqp:invalid-field", "the attach names no node: its terminus is null")
     if terminus.address is not None and not isinstance(terminus.address, str):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LocalProtocolError
 from ..outcomes import Accepted, Modified, Received, Rejected, Released
+from ..transactions import Declared, TransactionalState
 from .performatives import RECEIVER, SENDER
-from .transactions import Declared, TransactionalState
 
 if TYPE_CHECKING:
     from .links import ReceiverLink, SenderLink
@@ -99,16 +99,18 @@ class Delivery:
     def settle(self, outcome: Any) -> None:
         """Say *outcome*: settled at once, or after the sender where the link settles second.
 
-        Saying the same outcome again changes nothing. On a link that is gone it is in vain: the
-        peer will decide when it comes back.
+        Saying the same outcome again changes nothing. One that was said within a transaction, and
+        not settled, may be followed by another. On a link that is gone it is in vain: the peer will
+        decide when it comes back.
 
         Raises:
             LocalProtocolError: Another outcome has been said, or the outcome is larger than the
                 peer's frames. Nothing was sent.
             EncodeError: The outcome has no encoding.
         """
-        if self.local_state is not None and is_outcome(self.local_state):
-            if self.local_state != outcome:
+        known = self.local_state
+        if known is not None and is_outcome(known) and not self._provisional:
+            if known != outcome:
                 raise LocalProtocolError(
                     f"the delivery has the outcome {self.local_state!r} already",
                     condition="amqp:illegal-state",
@@ -127,6 +129,11 @@ class Delivery:
                 session.forget_incoming(self.delivery_id)
         self.local_state = outcome
 
+    @property
+    def _provisional(self) -> bool:
+        """What we said depends on a transaction, and we can still say something else."""
+        return type(self.local_state) is TransactionalState and not self.local_settled
+
     def update(self, state: Any) -> None:
         """Say *state* without settling (§2.6.12). On a link that is gone it is in vain.
 
@@ -135,7 +142,11 @@ class Delivery:
                 larger than the peer's frames.
             EncodeError: The state has no encoding.
         """
-        if self.local_settled or self.settled or is_outcome(self.local_state):
+        if (
+            self.local_settled
+            or self.settled
+            or (is_outcome(self.local_state) and not self._provisional)
+        ):
             raise LocalProtocolError("the delivery is settled, or has an outcome")
         if self.link.attached:
             self.link.session.queue_disposition(RECEIVER, self.delivery_id, False, state)

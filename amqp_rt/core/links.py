@@ -10,6 +10,7 @@ from ..codec.composites import encode_composite
 from ..errors import LocalProtocolError
 from ..events import Peer
 from ..outcomes import Error, Received
+from ..termini import Coordinator
 from ..unsettled import Unsettled, UnsettledMap
 from . import serial
 from .delivery import Delivery, Sending, is_outcome
@@ -371,6 +372,11 @@ class Link:
 class ReceiverLink(Link):
     """A link on which the peer sends to us."""
 
+    #: What comes here is about what came before on other links, which hear of that first.
+    _in_order: bool = False
+    #: What the next flow says beside the credit.
+    _flow_properties: Mapping[object, object] | None = None
+
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, RECEIVER)
         self.streaming: bool = False
@@ -419,6 +425,8 @@ class ReceiverLink(Link):
         if rcv_settle_mode is not None:
             self.rcv_settle_mode = rcv_settle_mode
         self.set_unsettled(unsettled)
+        if isinstance(self.target, Coordinator):
+            self._in_order = True
         self._answer(endpoint, source, target, properties, offered_capabilities)
 
     def set_streaming(self, streaming: bool, max_message_size: int | None) -> None:
@@ -432,7 +440,13 @@ class ReceiverLink(Link):
         else:
             self.max_message_size = limits.message_size_max
 
-    def grant(self, credit: int, *, echo: bool = False) -> None:
+    def grant(
+        self,
+        credit: int,
+        *,
+        echo: bool = False,
+        properties: Mapping[object, object] | None = None,
+    ) -> None:
         """Allow the peer *credit* more deliveries, counted from now.
 
         The ``flow`` carries a total and the delivery-count it was reckoned from, never a
@@ -441,6 +455,8 @@ class ReceiverLink(Link):
 
         Less than before takes credit back. What the peer sent before it heard of that is taken
         too; with *echo* it answers when it has heard, and ``on_flow`` follows.
+
+        *properties* go with the flow, such as the ``txn-id`` of an acquisition (Part 4 §4.4.3).
 
         Raises:
             LocalProtocolError: *credit* is no unsigned number of 32 bits.
@@ -458,6 +474,8 @@ class ReceiverLink(Link):
         self.draining = False
         if echo:
             self._ask_echo = True
+        if properties is not None:
+            self._flow_properties = properties
         self.flow_due()
 
     def drain(self) -> None:
@@ -587,6 +605,8 @@ class ReceiverLink(Link):
         if not self._batch:
             session.touch(self)
         self._batch.append(delivery)
+        if self._in_order:
+            session.engine.hand_over()
 
     def _use_credit(self) -> None:
         if self.credit > 0:
@@ -891,13 +911,17 @@ class ReceiverLink(Link):
         """What a flow says of this link. Before the peer's attach its count is not known."""
         echo = self._ask_echo
         self._ask_echo = False
-        return self.session.flow(
+        flow = self.session.flow(
             handle=self.handle,
             delivery_count=None if self.theirs.stage is Stage.DETACHED else self.delivery_count,
             link_credit=self.credit + self._reserved,
             drain=self.draining,
             echo=echo,
         )
+        if self._flow_properties is not None:
+            flow.properties = self._flow_properties
+            self._flow_properties = None
+        return flow
 
 
 def _misplaced_received() -> Fault:
@@ -1430,7 +1454,8 @@ class SenderLink(Link):
                 self.session.queue_link(self)
         self.draining = flow.drain
         self._drain_answered = False
-        self.flow_properties = flow.properties
+        if flow.properties is not None:
+            self.flow_properties = flow.properties
         self._credited = True
         super().on_flow(flow)
 

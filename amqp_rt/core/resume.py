@@ -13,12 +13,12 @@ from ..codec.primitives import Reader, encode
 from ..errors import DecodeError
 from ..limits import Limits
 from ..outcomes import Received
+from ..transactions import TransactionalState
 from ..unsettled import Unsettled
 from ..values import Described
 from .delivery import Delivery, is_outcome
 from .frames import encode_state, link_fault
 from .performatives import DELIVERY_STATE
-from .transactions import TransactionalState
 
 
 class Known(Enum):

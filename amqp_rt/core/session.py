@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import LocalProtocolError
 from ..events import AttachRequested
 from ..outcomes import Error, Received
+from ..transactions import TransactionalState
 from ..unsettled import UnsettledMap
 from . import serial
 from .delivery import Delivery, Sending, is_outcome
@@ -36,7 +37,6 @@ from .performatives import (
     Flow,
 )
 from .resume import fitting
-from .transactions import TransactionalState
 
 if TYPE_CHECKING:
     from .engine import Engine

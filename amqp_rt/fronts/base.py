@@ -173,8 +173,13 @@ class ReceivingLink(Link, Protocol):
         *unsettled* is what an earlier link of this name left; None remembers nothing.
         """
 
-    def grant(self, credit: int) -> None:
-        """Let the peer send *credit* more deliveries, counted from now (Part 2 §2.6.7)."""
+    def grant(
+        self, credit: int, *, properties: Mapping[object, object] | None = None
+    ) -> None:
+        """Let the peer send *credit* more deliveries, counted from now (Part 2 §2.6.7).
+
+        *properties* go with the flow, such as the ``txn-id`` of an acquisition.
+        """
 
     def drain(self) -> None:
         """Ask the peer to use the credit now or give it back; ``on_flow`` follows."""
@@ -190,7 +195,7 @@ class SendingLink(Link, Protocol):
     #: False while the session window or the output buffer is full. ``send`` still works
     #: then, and waits inside; a considerate endpoint waits for ``on_credit`` instead.
     writable: bool
-    #: ``properties`` of the latest flow, for example the ``txn-id`` of an acquisition.
+    #: ``properties`` of the latest flow that had some, for example the ``txn-id`` of an acquisition.
     flow_properties: Mapping[object, object] | None
 
     def accept(

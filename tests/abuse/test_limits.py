@@ -114,6 +114,16 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "backlog_bytes_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),
+    "transactions_max": (
+        "broker/test_transactions.py::test_transactions_of_a_session_are_bounded",
+    ),
+    "transaction_work_max": (
+        "broker/test_transactions.py::test_the_work_of_a_transaction_is_bounded",
+        "broker/test_transactions.py::test_what_is_acquired_is_bounded_too",
+    ),
+    "transaction_s": (
+        "broker/test_transactions.py::test_a_transaction_that_takes_too_long_is_rolled_back",
+    ),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
     "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
     "filter_entries_max": (

@@ -29,6 +29,8 @@ _log = logging.getLogger("amqp_rt.store")
 
 #: Bytes of one batch; more waits for the next one.
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Seconds without anything to write after which a store may tidy itself up.
+IDLE_S: Final = 1.0
 #: Seconds for what is to be written when the broker stops.
 LAST_COMMIT_S: Final = 30.0
 #: Seconds between attempts to write what has to be written although the disk is full.
@@ -205,14 +207,34 @@ class Journal:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Commit what comes, until cancelled; what was added by then is committed first."""
+        """Commit what comes, until cancelled; what was added by then is committed first.
+
+        When there has been nothing to commit for a while the store gets to tidy itself up, a step
+        at a time.
+        """
         try:
             while True:
-                await self._work.wait()
+                with trio.move_on_after(IDLE_S) as idle:
+                    await self._work.wait()
+                if idle.cancelled_caught:
+                    await self._tidy()
+                    await self._work.wait()
                 await self._commit_all()
         finally:
             with trio.move_on_after(LAST_COMMIT_S, shield=True):
                 await self._commit_all()
+
+    async def _tidy(self) -> None:
+        if self.failure is not None:
+            return
+        try:
+            while await self.call(self.store.tidy):
+                if self._work.is_set():
+                    return
+        except StoreFull:
+            _log.debug("there is no room to tidy up the store")
+        except AmqpError as error:
+            await self._reopen([], error)
 
     async def _commit_all(self) -> None:
         while self._waiting and self.failure is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker.journal import Journal
@@ -271,6 +272,38 @@ async def test_a_handler_that_fails_is_counted_over_a_restart(
             assert delivery.message.delivery_count == 1
             delivery.modify()
         assert await bodies(broker, "dead") == ["m"]
+
+
+@pytest.mark.req("B26")
+async def test_a_store_tidies_itself_up_when_nothing_is_written(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Untidy(MemoryStore):
+        steps = 3
+
+        def tidy(self) -> bool:
+            self.steps -= 1
+            return self.steps > 0
+
+    class Plain:
+        async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+            await trio.lowlevel.checkpoint()
+            return call(*args)
+
+    store = Untidy()
+    broker = Broker(store=store)
+    broker.host.journal = Journal(store, Plain())
+    async with broker:
+        await broker.declare(Queue("work"))
+        await trio.sleep(0.5)
+        assert store.steps == 3
+        await trio.sleep(1)
+        assert store.steps == 0
+        await trio.sleep(10)
+        assert store.steps == 0
+        await broker.declare(Queue("more"))
+        await trio.sleep(2)
+        assert store.steps < 0
 
 
 @pytest.mark.req("B7")

@@ -11,9 +11,7 @@ from amqp_rt.broker.nodes import Log, Queue
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import SND_SETTLED
 from amqp_rt.limits import Limits
-from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, rejected
-from amqp_rt.termini import Source
 from amqp_rt.values import Described, Symbol, Timestamp, ULong
 
 SELECTOR = Symbol("apache.org:selector-filter:string")
@@ -48,8 +46,8 @@ def test_every_reader_gets_everything_in_order_whatever_it_says() -> None:
     sender = world.client().sender("log")
     sender.send(*range(5))
     one, two = reader(world), reader(world, credit=2)
-    for outcome in (ACCEPTED, RELEASED, MODIFIED_FAILED, rejected("x")):
-        one.settle(outcome, 0)
+    for index, outcome in enumerate((ACCEPTED, RELEASED, MODIFIED_FAILED, rejected("x"))):
+        one.settle(outcome, index)
     sender.send(5)
     two.grant(10)
     late = reader(world, snd_settle_mode=SND_SETTLED)
@@ -219,7 +217,7 @@ def test_partitions() -> None:
             if isinstance(body, list):
                 places.setdefault(body[0], set()).add(number)
     # A key has one partition, always the same: CRC-32 of its UTF-8, modulo their number.
-    assert places == {"x": {1}, "y": {2}, "z": {0}, b"x": {1}}
+    assert places == {"x": {0}, "y": {1}, "z": {2}, b"x": {0}}
     assert sorted(map(str, whole.bodies)) == sorted(
         str(body) for part in parts for body in part.bodies
     )
@@ -229,6 +227,7 @@ def test_partitions() -> None:
     # The links of its partitions are links of the log.
     assert world.host.stats("log").consumers == 4
     world.host.delete("log")
+    world.pump()
     assert parts[2].error == whole.error == "amqp:resource-deleted"
 
 
@@ -292,7 +291,11 @@ def test_without_a_store_a_durable_record_is_refused() -> None:
     sender = world.client().sender("log")
     sender.send(0, durable=True)
     assert sender.outcomes[0].error.condition == "amqp:precondition-failed"
-    assert World(Log("log"), volatile=True).host.log_stats("log").partitions[0].next == 0
+    sender.send(1, durable=False)
+    assert reader(world).bodies == [1]
+    volatile = World(Log("log"), volatile=True)
+    volatile.client().sender("log").send(0, durable=True)
+    assert reader(volatile).bodies == [0]
 
 
 @pytest.mark.req("K4")
@@ -309,7 +312,8 @@ def test_a_slow_reader_holds_nobody_up() -> None:
     assert world.host.memory.held <= 100_000
     asleep.grant(1)
     first = world.host.log_stats("log").partitions[0].first
-    assert offsets(asleep) == [first] and first > 0
+    assert offsets(asleep) == [first]
+    assert first > 0
 
 
 def test_a_reader_far_behind_takes_turns_with_the_rest() -> None:
@@ -320,7 +324,8 @@ def test_a_reader_far_behind_takes_turns_with_the_rest() -> None:
     found = reader(world, credit=5_000, filter={**FIRST, Symbol("s"): Described(SELECTOR, "n = 1")})
     # It has looked at some, and is looked after again.
     (log,) = world.host._unfinished
-    assert log.readers and found.bodies == []
+    assert log.readers
+    assert found.bodies == []
     for _ in range(4):
         world.host.look_on()
     assert not world.host._unfinished
@@ -342,9 +347,9 @@ def test_a_record_that_is_too_large_for_a_link_ends_it() -> None:
     small = world.client(limits=Limits(message_size_max=1_000)).receiver(
         "log", credit=5, filter=FIRST
     )
-    # A reader that says how much it takes is never left with a gap that it cannot explain.
-    assert small.error in ("amqp:link:message-size-exceeded", None)
-    assert 1 not in small.bodies or small.bodies == [bytes(5_000), 1]
+    # To leave it out would look as if it had never been there.
+    assert small.error == "amqp:link:message-size-exceeded"
+    assert small.bodies == []
 
 
 @pytest.mark.req("K4")

@@ -89,6 +89,22 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_max: int = 10_000
     #: Bytes of those messages.
     backlog_bytes_max: int = 64 * MIB
+    #: Partitions of one log.
+    log_partitions_max: int = 1_024
+    #: Bytes that a partition of a log holds in memory when there is no store, unless it is declared
+    #: otherwise; the oldest records go first.
+    log_bytes_max: int = 64 * MIB
+    #: Bytes of the newest records that a partition of a log has in memory when there is a store.
+    log_tail_bytes_max: int = 4 * MIB
+    #: Bytes that are read of a log at a time; at least one chunk.
+    log_read_bytes_max: int = MIB
+    #: Bytes of what was read for readers of logs that are far behind, of all of them together.
+    log_cache_bytes_max: int = 64 * MIB
+    #: Groups that have a cursor on one log.
+    log_groups_max: int = 1_000
+    #: Holds on one log, and seconds that each may last.
+    log_holds_max: int = 100
+    log_hold_max_s: float = 86_400.0
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
     #: Transactions of one session that are not discharged.

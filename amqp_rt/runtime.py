@@ -13,7 +13,7 @@ import trio
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.journal import Journal
-from .broker.nodes import KINDS, Declaration, declaration
+from .broker.nodes import KINDS, LOG, Declaration, declaration, split_partition
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container
@@ -29,7 +29,7 @@ from .stores.base import Store
 
 
 class Broker:
-    """An embedded broker: queues and topics, and the nodes of an application beside them.
+    """An embedded broker: queues, topics and logs, and the nodes of an application beside them.
 
     ::
 
@@ -99,7 +99,7 @@ class Broker:
             answering = Management(lambda virtual_host: _Managed(self.host, virtual_host))
 
             async def answer(message: Message, peer: Peer) -> Message:
-                return answering.answer(message, peer.virtual_host)
+                return await answering.answer(message, peer.virtual_host)
 
             self.container.rpc(ADDRESS)(answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
@@ -229,9 +229,9 @@ def split_kind(text: str) -> tuple[str, str]:
         AmqpError: It has no kind, or one that is not known.
     """
     kind, colon, name = text.partition(":")
-    if not colon or not name or kind not in ("queue", "topic"):
+    if not colon or not name or kind not in KINDS:
         raise AmqpError(
-            f"{text!r} is not KIND:NAME with queue or topic as its kind, such as queue:orders",
+            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
             condition="amqp:invalid-field",
         )
     return kind, name
@@ -250,12 +250,55 @@ class _Managed:
     def node(self, name: str) -> Mapping[str, Any]:
         return attributes(self._host.stats(name, virtual_host=self._in))
 
+    def details(self, name: str) -> Mapping[str, Any]:
+        found = split_partition(name)
+        try:
+            known = self.node(name)
+        except AmqpError:
+            if found is None:
+                raise
+            log = self._host.log_stats(found[0], virtual_host=self._in)
+            if found[1] >= len(log.partitions):
+                raise
+            return {
+                "name": name,
+                "kind": LOG,
+                "incarnation": log.incarnation,
+                **attributes(log.partitions[found[1]]),
+            }
+        if known["kind"] != LOG:
+            return known
+        return {**known, **attributes(self._host.log_stats(name, virtual_host=self._in))}
+
+    def cursor(self, name: str, group: str) -> Mapping[int, int]:
+        return self._host.cursor(name, group, virtual_host=self._in)
+
+    async def set_cursor(
+        self, name: str, group: str, offsets: Mapping[int, int], incarnation: str | None
+    ) -> None:
+        await self._host.set_cursor(
+            name, group, offsets, incarnation=incarnation, virtual_host=self._in
+        )
+
+    async def hold(
+        self,
+        name: str,
+        holder: str,
+        offsets: Mapping[int, int],
+        for_s: float,
+        incarnation: str | None,
+    ) -> None:
+        await self._host.hold(
+            name, holder, offsets, for_s, incarnation=incarnation, virtual_host=self._in
+        )
+
     def create(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         wanted = dict(given)
         kind = str(wanted.pop("kind", "queue"))
         if kind not in KINDS:
             raise AmqpError(
-                f"a node is a queue or a topic, not {kind!r:.50}", condition="amqp:invalid-field"
+                f"a node is a queue, a topic or a log, not {kind!r:.50}",
+                condition="amqp:invalid-field",
             )
         try:
             declared = msgspec.convert(wanted | {"name": name}, KINDS[kind], strict=False)

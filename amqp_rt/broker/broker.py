@@ -8,8 +8,9 @@ protocol: whatever a front makes of its wire can attach here.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
@@ -23,21 +24,27 @@ from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
 from ..outcomes import Error
+from ..stores.base import SEQUENCE_MAX
 from ..termini import Coordinator, Source, Target
+from ..values import Symbol
 from .entries import NEVER, Door, Entry, dead_letter, departing, restored
 from .journal import Journal, QueueLedger
+from .logs import Entrance, LogReader, MessageLog, Reading
 from .nodes import (
     KINDS,
+    LOG,
     NAME_MAX,
     QUEUE,
     Declaration,
+    Log,
     Queue,
     Terms,
     Topic,
     answer,
     dynamic_declaration,
+    split_partition,
 )
-from .producers import Inlet, Intake, Producer
+from .producers import Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .topics import MessageTopic
 from .transactions import Transactions
@@ -67,18 +74,42 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class PartitionStats(Struct, frozen=True, kw_only=True):
+    """How far one partition of a log goes."""
+
+    partition: int
+    #: The first offset that is there, and the one that the next record gets.
+    first: int
+    next: int
+    bytes: int
+    #: When the last record was appended, in milliseconds since 1970; None if never.
+    last_enqueued_ms: int | None
+
+
+class LogStats(Struct, frozen=True, kw_only=True):
+    """A log and how far it goes."""
+
+    name: str
+    #: A log that takes this one's place has another: the same offsets mean other records.
+    incarnation: str
+    partitions: list[PartitionStats]
+    #: Groups with a cursor.
+    groups: list[str]
+
+
 class _Node:
     """A declaration, what stands behind it, and who is attached."""
 
     def __init__(
         self,
         declared: Declaration,
-        held: MessageQueue | MessageTopic,
+        held: MessageQueue | MessageTopic | MessageLog,
         intake: Intake,
         inlet: Inlet,
         owner: Any,
-        ledger: QueueLedger | None,
+        ledger: Ledger | None,
         number: int,
+        partition: int | None = None,
     ) -> None:
         self.declared = declared
         self.held = held
@@ -89,19 +120,18 @@ class _Node:
         self.ledger = ledger
         #: Its number in the store, 0 if it is not there.
         self.number = number
+        #: Of a log, the partition that is meant, None for all.
+        self.partition = partition
         #: It was found in the store, and nobody has declared it since.
         self.found = False
 
     def links(self) -> list[Any]:
         """The links that are attached."""
         held = self.held
-        consumers = (
-            held.consumers
-            if isinstance(held, MessageTopic)
-            else [
-                *held.consumers.values(),
-                *held.browsers.values(),
-            ]
+        consumers: list[Any] = (
+            [*held.consumers.values(), *held.browsers.values()]
+            if isinstance(held, MessageQueue)
+            else [*held.consumers]
         )
         found = [consumer.link for consumer in consumers if consumer.link is not None]
         return [*found, *(producer.link for producer in self.intake.producers)]
@@ -109,6 +139,10 @@ class _Node:
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
+#: Of a log: its incarnation; for each group its cursor; what is held, and until when.
+INCARNATION: Final = "log"
+CURSOR: Final = "log-cursor"
+HOLD: Final = "log-hold"
 #: Messages read from the store at a time, and bytes of them.
 _RESTORED_MAX: Final = 10_000
 _RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -127,7 +161,22 @@ def _alike(one: Declaration, other: Declaration) -> bool:
     if isinstance(one, Queue) and isinstance(other, Queue):
         # Its messages are in this order already.
         return one.priorities == other.priorities
+    if isinstance(one, Log) and isinstance(other, Log):
+        # So are the places of its records.
+        return one.partitions == other.partitions
     return type(one) is type(other)
+
+
+def _way_in(
+    held: MessageQueue | MessageTopic | MessageLog,
+    ledger: Ledger | None,
+    partition: int | None = None,
+) -> tuple[Place, Ledger | None]:
+    """Where what comes for *held* is put, and what keeps it: of a log, for one link."""
+    if isinstance(held, MessageLog):
+        entrance = Entrance(held, partition)
+        return entrance, None if held.reading is None else entrance
+    return held, ledger
 
 
 def _key(number: int) -> bytes:
@@ -139,8 +188,31 @@ def _described(declared: Declaration, virtual_host: str) -> bytes:
     return msgspec.msgpack.encode(_Described(virtual_host, declared.kind, fields))
 
 
+def _check_incarnation(address: str, log: MessageLog, incarnation: str | None) -> None:
+    if incarnation is not None and incarnation != log.incarnation:
+        raise AmqpError(
+            f"{address!r} is another log now, {log.incarnation}",
+            condition="amqp:precondition-failed",
+        )
+
+
+def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[int, int]:
+    """*offsets* by their partitions.
+
+    Raises:
+        AmqpError: One of them cannot be.
+    """
+    for partition, offset in offsets.items():
+        if not 0 <= partition < len(log.partitions) or not 0 <= offset <= SEQUENCE_MAX:
+            raise AmqpError(
+                f"{address!r} has no offset {offset} in a partition {partition}",
+                condition="amqp:invalid-field",
+            )
+    return {int(partition): int(offset) for partition, offset in offsets.items()}
+
+
 class BrokerHost:
-    """Queues and topics.
+    """Queues, topics and logs.
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
@@ -177,11 +249,14 @@ class BrokerHost:
         self._dynamic: Counter[Any] = Counter()
         #: The number that the next node gets in the store.
         self._number = 1
-        #: Queues in which filters have more to look at.
-        self._unfinished: list[MessageQueue] = []
+        #: Queues in which filters have more to look at, and logs in which readers have.
+        self._unfinished: list[MessageQueue | MessageLog] = []
         self._looking = trio.Event()
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
+        self._reading = None if journal is None else Reading(journal, limits)
+        #: Logs, by their numbers in the store.
+        self._logs: dict[MessageLog, int] = {}
 
     def __repr__(self) -> str:
         return f"<BrokerHost: {self._count} nodes, {self.memory.held} bytes>"
@@ -211,6 +286,26 @@ class BrokerHost:
             node.found = True
             if isinstance(node.held, MessageQueue):
                 await self._restore_queue(journal, number, node.held)
+            elif isinstance(node.held, MessageLog):
+                await node.held.restore()
+        await self._restore_logs(journal)
+
+    async def _restore_logs(self, journal: Journal) -> None:
+        logs = {number: log for log, number in self._logs.items()}
+        for kind in (INCARNATION, CURSOR, HOLD):
+            for key, value in await journal.call(journal.store.facts, kind):
+                log = logs.get(int.from_bytes(key[:4], "big"))
+                name = key[4:].decode()
+                if log is None:
+                    continue
+                if kind == INCARNATION:
+                    log.incarnation = value.decode()
+                elif kind == CURSOR:
+                    log.cursors[name] = msgspec.msgpack.decode(value, type=dict[int, int])
+                else:
+                    log.holds[name] = msgspec.msgpack.decode(
+                        value, type=tuple[dict[int, int], float]
+                    )
 
     async def _restore_queue(self, journal: Journal, number: int, queue: MessageQueue) -> None:
         first = 0
@@ -268,6 +363,8 @@ class BrokerHost:
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
             held.backlog_bytes_max = declared.backlog_bytes_max or self.limits.backlog_bytes_max
             node.inlet.ttl_s = declared.ttl_s
+        elif isinstance(declared, Log) and isinstance(held, MessageLog):
+            held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
             self.journal.loose.keep(NODE, _key(node.number), _described(declared, virtual_host))
 
@@ -308,7 +405,18 @@ class BrokerHost:
                 condition="amqp:resource-limit-exceeded",
             )
         limits = self.limits
-        held: MessageQueue | MessageTopic
+        journal = self.journal
+        if journal is not None and not journal.is_open:
+            raise LocalProtocolError("the store is not open yet: enter the broker first")
+        new = journal is not None and owner is None and not number
+        if journal is not None and owner is None:
+            if new:
+                number = self._number
+                journal.loose.keep(NODE, _key(number), _described(declared, virtual_host))
+            # Each partition of a log has a number of its own.
+            taken = declared.partitions if isinstance(declared, Log) else 1
+            self._number = max(self._number, number + taken)
+        held: MessageQueue | MessageTopic | MessageLog
         ttl_s: float | None = None
         if isinstance(declared, Queue):
             ttl_s = declared.ttl_s
@@ -334,22 +442,18 @@ class BrokerHost:
                 backlog_bytes_max=declared.backlog_bytes_max or 0,
                 limits=limits,
             )
+        elif isinstance(declared, Log):
+            held = self._make_log(declared, number, new)
         else:
-            raise TypeError(f"a node is declared as a Queue or a Topic, not {declared!r}")
-        journal = self.journal
-        ledger: QueueLedger | None = None
-        if journal is not None and not journal.is_open:
-            raise LocalProtocolError("the store is not open yet: enter the broker first")
-        if journal is not None and owner is None:
-            if not number:
-                number = self._number
-                journal.loose.keep(NODE, _key(number), _described(declared, virtual_host))
-            self._number = max(self._number, number + 1)
-            if isinstance(held, MessageQueue):
-                ledger = held.ledger = QueueLedger(journal, number, held)
+            raise TypeError(f"a node is declared as a Queue, a Topic or a Log, not {declared!r}")
+        ledger: Ledger | None = None
+        if journal is not None and number and isinstance(held, MessageQueue):
+            ledger = held.ledger = QueueLedger(journal, number, held)
         intake = Intake(held)
+        place, ledger = _way_in(held, ledger)
         inlet = Inlet(
             intake,
+            place,
             self._door,
             self.clock.wall,
             ttl_s=ttl_s,
@@ -357,13 +461,36 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
-            on_expiring=partial(self._expiring.__setitem__, held, None),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
+        if not isinstance(held, MessageLog):
+            inlet.on_expiring = partial(self._expiring.__setitem__, held, None)
         node = _Node(declared, held, intake, inlet, owner, ledger, number)
         space[declared.name] = node
         self._count += 1
         return node
+
+    def _make_log(self, declared: Log, number: int, new: bool) -> MessageLog:
+        if declared.partitions > self.limits.log_partitions_max:
+            raise AmqpError(
+                f"a log has at most {self.limits.log_partitions_max} partitions",
+                condition="amqp:resource-limit-exceeded",
+            )
+        held = MessageLog(
+            self.memory,
+            self.clock.wall,
+            str(uuid.uuid4()),
+            [number + index if number else 0 for index in range(declared.partitions)],
+            self._reading if number else None,
+            max_age_s=declared.max_age_s,
+            max_bytes=declared.max_bytes,
+            limits=self.limits,
+        )
+        held.on_unfinished = partial(self._look_on, held)
+        self._logs[held] = number
+        if new and self.journal is not None:
+            self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
+        return held
 
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
@@ -376,8 +503,19 @@ class BrokerHost:
         if node.number and self.journal is not None:
             unit = self.journal.loose
             unit.forget(NODE, _key(node.number))
-            unit.clear(node.number)
-        self._expiring.pop(held, None)
+            if isinstance(held, MessageLog):
+                unit.forget(INCARNATION, _key(node.number))
+                for kind, names in ((CURSOR, held.cursors), (HOLD, held.holds)):
+                    for name in names:
+                        unit.forget(kind, _key(node.number) + name.encode())
+                for partition in held.partitions:
+                    unit.clear(partition.number)
+            else:
+                unit.clear(node.number)
+        if isinstance(held, MessageLog):
+            del self._logs[held]
+        else:
+            self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
         messages = held.available + held.acquired
         links = node.links()
@@ -480,12 +618,46 @@ class BrokerHost:
         if not isinstance(address, str):
             return None
         virtual_host = self._existing(virtual_host)
-        node = self._spaces[virtual_host].get(address)
-        if node is None and self._auto_create is not None and 0 < len(address) <= NAME_MAX:
-            declared = self._auto_create(address)
-            if declared is not None:
-                node = self._make(virtual_host, declared)
-        return node
+        space = self._spaces[virtual_host]
+        node = space.get(address)
+        if node is not None or not 0 < len(address) <= NAME_MAX:
+            return node
+        found = split_partition(address)
+        if found is not None:
+            log = space.get(found[0]) or self._create(virtual_host, found[0], LOG)
+            if log is not None and isinstance(log.declared, Log):
+                return self._partition(virtual_host, log, address, found[1])
+        return self._create(virtual_host, address)
+
+    def _create(self, virtual_host: str, address: str, kind: str | None = None) -> _Node | None:
+        """The node to make at *address* on its first use, if it is to be of that *kind*."""
+        declared = None if self._auto_create is None else self._auto_create(address)
+        if declared is None or (kind is not None and declared.kind != kind):
+            return None
+        return self._make(virtual_host, declared)
+
+    def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:
+        """One partition of *log*, as a node of its own for those who attach there."""
+        held = log.held
+        assert isinstance(held, MessageLog)
+        if partition >= len(held.partitions):
+            raise AmqpError(
+                f"{log.declared.name!r} has the partitions 0 to {len(held.partitions) - 1}",
+                condition="amqp:not-found",
+            )
+        place, ledger = _way_in(held, None, partition)
+        inlet = Inlet(
+            log.intake,
+            place,
+            self._door,
+            self.clock.wall,
+            ledger=ledger,
+            transactions=self.transactions,
+            volatile=log.inlet.volatile,
+            successor=partial(self._inlet, virtual_host, address),
+        )
+        declared = msgspec.structs.replace(log.declared, name=address)
+        return _Node(declared, held, log.intake, inlet, log.owner, ledger, log.number, partition)
 
     def _attach_dynamic(
         self,
@@ -535,20 +707,31 @@ class BrokerHost:
     ) -> None:
         held = node.held
         endpoint: Any
+        properties: dict[object, object] | None = None
         if not sending:
             inlet = node.inlet
+            place, ledger = _way_in(held, inlet.ledger, node.partition)
             endpoint = Producer(
                 node.intake,
+                place,
                 inlet.door,
                 inlet.wall,
                 ttl_s=inlet.ttl_s,
-                ledger=inlet.ledger,
+                ledger=ledger,
                 transactions=inlet.transactions,
                 volatile=inlet.volatile,
                 on_expiring=inlet.on_expiring,
             )
         elif terms.copies and isinstance(held, MessageQueue):
             endpoint = held.browse(settled=terms.settled, filters=terms.filters)
+        elif isinstance(held, MessageLog):
+            endpoint = held.subscribe(
+                range(len(held.partitions)) if node.partition is None else (node.partition,),
+                terms.position,
+                settled=terms.settled,
+                filters=terms.filters,
+            )
+            properties = {Symbol("x-opt-incarnation"): held.incarnation}
         else:
             endpoint = held.subscribe(
                 default_outcome=terms.default_outcome,
@@ -559,12 +742,14 @@ class BrokerHost:
         if on_left is not None:
             endpoint.on_left.append(on_left)
         if sending:
-            endpoint.transactions = self.transactions
+            if not isinstance(endpoint, LogReader):
+                endpoint.transactions = self.transactions
             link.accept(
                 endpoint,
                 source=terms.source,
                 target=terms.target,
                 snd_settle_mode=terms.snd_settle_mode,
+                properties=properties,
             )
         else:
             link.accept(
@@ -652,6 +837,144 @@ class BrokerHost:
             target.inlet.take(entry.again())
         return len(entries)
 
+    # --- Logs ---
+
+    def _log(self, address: str, virtual_host: str) -> MessageLog:
+        node = self._find(self._space(virtual_host), address)
+        if not isinstance(node.held, MessageLog):
+            raise AmqpError(f"{address!r} is not a {LOG}", condition="amqp:not-allowed")
+        return node.held
+
+    def log_stats(self, address: str, *, virtual_host: str = "") -> LogStats:
+        """How far a log goes.
+
+        Raises:
+            AmqpError: There is no such log.
+        """
+        log = self._log(address, virtual_host)
+        return LogStats(
+            name=address,
+            incarnation=log.incarnation,
+            partitions=[
+                PartitionStats(
+                    partition=partition.index,
+                    first=partition.first,
+                    next=partition.next,
+                    bytes=partition.bytes,
+                    last_enqueued_ms=None if partition.last_ms < 0 else partition.last_ms,
+                )
+                for partition in log.partitions
+            ],
+            groups=sorted(log.cursors),
+        )
+
+    def cursor(self, address: str, group: str, *, virtual_host: str = "") -> dict[int, int]:
+        """Where *group* goes on in a log: an offset for each partition for which it said one.
+
+        Raises:
+            AmqpError: There is no such log.
+        """
+        return dict(self._log(address, virtual_host).cursors.get(group, {}))
+
+    async def set_cursor(
+        self,
+        address: str,
+        group: str,
+        offsets: Mapping[int, int],
+        *,
+        incarnation: str | None = None,
+        virtual_host: str = "",
+    ) -> None:
+        """Remember where *group* goes on in the partitions of *offsets*; without any, forget it.
+
+        With a store it is kept when this returns.
+
+        Args:
+            address: The log.
+            group: Whose cursor it is.
+            offsets: Partition → offset of the next record to read.
+            incarnation: The log that the offsets are meant for.
+            virtual_host: Where the log is.
+
+        Raises:
+            AmqpError: There is no such log or partition, the log is another one by now, it has too
+                many groups, or the store refuses.
+        """
+        log = self._log(address, virtual_host)
+        _check_incarnation(address, log, incarnation)
+        if group not in log.cursors and len(log.cursors) >= self.limits.log_groups_max:
+            raise AmqpError(
+                f"{address!r} has {len(log.cursors)} groups already",
+                condition="amqp:resource-limit-exceeded",
+            )
+        kept = _offsets(address, log, offsets)
+        if kept:
+            kept = {**log.cursors.get(group, {}), **kept}
+        await self._remember(log, CURSOR, group, msgspec.msgpack.encode(kept) if kept else None)
+        if kept:
+            log.cursors[group] = kept
+        else:
+            log.cursors.pop(group, None)
+
+    async def hold(
+        self,
+        address: str,
+        holder: str,
+        offsets: Mapping[int, int],
+        for_s: float,
+        *,
+        incarnation: str | None = None,
+        virtual_host: str = "",
+    ) -> None:
+        """Keep retention away from the records at *offsets* and after them, for a while.
+
+        What *holder* held before is replaced; without offsets it holds nothing any more.
+
+        Args:
+            address: The log.
+            holder: Whose hold it is.
+            offsets: Partition → the first offset that has to stay.
+            for_s: Seconds for which it does.
+            incarnation: The log that the offsets are meant for.
+            virtual_host: Where the log is.
+
+        Raises:
+            AmqpError: As for :meth:`set_cursor`, or it is held for too long or by too many.
+        """
+        log = self._log(address, virtual_host)
+        _check_incarnation(address, log, incarnation)
+        limits = self.limits
+        if not 0 <= for_s <= limits.log_hold_max_s:
+            raise AmqpError(
+                f"records are held for 0 to {limits.log_hold_max_s:g} seconds",
+                condition="amqp:not-allowed",
+            )
+        if holder not in log.holds and len(log.holds) >= limits.log_holds_max:
+            raise AmqpError(
+                f"{address!r} is held by {len(log.holds)} already",
+                condition="amqp:resource-limit-exceeded",
+            )
+        held = _offsets(address, log, offsets), self.clock.wall() + for_s
+        if held[0]:
+            # At once: a sweep could come before it is kept.
+            log.holds[holder] = held
+        else:
+            log.holds.pop(holder, None)
+        await self._remember(log, HOLD, holder, msgspec.msgpack.encode(held) if held[0] else None)
+
+    async def _remember(self, log: MessageLog, kind: str, name: str, value: bytes | None) -> None:
+        if not 0 < len(name) <= NAME_MAX:
+            raise AmqpError(f"a name has 1 to {NAME_MAX} characters", condition="amqp:not-allowed")
+        journal = self.journal
+        if journal is None or log.reading is None:
+            await trio.lowlevel.checkpoint()
+            return
+        key = _key(self._logs[log]) + name.encode()
+        if value is None:
+            await journal.keep(lambda unit: unit.forget(kind, key))
+        else:
+            await journal.keep(lambda unit: unit.keep(kind, key, value))
+
     def _queue(self, address: str, virtual_host: str) -> MessageQueue:
         node = self._find(self._space(virtual_host), address)
         if not isinstance(node.held, MessageQueue):
@@ -660,15 +983,15 @@ class BrokerHost:
 
     # --- Time ---
 
-    def _look_on(self, queue: MessageQueue) -> None:
-        self._unfinished.append(queue)
+    def _look_on(self, held: MessageQueue | MessageLog) -> None:
+        self._unfinished.append(held)
         self._looking.set()
 
     def look_on(self) -> None:
-        """Let filters that had too much to look at go on a bit."""
-        queues, self._unfinished = self._unfinished, []
-        for queue in queues:
-            queue.resume()
+        """Let filters and readers that had too much to look at go on a bit."""
+        unfinished, self._unfinished = self._unfinished, []
+        for held in unfinished:
+            held.resume()
 
     async def _look_on_always(self) -> None:
         while True:
@@ -678,13 +1001,28 @@ class BrokerHost:
             await trio.lowlevel.checkpoint()
 
     def sweep(self) -> None:
-        """Give up what has expired at the front of its queue although nobody came for it, and roll
-        back transactions that take too long."""
+        """Give up what has expired at the front of its queue although nobody came for it, and what
+        logs in memory do not keep, and roll back transactions that take too long."""
         self.transactions.sweep()
         for held in list(self._expiring):
             held.sweep()
             if not held.available and not held.acquired:
                 self._expiring.pop(held, None)
+        for log, number in self._logs.items():
+            log.sweep()
+            for holder in log.expire_holds():
+                if number and self.journal is not None:
+                    self.journal.loose.forget(HOLD, _key(number) + holder.encode())
+
+    async def _retain_always(self, interval_s: float) -> None:
+        """Let logs in the store drop what they do not keep."""
+        while True:
+            await trio.sleep(interval_s)
+            for log in list(self._logs):
+                try:
+                    await log.retain()
+                except AmqpError as error:
+                    _log.error("a log goes on without retention for now: %s", error)
 
     async def run(self, *, interval_s: float = 1.0) -> None:
         """Keep what changes, and sweep every *interval_s* seconds, until cancelled.
@@ -694,6 +1032,9 @@ class BrokerHost:
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)
+                nursery.start_soon(self._retain_always, interval_s)
+            if self._reading is not None:
+                nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             while True:
                 await trio.sleep(interval_s)

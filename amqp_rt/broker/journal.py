@@ -54,6 +54,17 @@ class Threaded:
             return await trio.to_thread.run_sync(call, *args, limiter=self._limiter)
 
 
+class Appended(Protocol):
+    """Records of logs, the offsets of which are known only when they are written."""
+
+    def write(self, batch: Batch) -> None:
+        """Add them to *batch*, which may be done again with another one."""
+
+    def verify(self, store: Store) -> None:
+        """See whether *store* has them, after a commit of which nothing was heard. Called in the
+        worker thread; :meth:`write` adds nothing after that if it has."""
+
+
 class Unit:
     """Changes that are written together, and what follows.
 
@@ -62,10 +73,12 @@ class Unit:
             tried again until there is, which is for changes that make room.
     """
 
-    __slots__ = ("_changes", "_follow", "_undo", "refused")
+    __slots__ = ("_changes", "_follow", "_undo", "appended", "refused")
 
     def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
         self.refused = refused
+        #: What of it goes to logs.
+        self.appended: list[Appended] = []
         self._follow: list[Callable[[], None]] = []
         self._undo: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -107,13 +120,22 @@ class Unit:
     def clear(self, node: int) -> None:
         self._changes.append((Batch.clear, (node,)))
 
+    def append(self, records: Appended) -> None:
+        """Add *records* to their logs."""
+        self.appended.append(records)
+
+    def trim(self, log: int, offset: int) -> None:
+        self._changes.append((Batch.trim, (log, offset)))
+
     def __bool__(self) -> bool:
-        return bool(self._changes)
+        return bool(self._changes or self.appended)
 
     def write(self, batch: Batch) -> None:
         """Add the changes to *batch*."""
         for change, args in self._changes:
             change(batch, *args)
+        for records in self.appended:
+            records.write(batch)
 
 
 class Journal:
@@ -196,6 +218,27 @@ class Journal:
             yield
         finally:
             self._loose = self.joins = None
+
+    async def keep(self, fill: Callable[[Unit], None]) -> None:
+        """Write what *fill* puts into a unit, and wait until it is on the disk.
+
+        Raises:
+            AmqpError: It cannot be kept.
+        """
+        done = trio.Event()
+        errors: list[Error] = []
+
+        def refused(error: Error) -> None:
+            errors.append(error)
+            done.set()
+
+        unit = Unit(refused)
+        fill(unit)
+        unit.then(done.set)
+        self.add(unit)
+        await done.wait()
+        if errors:
+            raise AmqpError(errors[0].description or "", condition=errors[0].condition)
 
     def _wake(self) -> None:
         self._work.set()
@@ -311,6 +354,9 @@ class Journal:
             opened = await self.call(self.store.open)
             if opened.damage:
                 raise StoreDamaged(f"{len(opened.damage)} things are damaged: start again with it")
+            for unit in units:
+                for records in unit.appended:
+                    await self.call(records.verify, self.store)
             try:
                 await self._commit(units)
             except (StoreFull, StoreRefused) as refused:

@@ -28,6 +28,7 @@ from ..outcomes import (
 from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
 from ..values import Array, Symbol
 from .filters import FilterSet, compile_filter_set
+from .positions import Position
 from .queues import BLOCK, DROP_HEAD, REJECT
 from .selectors import InvalidFilter
 
@@ -39,6 +40,7 @@ PRIORITIES_MAX: Final = 256
 
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
+LOG: Final = "log"
 
 #: Outcome types by the symbols that a source lists them by.
 _OUTCOMES: Final[dict[str, type]] = dict(
@@ -51,6 +53,7 @@ _KINDS: Final = {
     "temporary-queue": QUEUE,
     "topic": TOPIC,
     "temporary-topic": TOPIC,
+    "log": LOG,
 }
 
 
@@ -65,7 +68,7 @@ class Declaration(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """One of ``"queue"`` and ``"topic"``."""
+        """One of ``"queue"``, ``"topic"`` and ``"log"``."""
         raise NotImplementedError
 
 
@@ -154,8 +157,50 @@ class Topic(Declaration, frozen=True, kw_only=True):
         return TOPIC
 
 
+class Log(Declaration, frozen=True, kw_only=True):
+    """A node that keeps messages in the order in which they came, for whoever reads them (*copy*).
+
+    A reader says where it begins: at the first or the last record, at an offset, at a time, or with
+    what comes next. Its outcomes change nothing.
+
+    Args:
+        name: Its address. ``name/partitions/N`` is one partition, and so is
+            ``name/ConsumerGroups/GROUP/Partitions/N``.
+        partitions: How many there are, each with offsets of its own. A message goes to the partition
+            of its ``x-opt-partition-key``, or to each in turn. It cannot be changed later.
+        max_age_s: Seconds after which records go, in whole chunks; by default they stay.
+        max_bytes: Bytes that each partition keeps, in whole chunks. By default there is no bound in a
+            store, and ``Limits.log_bytes_max`` in memory.
+    """
+
+    partitions: int = 1
+    max_age_s: float | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("partitions", self.partitions, 1)
+        _at_least("max_age_s", self.max_age_s, 0.001)
+        _at_least("max_bytes", self.max_bytes, 1)
+
+    @property
+    def kind(self) -> str:
+        return LOG
+
+
 #: Declarations by kind.
-KINDS: Final[dict[str, type[Declaration]]] = {QUEUE: Queue, TOPIC: Topic}
+KINDS: Final[dict[str, type[Declaration]]] = {QUEUE: Queue, TOPIC: Topic, LOG: Log}
+
+#: How one partition of a log is addressed; Event Hubs has the group of a reader in between.
+_PARTITION: Final = re.compile(
+    r"(?P<name>.+?)(?:/consumergroups/[^/]+)?/partitions/(?P<partition>[0-9]{1,9})", re.IGNORECASE
+)
+
+
+def split_partition(address: str) -> tuple[str, int] | None:
+    """The log and the partition that *address* names, None if it cannot be one of a partition."""
+    found = _PARTITION.fullmatch(address)
+    return None if found is None else (found["name"], int(found["partition"]))
 
 
 def declaration(kind: str, name: str) -> Declaration:
@@ -164,11 +209,9 @@ def declaration(kind: str, name: str) -> Declaration:
     Raises:
         ValueError: There is no such kind.
     """
-    if kind == QUEUE:
-        return Queue(name)
-    if kind == TOPIC:
-        return Topic(name)
-    raise ValueError(f"a node is a queue or a topic, not {kind!r}")
+    if kind not in KINDS:
+        raise ValueError(f"a node is a queue, a topic or a log, not {kind!r}")
+    return KINDS[kind](name)
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -184,6 +227,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     outcomes: tuple[type, ...] | None = None
     #: What messages have to match, None for nothing.
     filters: FilterSet | None = None
+    #: Where in a log to begin, None if the link does not say.
+    position: Position | None = None
 
     @property
     def settled(self) -> bool:
@@ -264,7 +309,11 @@ def _consumer(
         return Error("amqp:not-implemented", f"there is no outcome {unknown[0]!r}")
     try:
         filters = compile_filter_set(
-            asked.filter, receiver=link.peer.container_id, now_ms=int(now * 1000), limits=limits
+            asked.filter,
+            receiver=link.peer.container_id,
+            log=declared.kind == LOG,
+            now_ms=int(now * 1000),
+            limits=limits,
         )
     except InvalidFilter as error:
         return Error.of(error)
@@ -297,6 +346,7 @@ def _consumer(
         default_outcome=default,
         outcomes=allowed,
         filters=filters if filters.selective else None,
+        position=filters.position,
     )
 
 
@@ -330,5 +380,5 @@ def dynamic_declaration(link: Link, terminus: Source | Target) -> Declaration | 
     name = "/".join(("dynamic", *parts, secrets.token_urlsafe(16)))
     wanted = {_KINDS[capability] for capability in terminus.capabilities if capability in _KINDS}
     if len(wanted) > 1:
-        return Error("amqp:invalid-field", "a node is a queue or a topic, not both")
+        return Error("amqp:invalid-field", "a node is of one kind only")
     return declaration(wanted.pop() if wanted else QUEUE, name)

@@ -38,18 +38,13 @@ _TOO_MUCH: Final = rejected(
 _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 
 
-class Node(Protocol):
-    """What an inlet needs of a queue or a topic."""
+class Place(Protocol):
+    """What messages are put into: a queue, a topic, or the entrance of a log."""
 
-    memory: Memory
-    deleted: bool
-    #: Somebody waits for room: call ``on_room`` when there is some.
-    awaited: bool
-    on_room: Callable[[], None]
+    @property
+    def deleted(self) -> bool: ...
 
     def put(self, entry: Entry) -> None: ...
-
-    def room(self) -> int: ...
 
     def fits(self, size: int) -> bool: ...
 
@@ -58,6 +53,17 @@ class Node(Protocol):
     def let_go(self, entry: Entry) -> None: ...
 
     def room_again(self) -> None: ...
+
+
+class Node(Protocol):
+    """What an intake needs of a node."""
+
+    memory: Memory
+    #: Somebody waits for room: call ``on_room`` when there is some.
+    awaited: bool
+    on_room: Callable[[], None]
+
+    def room(self) -> int: ...
 
 
 class Ledger(Protocol):
@@ -86,6 +92,7 @@ class Inlet:
 
     Args:
         intake: The node's room.
+        place: Where the messages go.
         door: Makes entries of payloads.
         wall: The wall clock.
         ttl_s: Time to live at the node.
@@ -99,6 +106,7 @@ class Inlet:
     def __init__(
         self,
         intake: Intake,
+        place: Place,
         door: Door,
         wall: Callable[[], float],
         *,
@@ -110,7 +118,7 @@ class Inlet:
         successor: Callable[[], Inlet | None] = _nothing,
     ) -> None:
         self.intake = intake
-        self.node = intake.node
+        self.node = place
         self.door = door
         self.wall = wall
         self.ttl_s = ttl_s
@@ -263,6 +271,7 @@ class Producer(Inlet):
     def __init__(
         self,
         intake: Intake,
+        place: Place,
         door: Door,
         wall: Callable[[], float],
         *,
@@ -274,6 +283,7 @@ class Producer(Inlet):
     ) -> None:
         super().__init__(
             intake,
+            place,
             door,
             wall,
             ttl_s=ttl_s,

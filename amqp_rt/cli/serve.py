@@ -49,7 +49,7 @@ from .running import run, set_up_logs, signalled
     "nodes",
     metavar="KIND:NAME",
     multiple=True,
-    help="A node to make, such as queue:orders or topic:prices. Repeatable.",
+    help="A node to make, such as queue:orders, topic:prices or log:clicks. Repeatable.",
 )
 @click.option(
     "--auto-create",

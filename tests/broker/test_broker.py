@@ -43,7 +43,7 @@ def test_declaring_again_changes_nothing_and_differently_is_an_error() -> None:
     for other in (Queue("q"), Topic("q")):
         with raises("amqp:precondition-failed"):
             world.host.declare(other)
-    with pytest.raises(TypeError, match="a Queue or a Topic"):
+    with pytest.raises(TypeError, match="a Queue, a Topic or a Log"):
         world.host.declare(Declaration("x"))
 
 

@@ -173,9 +173,7 @@ class ReceivingLink(Link, Protocol):
         *unsettled* is what an earlier link of this name left; None remembers nothing.
         """
 
-    def grant(
-        self, credit: int, *, properties: Mapping[object, object] | None = None
-    ) -> None:
+    def grant(self, credit: int, *, properties: Mapping[object, object] | None = None) -> None:
         """Let the peer send *credit* more deliveries, counted from now (Part 2 §2.6.7).
 
         *properties* go with the flow, such as the ``txn-id`` of an acquisition.

@@ -33,6 +33,7 @@ PUBLIC: dict[str, set[str]] = {
         "Release",
         "Router",
         "Sender",
+        "Transaction",
         "connect",
         "node",
         "rpc",

@@ -253,7 +253,7 @@ class Transaction:
         for inlet, entry, delivery in self._posts:
             if entry.expires_at != NEVER:
                 inlet.on_expiring()
-            if delivery is not None:
+            if delivery is not None and not delivery.settled:
                 # The outcome depends on nothing any more.
                 delivery.settle(ACCEPTED)
         for enlisted in self._work:

@@ -36,6 +36,7 @@ from ..outcomes import (
     Rejected,
 )
 from ..termini import DeleteOnClose, Source, Target
+from ..transactions import TransactionalState
 from ..values import Described, Symbol, ULong
 from .credit import CreditWindow
 from .links import LinkHandle, gone
@@ -44,6 +45,7 @@ from .streams import ByteStream
 
 if TYPE_CHECKING:
     from .links import Owner
+    from .transactions import Transaction
 
 __all__ = ["CREDIT", "Delivery", "Receiver", "ReceiverOptions", "gone"]
 
@@ -205,16 +207,19 @@ class Delivery:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What we have said of it; None as long as nothing was said."""
-        return cast("Outcome | None", self.raw.local_state)
+        """What we have said of it, in a transaction perhaps; None as long as nothing was said."""
+        said = self.raw.local_state
+        if type(said) is TransactionalState:
+            said = said.outcome
+        return cast("Outcome | None", said)
 
-    def accept(self) -> None:
+    def accept(self, *, transaction: Transaction | None = None) -> None:
         """Processed; the sender may forget it."""
-        self.settle(ACCEPTED)
+        self.settle(ACCEPTED, transaction=transaction)
 
-    def release(self) -> None:
+    def release(self, *, transaction: Transaction | None = None) -> None:
         """Not processed, and nothing changed; somebody may get it again."""
-        self.settle(RELEASED)
+        self.settle(RELEASED, transaction=transaction)
 
     def modify(
         self,
@@ -222,6 +227,7 @@ class Delivery:
         failed: bool = True,
         undeliverable_here: bool = False,
         annotations: Mapping[object, object] | None = None,
+        transaction: Transaction | None = None,
     ) -> None:
         """Not processed, and changed thus (Part 3 §3.4.5).
 
@@ -229,8 +235,11 @@ class Delivery:
             failed: The attempt counts: ``delivery-count`` grows.
             undeliverable_here: Do not send it to this link again.
             annotations: Merged into the message annotations.
+            transaction: As for :meth:`settle`.
         """
-        self.settle(Modified(failed, undeliverable_here or None, annotations))
+        self.settle(
+            Modified(failed, undeliverable_here or None, annotations), transaction=transaction
+        )
 
     def reject(
         self,
@@ -238,18 +247,37 @@ class Delivery:
         *,
         condition: str = "amqp:precondition-failed",
         info: Mapping[object, object] | None = None,
+        transaction: Transaction | None = None,
     ) -> None:
         """Invalid; it will never be processed. The sender is told why."""
-        self.settle(Rejected(Error(Symbol(condition), description or None, info)))
+        self.settle(
+            Rejected(Error(Symbol(condition), description or None, info)), transaction=transaction
+        )
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
         """Say *outcome*. Saying the same again changes nothing; on a link that is gone it is in vain.
 
+        Args:
+            outcome: What is to become of it.
+            transaction: The outcome holds when this is committed. Until then, and if it is rolled
+                back, the delivery stays in our hands, and another outcome can be said afterwards.
+
         Raises:
-            LocalProtocolError: Another outcome has been said.
+            LocalProtocolError: Another outcome has been said, or *transaction* is not open or of
+                another connection.
+            TransactionRolledBack: *transaction* is of no use any more.
+            LinkDetached: The link is gone, so that nothing can be said within *transaction*.
         """
+        if transaction is not None:
+            transaction.retire(self, outcome)
+            return
         self.raw.settle(outcome)
         self._let_go()
+
+    def unsay(self) -> None:
+        """What was said went with its transaction."""
+        if type(self.raw.local_state) is TransactionalState:
+            self.raw.local_state = None
 
     def _let_go(self) -> None:
         """It has its outcome: there is room for another, and what is still to come is dropped."""
@@ -285,6 +313,9 @@ class Delivery:
         from .routes import RaisedOutcome  # which needs this module
 
         meant = isinstance(error, RaisedOutcome)
+        if type(self.raw.local_state) is TransactionalState:
+            # Its transaction says how this ends.
+            return meant
         if self.outcome is not None or self.raw.settled:
             self._let_go()
         elif error is None:
@@ -792,7 +823,10 @@ class Receiver(LinkHandle):
                 each.context.stream.on_data()
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """The sender has settled these."""
+        """The sender has settled these; what was said in a transaction holds then."""
+        for each in deliveries:
+            if each.settled and type(each.local_state) is TransactionalState:
+                self.freed(each)
         aborted = {each for each in deliveries if each.aborted}
         if aborted:
             # Resumed only to say that they come again, as new ones.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, cast
 
 import trio
 
@@ -21,6 +21,7 @@ from ..errors import (
     DeliveryRejected,
     LinkDetached,
     LocalProtocolError,
+    TransactionRolledBack,
     WouldBlock,
 )
 from ..fronts.base import (
@@ -34,13 +35,15 @@ from ..fronts.base import (
 )
 from ..message import BodyKind, Message, MessageId, Moment, write_data
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Received, Rejected
-from ..termini import Source, Target
+from ..termini import Coordinator, Source, Target
+from ..transactions import TransactionalState
 from ..values import Symbol
 from .links import LinkHandle, fresh
 from .payloads import encode_payload
 
 if TYPE_CHECKING:
     from .links import Owner
+    from .transactions import Transaction
 
 #: What becomes of messages whose outcome a lost connection kept from us: the caller hears
 #: ``ConnectionLost``, or they are sent again and may arrive twice.
@@ -124,6 +127,7 @@ class Receipt:
         "message_format",
         "payload",
         "raw",
+        "transaction",
         "unfinished",
     )
 
@@ -134,6 +138,7 @@ class Receipt:
         message_format: int = 0,
         *,
         unfinished: bool = False,
+        transaction: Transaction | None = None,
     ) -> None:
         self._sender = sender
         #: What is to be sent; dropped when it cannot be needed any more.
@@ -143,6 +148,8 @@ class Receipt:
         self.raw: OutgoingDelivery | None = None
         #: The payload is only the beginning of the message.
         self.unfinished = unfinished
+        #: What it is sent in, as long as it has no outcome.
+        self.transaction = transaction
         self._outcome: Outcome | None = None
         self._error: AmqpError | None = None
         self._waiting: list[trio.lowlevel.Task] | None = None
@@ -151,6 +158,11 @@ class Receipt:
     def done(self) -> bool:
         """The outcome, or why there is none, is known."""
         return self._outcome is not None or self._error is not None
+
+    @property
+    def said(self) -> Outcome | None:
+        """The outcome, if it is known."""
+        return self._outcome
 
     async def outcome(self) -> Outcome:
         """Wait for the outcome, whatever it is. A message sent settled counts as accepted.
@@ -226,6 +238,13 @@ class Receipt:
     def _settle(self) -> None:
         self.payload = b""
         self._sender.done(self)
+        transaction = self.transaction
+        if transaction is not None:
+            self.transaction = None
+            error = self._error
+            if error is None and type(self._outcome) is not Accepted:
+                error = refusal(cast("Outcome", self._outcome))
+            transaction.done(self, error)
         waiting = self._waiting
         if waiting is not None:
             self._waiting = None
@@ -295,7 +314,7 @@ class Sender(LinkHandle):
             raise ValueError(f"in_doubt is 'raise' or 'resend', not {in_doubt!r}")
         super().__init__(session, address, name)
         self.max_pending = max_pending
-        self._asked = Target(
+        self._asked: Target | Coordinator = Target(
             address=None if dynamic else address,
             dynamic=dynamic,
             durable=durable,
@@ -353,10 +372,18 @@ class Sender(LinkHandle):
 
     # --- sending -------------------------------------------------------------------------
 
-    async def send(self, message: object, **properties: Unpack[MessageProperties]) -> Outcome:
+    async def send(
+        self,
+        message: object,
+        *,
+        transaction: Transaction | None = None,
+        **properties: Unpack[MessageProperties],
+    ) -> Outcome:
         """Send a message and wait for its outcome, which is *accepted*.
 
         Args:
+            transaction: Nobody is to see the message before this is committed; the outcome is the
+                one that it will have then.
             message: A :class:`~amqp_rt.message.Message`, or a payload to make one of.
             properties: Whatever :class:`~amqp_rt.message.Message` takes, for example
                 ``ttl_s``, ``priority``, ``durable``, ``subject``, ``application_properties``.
@@ -370,17 +397,22 @@ class Sender(LinkHandle):
             LocalProtocolError: It is larger than the peer allows; nothing was sent.
             LinkDetached: The link went before the outcome came: it is in doubt.
             ConnectionLost: So did the connection.
+            TransactionRolledBack: The transaction is of no use any more.
         """
-        return await self._send(self.encode(message, properties), 0)
+        return await self._send(self.encode(message, properties), 0, transaction)
 
     async def send_payload(self, payload: Payload, *, message_format: int = 0) -> Outcome:
         """Send an encoded message as it is, of whatever format; otherwise as :meth:`send`."""
         return await self._send(payload, message_format)
 
-    async def _send(self, payload: Payload, message_format: int) -> Outcome:
+    async def _send(
+        self, payload: Payload, message_format: int, transaction: Transaction | None = None
+    ) -> Outcome:
         if len(self._queue) + len(self._unsettled) >= self.max_pending:
             await self.wait_for_room()
-        receipt = Receipt(self, payload, message_format)
+        receipt = Receipt(self, payload, message_format, transaction=transaction)
+        if transaction is not None:
+            transaction.add(receipt, self.link)
         self.submit(receipt)
         if type(receipt._outcome) is Accepted:
             await self._take_turns()
@@ -391,10 +423,17 @@ class Sender(LinkHandle):
             self.withdraw(receipt)
             raise
 
-    def send_nowait(self, message: object, **properties: Unpack[MessageProperties]) -> Receipt:
+    def send_nowait(
+        self,
+        message: object,
+        *,
+        transaction: Transaction | None = None,
+        **properties: Unpack[MessageProperties],
+    ) -> Receipt:
         """Send a message, or put it in line for credit, without waiting.
 
-        Takes what :meth:`send` takes; the receipt tells the outcome.
+        Takes what :meth:`send` takes; the receipt tells the outcome. The end of a transaction's
+        block waits for it.
 
         Raises:
             WouldBlock: ``max_pending`` messages have no outcome yet. Nothing was sent.
@@ -402,17 +441,21 @@ class Sender(LinkHandle):
             LinkDetached: The sender is closed, or its link is gone for good.
             ConnectionLost: So is its connection.
         """
-        return self._send_nowait(self.encode(message, properties), 0)
+        return self._send_nowait(self.encode(message, properties), 0, transaction)
 
     def send_payload_nowait(self, payload: Payload, *, message_format: int = 0) -> Receipt:
         """Send an encoded message as it is; otherwise as :meth:`send_nowait`."""
         return self._send_nowait(payload, message_format)
 
-    def _send_nowait(self, payload: Payload, message_format: int) -> Receipt:
+    def _send_nowait(
+        self, payload: Payload, message_format: int, transaction: Transaction | None = None
+    ) -> Receipt:
         self._refuse_if_over()
         if self.pending >= self.max_pending:
             raise WouldBlock(f"{self.pending} messages to {self.address!r} have no outcome yet")
-        receipt = Receipt(self, payload, message_format)
+        receipt = Receipt(self, payload, message_format, transaction=transaction)
+        if transaction is not None:
+            transaction.add(receipt, self.link)
         self.submit(receipt)
         if isinstance(receipt._error, LocalProtocolError):
             raise receipt._error
@@ -559,6 +602,7 @@ class Sender(LinkHandle):
                 receipt,
                 settled=self._settled,
                 message_format=receipt.message_format,
+                state=None if receipt.transaction is None else receipt.transaction.state(),
                 more=receipt.unfinished,
             )
         except LocalProtocolError as error:
@@ -657,7 +701,8 @@ class Sender(LinkHandle):
 
     def _readdress(self, address: str) -> None:
         super()._readdress(address)
-        self._asked.address = address
+        if isinstance(self._asked, Target):
+            self._asked.address = address
 
     def _begin(self, link: Any) -> None:
         if isinstance(link.target, Target):
@@ -678,8 +723,13 @@ class Sender(LinkHandle):
 
     def _remember(self, link: Any) -> None:
         super()._remember(link)
-        for entry in (self._memory or {}).values():
-            entry.payload = entry.context.payload
+        memory = self._memory or {}
+        for tag, entry in list(memory.items()):
+            if entry.context.transaction is None:
+                entry.payload = entry.context.payload
+            else:
+                # It went with its transaction.
+                del memory[tag]
 
     def on_credit(self, link: SendingLink) -> None:
         """There is credit or room again, or the peer drains."""
@@ -691,6 +741,9 @@ class Sender(LinkHandle):
         """The receiver spoke of these messages."""
         for each in deliveries:
             state = each.state
+            if type(state) is TransactionalState:
+                # What it will be when the transaction is committed.
+                state = state.outcome
             if each.remote_settled:
                 # Settled without a state: the default outcome holds (Part 3 §3.5.3).
                 each.context.finish(RELEASED if state is None else state)
@@ -713,6 +766,10 @@ class Sender(LinkHandle):
             else:
                 doubtful.append(receipt)
         self._unfinished = None
+        for receipt in [*self._unsettled, *self._queue]:
+            if receipt.transaction is not None:
+                receipt.fail(TransactionRolledBack(f"the connection was lost ({why})"))
+        self._queue = deque(receipt for receipt in self._queue if not receipt.done)
         self._again(unsent)
         self._doubt(doubtful, why, None if error is None else str(error.condition))
         if not self._keep_waiting:
@@ -725,6 +782,8 @@ class Sender(LinkHandle):
         """Whether these have arrived cannot be found out."""
         again: list[Receipt] = []
         for receipt in receipts:
+            if receipt.done:
+                continue
             if self._resends and not receipt.unfinished:
                 again.append(receipt)
             else:

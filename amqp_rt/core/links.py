@@ -52,6 +52,10 @@ _CHUNK_COST: Final = 64
 class Link:
     """What both directions have in common."""
 
+    #: What comes here is about what came before on other links, which hear of that first; what is
+    #: sent here leaves after what was said there.
+    _in_order: bool = False
+
     def __init__(self, session: Session, name: str, role: bool) -> None:
         self.session = session
         self.name = name
@@ -372,8 +376,6 @@ class Link:
 class ReceiverLink(Link):
     """A link on which the peer sends to us."""
 
-    #: What comes here is about what came before on other links, which hear of that first.
-    _in_order: bool = False
     #: What the next flow says beside the credit.
     _flow_properties: Mapping[object, object] | None = None
 
@@ -1364,6 +1366,8 @@ class SenderLink(Link):
         if sending.delivery_id >= 0:
             header = later_transfer(session.channel, self.handle, more, size)
         else:
+            if self._in_order:
+                session.flush_dispositions()
             sending.delivery_id = session.add_outgoing(sending)
             if (
                 len(sending.tag) == 4
@@ -1436,6 +1440,8 @@ class SenderLink(Link):
     def on_attach(self, attach: Attach) -> None:
         super().on_attach(attach)
         self.max_message_size = attach.max_message_size or 0
+        if isinstance(attach.target, Coordinator):
+            self._in_order = True
 
     def on_flow(self, flow: Flow) -> None:
         """The receiver set our credit, drains, or wants to know how we stand (§2.6.7)."""

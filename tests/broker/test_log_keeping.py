@@ -84,7 +84,7 @@ async def test_a_log_outlives_its_broker(store: Store) -> None:
         assert new.message_annotations["x-opt-sequence-number"] == 5
         # The clock was set back; the records know nothing of it.
         assert new.message_annotations["x-opt-enqueued-time"] == Timestamp(1_000_000_000)
-        with pytest.raises(AmqpError, match="has 2 partitions for good"):
+        with pytest.raises(AmqpError, match="exists as"):
             await broker.declare(Log("log", partitions=3))
         await broker.declare(Log("log", partitions=2, max_age_s=7))
         await broker.delete("log")
@@ -291,3 +291,34 @@ async def test_dead_letters_may_go_to_a_log(store: Store) -> None:
     async with Broker(store=store) as broker:
         assert broker.host.log_stats("dead").partitions[0].next == 1
         assert broker.host.stats("q").available == 0
+
+
+@pytest.mark.req("K4", "R3")
+async def test_a_transaction_posts_to_logs_all_or_nothing() -> None:
+    store = Troubled()
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(Log("log"), Queue("q"))
+        async with peer.sender("log") as out, peer.sender("q") as other:
+            await out.send(0)
+            async with peer.transaction() as work:
+                await work.send(out, 1)
+                await work.send(other, "m", durable=True)
+                await work.send(out, 2)
+                assert broker.host.log_stats("log").partitions[0].next == 1
+            await out.send(3)
+            with pytest.raises(ZeroDivisionError):
+                async with peer.transaction() as work:
+                    await work.send(out, "never")
+                    raise ZeroDivisionError
+            store.full = True
+            with pytest.raises(AmqpError):
+                async with peer.transaction() as work:
+                    await work.send(out, "never")
+            store.full = False
+            await out.send(4)
+        assert await bodies(peer, 5) == [0, 1, 2, 3, 4]
+        (log,) = broker.host._logs
+        assert log.pending == 0
+    async with Broker(store=store) as broker:
+        assert broker.host.log_stats("log").partitions[0].next == 5
+        assert broker.host.stats("q").available == 1

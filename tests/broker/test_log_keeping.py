@@ -301,19 +301,19 @@ async def test_a_transaction_posts_to_logs_all_or_nothing() -> None:
         async with peer.sender("log") as out, peer.sender("q") as other:
             await out.send(0)
             async with peer.transaction() as work:
-                await work.send(out, 1)
-                await work.send(other, "m", durable=True)
-                await work.send(out, 2)
+                await out.send(1, transaction=work)
+                await other.send("m", durable=True, transaction=work)
+                await out.send(2, transaction=work)
                 assert broker.host.log_stats("log").partitions[0].next == 1
             await out.send(3)
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 (the block is what is tested)
                 async with peer.transaction() as work:
-                    await work.send(out, "never")
+                    await out.send("never", transaction=work)
                     raise ZeroDivisionError
             store.full = True
             with pytest.raises(AmqpError):
                 async with peer.transaction() as work:
-                    await work.send(out, "never")
+                    await out.send("never", transaction=work)
             store.full = False
             await out.send(4)
         assert await bodies(peer, 5) == [0, 1, 2, 3, 4]

@@ -39,7 +39,7 @@ PUBLIC: dict[str, set[str]] = {
         "rpc",
         "source",
     },
-    "amqp_rt.broker": {"Queue", "Topic"},
+    "amqp_rt.broker": {"Log", "Queue", "Topic"},
 }
 
 

@@ -31,7 +31,6 @@ INTERPRETED = {
     "amqp_rt/core/options.py": "msgspec Structs: mypyc drops the keywords of their classes",
     "amqp_rt/core/performatives.py": "msgspec Structs: mypyc drops the keywords of their classes",
     "amqp_rt/core/sasl_frames.py": "msgspec Structs: mypyc drops the keywords of their classes",
-    "amqp_rt/core/transactions.py": "msgspec Structs: mypyc drops the keywords of their classes",
 }
 
 

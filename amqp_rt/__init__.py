@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .container.recovery import Reconnect, connect
     from .container.routes import Deadline, Modify, Reject, Release, Router, node, rpc, source
     from .container.sending import Sender
+    from .container.transactions import Transaction
     from .events import Peer
     from .limits import Limits
     from .message import Message
@@ -42,6 +43,7 @@ __all__ = [
     "Release",
     "Router",
     "Sender",
+    "Transaction",
     "__version__",
     "connect",
     "node",
@@ -74,6 +76,7 @@ _HOMES: dict[str, str] = {
     "Release": "amqp_rt.container.routes",
     "Router": "amqp_rt.container.routes",
     "Sender": "amqp_rt.container.sending",
+    "Transaction": "amqp_rt.container.transactions",
     "connect": "amqp_rt.container.recovery",
     "node": "amqp_rt.container.routes",
     "rpc": "amqp_rt.container.routes",

@@ -120,6 +120,12 @@ class DeliveryNotAccepted(AmqpError):
     default_condition = "amqp:precondition-failed"
 
 
+class TransactionRolledBack(AmqpError):
+    """Nothing of a transaction has happened (Part 4 §4.3): who gave it up, and why, is in the text."""
+
+    default_condition = "amqp:transaction:rollback"
+
+
 class WouldBlock(AmqpError):
     """A ``_nowait`` call would have to wait: no credit, or too much is pending."""
 

@@ -42,6 +42,9 @@ class Limits(Struct, frozen=True, gc=False):
     session_window_bytes: int = 64 * MIB
     #: Unsettled deliveries in one session, in either direction.
     unsettled_max: int = 5_000
+    #: Sections that are counted to say how far a delivery has come when its link is resumed. One of
+    #: more is resumed from its beginning: a peer that comes back all the time must not make us count.
+    resume_sections_max: int = 100
     #: Delivery tags are at most 32 octets by Part 2 §2.8.7.
     delivery_tag_max: int = 32
     #: Bytes waiting for a peer that does not read, before we stop producing.
@@ -86,8 +89,48 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_max: int = 10_000
     #: Bytes of those messages.
     backlog_bytes_max: int = 64 * MIB
+    #: Partitions of one log.
+    log_partitions_max: int = 1_024
+    #: Bytes that a partition of a log holds in memory when there is no store, unless it is declared
+    #: otherwise; the oldest records go first.
+    log_bytes_max: int = 64 * MIB
+    #: Bytes of the newest records that a partition of a log has in memory when there is a store.
+    log_tail_bytes_max: int = 4 * MIB
+    #: Bytes that are read of a log at a time; at least one chunk.
+    log_read_bytes_max: int = MIB
+    #: Bytes of what was read for readers of logs that are far behind, of all of them together.
+    log_cache_bytes_max: int = 64 * MIB
+    #: Groups that have a cursor on one log.
+    log_groups_max: int = 1_000
+    #: Holds on one log, and seconds that each may last.
+    log_holds_max: int = 100
+    log_hold_max_s: float = 86_400.0
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
+    #: Transactions of one session that are not discharged.
+    transactions_max: int = 100
+    #: Posts, acquisitions and retirements of one transaction (Part 4 §4.4).
+    transaction_work_max: int = 10_000
+    #: Seconds from the declaration of a transaction until it is rolled back.
+    transaction_s: float = 60.0
+    #: Filters in the filter-set of one source.
+    filters_max: int = 16
+    #: Entries of all the property filters of one source together.
+    filter_entries_max: int = 16
+    #: Bytes of a selector, a binding or another text in a filter.
+    filter_text_max: int = 4 * KIB
+    #: Tokens of one selector; parsing costs as many turns.
+    selector_terms_max: int = 512
+    #: Operators and parentheses inside each other in a selector.
+    selector_depth_max: int = 64
+    #: Wildcards in all LIKE patterns of one selector.
+    like_wildcards_max: int = 64
+    #: Characters of a message's text that a pattern is matched with, or that a selector makes;
+    #: a longer one matches no pattern.
+    filter_subject_max: int = 4 * KIB
+    #: Steps that all filters of a source may take for one message: one for each place at which a
+    #: pattern is tried. What takes more does not match.
+    filter_steps_max: int = 10_000
 
 
 DEFAULT_LIMITS = Limits()

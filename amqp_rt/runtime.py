@@ -12,7 +12,8 @@ import trio
 
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
-from .broker.nodes import Declaration, Queue, Topic, declaration
+from .broker.journal import Journal
+from .broker.nodes import KINDS, LOG, Declaration, declaration, split_partition
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container
@@ -24,10 +25,11 @@ from .message import Message
 from .net.memory import MemoryNetwork
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
+from .stores.base import Store
 
 
 class Broker:
-    """An embedded broker: queues and topics, and the nodes of an application beside them.
+    """An embedded broker: queues, topics and logs, and the nodes of an application beside them.
 
     ::
 
@@ -50,6 +52,10 @@ class Broker:
         plain_in_clear: Let passwords cross networks unencrypted.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
+        store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
+            :class:`~amqp_rt.stores.base.Store`, or None for nowhere. Without one, durable messages
+            are refused (Part 3 §3.2.1).
+        volatile: Take durable messages although there is no store.
     """
 
     def __init__(
@@ -67,6 +73,8 @@ class Broker:
         plain_in_clear: bool = False,
         network: MemoryNetwork | None = None,
         management: bool = True,
+        store: str | Store | None = None,
+        volatile: bool = False,
     ) -> None:
         self.container = container or Container(
             name,
@@ -78,15 +86,20 @@ class Broker:
             plain_in_clear=plain_in_clear,
             network=network,
         )
+        kept = store_of(store) if isinstance(store, str) else store
         self.host = BrokerHost(
-            limits=self.container.limits, clock=clock, auto_create=_creator(auto_create)
+            limits=self.container.limits,
+            clock=clock,
+            auto_create=_creator(auto_create),
+            journal=None if kept is None else Journal(kept),
+            volatile=volatile,
         )
         self.container.add_host(self.host)
         if management:
             answering = Management(lambda virtual_host: _Managed(self.host, virtual_host))
 
             async def answer(message: Message, peer: Peer) -> Message:
-                return answering.answer(message, peer.virtual_host)
+                return await answering.answer(message, peer.virtual_host)
 
             self.container.rpc(ADDRESS)(answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
@@ -96,12 +109,16 @@ class Broker:
     async def declare(self, *declared: Declaration) -> None:
         """Make nodes. Declaring the same again changes nothing.
 
+        With a store they are there again when it is opened again; what is declared then replaces
+        what was kept. Cancelled, the nodes are made, and may not be kept yet.
+
         Raises:
             AmqpError: A name is taken by another node, or there are too many.
         """
         for each in declared:
             self.host.declare(each)
         await trio.lowlevel.checkpoint()
+        await self.host.wait_kept()
 
     async def delete(self, name: str) -> int:
         """Delete a node: its links are detached, its messages are gone; returns how many.
@@ -111,6 +128,7 @@ class Broker:
         """
         gone = self.host.delete(name)
         await trio.lowlevel.checkpoint()
+        await self.host.wait_kept()
         return gone
 
     # --- lifetime ------------------------------------------------------------------------
@@ -130,9 +148,14 @@ class Broker:
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[Self]:
-        async with self.container:
-            self.container.start_handler(self.host.run)
-            yield self
+        try:
+            await self.host.restore()
+            async with self.container:
+                self.container.start_handler(self.host.run)
+                yield self
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.host.close()
 
     async def listen(self, *urls: str) -> list[str]:
         """Take connections at each of *urls*; see :meth:`Container.listen`."""
@@ -158,6 +181,25 @@ class Broker:
 
     def __repr__(self) -> str:
         return f"<Broker {self.container.name!r}: {len(self.host.nodes())} nodes>"
+
+
+def store_of(text: str) -> Store | None:
+    """The store that ``memory:`` (none) or ``sqlite:PATH`` names.
+
+    Raises:
+        AmqpError: It names none.
+    """
+    kind, colon, path = text.partition(":")
+    if kind == "memory" and colon and not path:
+        return None
+    if kind == "sqlite" and path:
+        from .stores.sqlite import SQLiteStore  # which loads SQLite
+
+        return SQLiteStore(path)
+    raise AmqpError(
+        f"{text!r} is no store: it is memory: or sqlite:PATH, such as sqlite:broker.db",
+        condition="amqp:invalid-field",
+    )
 
 
 def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] | None:
@@ -187,9 +229,9 @@ def split_kind(text: str) -> tuple[str, str]:
         AmqpError: It has no kind, or one that is not known.
     """
     kind, colon, name = text.partition(":")
-    if not colon or not name or kind not in ("queue", "topic"):
+    if not colon or not name or kind not in KINDS:
         raise AmqpError(
-            f"{text!r} is not KIND:NAME with queue or topic as its kind, such as queue:orders",
+            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
             condition="amqp:invalid-field",
         )
     return kind, name
@@ -208,17 +250,59 @@ class _Managed:
     def node(self, name: str) -> Mapping[str, Any]:
         return attributes(self._host.stats(name, virtual_host=self._in))
 
+    def details(self, name: str) -> Mapping[str, Any]:
+        found = split_partition(name)
+        try:
+            known = self.node(name)
+        except AmqpError:
+            if found is None:
+                raise
+            log = self._host.log_stats(found[0], virtual_host=self._in)
+            if found[1] >= len(log.partitions):
+                raise
+            return {
+                "name": name,
+                "kind": LOG,
+                "incarnation": log.incarnation,
+                **attributes(log.partitions[found[1]]),
+            }
+        if known["kind"] != LOG:
+            return known
+        return {**known, **attributes(self._host.log_stats(name, virtual_host=self._in))}
+
+    def cursor(self, name: str, group: str) -> Mapping[int, int]:
+        return self._host.cursor(name, group, virtual_host=self._in)
+
+    async def set_cursor(
+        self, name: str, group: str, offsets: Mapping[int, int], incarnation: str | None
+    ) -> None:
+        await self._host.set_cursor(
+            name, group, offsets, incarnation=incarnation, virtual_host=self._in
+        )
+
+    async def hold(
+        self,
+        name: str,
+        holder: str,
+        offsets: Mapping[int, int],
+        for_s: float,
+        incarnation: str | None,
+    ) -> None:
+        await self._host.hold(
+            name, holder, offsets, for_s, incarnation=incarnation, virtual_host=self._in
+        )
+
     def create(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         wanted = dict(given)
         kind = str(wanted.pop("kind", "queue"))
-        types: dict[str, type[Declaration]] = {"queue": Queue, "topic": Topic}
-        if kind not in types:
+        if kind not in KINDS:
             raise AmqpError(
-                f"a node is a queue or a topic, not {kind!r:.50}", condition="amqp:invalid-field"
+                f"a node is a queue, a topic or a log, not {kind!r:.50}",
+                condition="amqp:invalid-field",
             )
         try:
-            declared = msgspec.convert(wanted | {"name": name}, types[kind], strict=False)
-            known = set(types[kind].__struct_fields__)
+            declared = msgspec.convert(wanted | {"name": name}, KINDS[kind], strict=False)
+            known = set(KINDS[kind].__struct_fields__)
             if unknown := sorted(set(wanted) - known):
                 raise ValueError(f"{kind} has no attribute {unknown[0]!r}")
         except (msgspec.ValidationError, ValueError) as error:

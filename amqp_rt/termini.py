@@ -11,7 +11,6 @@ from .codec.composites import (
     ANY,
     BOOLEAN,
     FIELDS,
-    MAP,
     SYMBOL,
     SYMBOLS,
     UINT,
@@ -67,7 +66,7 @@ class DeleteOnNoLinksOrMessages(Struct, frozen=True, gc=False):
     ("dynamic", BOOLEAN, False),
     ("dynamic_node_properties", FIELDS),
     ("distribution_mode", SYMBOL),
-    ("filter", MAP),
+    ("filter", FIELDS),
     (
         "default_outcome",
         any_of(Accepted, Rejected, Released, Modified, Received),
@@ -85,6 +84,8 @@ class Source(Struct, kw_only=True, gc=False):
     dynamic: bool = False
     dynamic_node_properties: Mapping[object, object] | None = None
     distribution_mode: str | None = None
+    #: Filters by a name that the receiver is free to choose; the descriptor of each says what it
+    #: is (§3.5.8). Keys are symbols, and strings from peers that confuse the two.
     filter: Mapping[object, object] | None = None
     default_outcome: Any = None
     outcomes: tuple[str, ...] = ()
@@ -118,3 +119,14 @@ class Coordinator(Struct, kw_only=True, gc=False):
     """The target of a transaction's control link (Part 4 §4.5.1)."""
 
     capabilities: tuple[str, ...] = ()
+
+
+def outlives_connection(terminus: Source | Target | Coordinator | None) -> bool:
+    """Whether *terminus*, and with it its unsettled deliveries, is kept when its connection is lost.
+
+    By the expiry-policy, unless it is *never*, a timer starts then, and the terminus goes when it
+    runs out; by default that is at once (§3.5.6).
+    """
+    if not isinstance(terminus, Source | Target):
+        return False
+    return terminus.timeout > 0 or terminus.expiry_policy == "never"

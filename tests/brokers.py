@@ -12,8 +12,9 @@ from amqp_rt.fronts.base import RCV_FIRST, SND_MIXED
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import Error, Outcome, Rejected
-from amqp_rt.termini import Source, Target
+from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.transactions import Declare, Declared, Discharge, TransactionalState
 
 
 class Time:
@@ -135,6 +136,49 @@ class Client:
         self.world.pump()
 
 
+class Controller:
+    """The client's end of a control link."""
+
+    def __init__(self, client: Client, **options: Any) -> None:
+        self.world = client.world
+        self.endpoint = Recorder()
+        self.link = client.session.attach_sender(
+            f"control{client.links}",
+            self.endpoint,
+            source=Source(outcomes=options.pop("outcomes", ())),
+            target=options.pop("target", Coordinator()),
+            **options,
+        )
+        client.links += 1
+        self.world.pump()
+
+    def say(self, body: Any, **options: Any) -> Any:
+        """Send *body*; what is said of it, None as long as nothing is."""
+        payload = Message(body).encode()
+        sending = self.link.send(payload, **options)
+        self.world.pump()
+        return sending.state
+
+    def declare(self) -> bytes:
+        state = self.say(Declare())
+        assert isinstance(state, Declared)
+        return state.txn_id
+
+    def discharge(self, txn_id: bytes, *, fail: bool = False) -> str:
+        """Commit or roll back: ``"accepted"``, or the condition with which it was rejected."""
+        state = self.say(Discharge(txn_id, fail))
+        return (
+            state.error.condition if isinstance(state, Rejected) else type(state).__name__.lower()
+        )
+
+    @property
+    def error(self) -> str | None:
+        """The condition with which the link was detached."""
+        if not self.endpoint.detached or self.endpoint.detached[0][0] is None:
+            return None
+        return str(self.endpoint.detached[0][0].condition)
+
+
 class Relay(Recorder):
     """The anonymous terminus, in its plainest form; what it resolved once it keeps."""
 
@@ -182,6 +226,13 @@ class Sending(_End):
         """One message for each body."""
         for body in bodies:
             self.link.send(Message(body, **fields).encode(), body, settled=settled)
+        self.world.pump()
+
+    def post(self, txn_id: bytes, *bodies: Any, settled: bool | None = None, **fields: Any) -> None:
+        """One message for each body, within a transaction."""
+        for body in bodies:
+            state = TransactionalState(txn_id)
+            self.link.send(Message(body, **fields).encode(), settled=settled, state=state)
         self.world.pump()
 
     def send_raw(self, payload: bytes, **options: Any) -> None:

@@ -5,6 +5,7 @@ Real bytes over streams in memory; the test decides what the peer answers, and w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,15 +29,44 @@ from amqp_rt.testing.pairs import Recorder
 class _Line(trio.abc.HalfCloseableStream):
     """The stream to us, which the peer may stop using."""
 
-    def __init__(self, stream: MemoryStream) -> None:
+    def __init__(self, stream: MemoryStream, cut: int | None) -> None:
         self.mute = False
+        #: Frames, of both directions together, that still pass before the line is cut.
+        self.left = cut
+        self.frames = 0
+        self._pieces = (bytearray(), bytearray())
         self._stream = stream
+
+    def _pass(self, data: bytes | bytearray | memoryview, *, inbound: bool) -> bytes:
+        """The whole frames of *data* that still pass; the rest waits to become whole."""
+        held = self._pieces[inbound]
+        held += data
+        at = 0
+        while self.left != 0 and len(held) - at >= 8:
+            size = 8 if held[at : at + 4] == b"AMQP" else int.from_bytes(held[at : at + 4], "big")
+            if size < 8:
+                # No frame: let the engine find out.
+                size = len(held) - at
+            if len(held) - at < size:
+                break
+            at += size
+            self.frames += 1
+            if self.left is not None:
+                self.left -= 1
+        passed = bytes(held[:at])
+        del held[:at]
+        return passed
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         if self.mute:
             await trio.lowlevel.checkpoint()
-        else:
-            await self._stream.send_all(data)
+            return
+        passed = self._pass(data, inbound=False)
+        if passed:
+            await self._stream.send_all(passed)
+        if self.left == 0:
+            await self._stream.aclose()
+            raise trio.BrokenResourceError("cut")
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
@@ -46,9 +76,14 @@ class _Line(trio.abc.HalfCloseableStream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         while True:
+            if self.left == 0:
+                await self._stream.aclose()
+                return b""
             data = await self._stream.receive_some(max_bytes)
-            if not data or not self.mute:
+            if not data:
                 return data
+            if not self.mute and (passed := self._pass(data, inbound=True)):
+                return passed
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -79,6 +114,8 @@ class FarEnd:
         self.on_attach = on_attach or self.accept
         self.on_open = on_open
         self.limits = limits
+        #: Who the peer says it is when it opens.
+        self.container_id = "far"
         self.network = MemoryNetwork()
         self.engines: list[Engine] = []
         #: Names that were dialled, in order.
@@ -88,6 +125,8 @@ class FarEnd:
         self.failures: list[Error] = []
         self._scopes: list[trio.CancelScope] = []
         self._lines: list[_Line] = []
+        #: Frames after which each of the next connections is cut.
+        self.cuts: deque[int] = deque()
         self._listening: dict[str, trio.MemoryReceiveChannel[Any]] = {}
         self._changed = trio.Event()
 
@@ -126,6 +165,15 @@ class FarEnd:
         """The peer hangs: on the latest connection, it hears and says nothing any more."""
         self._lines[-1].mute = True
 
+    def cut(self, frames: int) -> None:
+        """Lose the latest connection when it has carried *frames* more, of both directions."""
+        self._lines[-1].left = frames
+
+    @property
+    def frames(self) -> int:
+        """How many frames the latest connection has carried."""
+        return self._lines[-1].frames
+
     def close_door(self, name: str) -> None:
         """Listen no more at *name*; connections that stand stay."""
         self._listening.pop(name).close()
@@ -158,11 +206,11 @@ class FarEnd:
 
     async def _serve(self, stream: Any) -> None:
         engine = amqp10.Front().server(
-            ServerOptions(container_id="far", limits=self.limits, sasl_required=False),
+            ServerOptions(container_id=self.container_id, limits=self.limits, sasl_required=False),
             trio.current_time(),
         )
         self.engines.append(engine)
-        line = _Line(stream)
+        line = _Line(stream, self.cuts.popleft() if self.cuts else None)
         self._lines.append(line)
 
         def handle(events: list[Event]) -> None:

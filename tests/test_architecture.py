@@ -22,7 +22,10 @@ PACKAGE = Path(amqp_rt.__file__).parent
 
 VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
-NEUTRAL = {"message", "outcomes", "events", "addresses", "termini", "clock"}
+NEUTRAL = {
+    *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
+    "clock",
+}
 #: What everybody may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
 
@@ -59,6 +62,8 @@ FORBIDDEN_IN_PURE = {
     *("trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors", "socketserver"),
     *("threading", "multiprocessing", "concurrent", "subprocess", "queue", "sched", "time"),
 }
+#: These wait for a disk, in a worker thread: they know no event loop.
+BLOCKING = {"stores"}
 #: The one pure module that reads the clock, so that nobody else has to.
 READS_TIME = {"clock"}
 
@@ -124,6 +129,8 @@ def violations(source: str, module: str, *, package: bool = False) -> Iterator[s
                     yield f"{where} import from the module that defines it"
             elif theirs != layer and not _allowed(rest, LAYERS[layer]):
                 yield f"{where} {layer} must not import {theirs}"
+        elif layer in BLOCKING and origin in {"trio", "anyio", "asyncio"}:
+            yield f"{where} brings an event loop into {layer}"
         elif not pure:
             continue
         elif origin in FORBIDDEN_IN_PURE and not (origin == "time" and module in READS_TIME):
@@ -173,6 +180,8 @@ def test_layers_only_look_down() -> None:
         ("container.container", "from ..runtime import serve", "must not know who composes it"),
         ("management.node", "from ..broker.queues import Queue", "not import broker"),
         ("net.driver", "from ..core.engine import Engine", "net must not import core"),
+        ("stores.sqlite", "import trio", "brings an event loop into stores"),
+        ("stores.sqlite", "from ..broker.queues import Queue", "stores must not import broker"),
         ("attic", "import os", "no line in the table"),
     ],
 )
@@ -190,6 +199,7 @@ def test_a_look_up_is_found(module: str, source: str, complaint: str) -> None:
             "broker.broker",
             "import trio\nfrom .queues import Queue\nfrom ..stores.base import Store",
         ),
+        ("stores.sqlite", "import apsw\nimport time\nfrom .base import Batch"),
         ("management.node", "from ..broker.nodes import Node"),
         ("container.container", "import trio\nfrom ..net import dial\nfrom ..fronts import amqp10"),
         ("runtime", "from .core import engine\nfrom .broker import broker"),

@@ -3,16 +3,21 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import astuple
 from typed_values import same
 
 from amqp_rt.codec.composites import decode_composite, encode_composite
 from amqp_rt.codec.primitives import encode
+from amqp_rt.codec.sections import walk_front
 from amqp_rt.errors import DecodeError, EncodeError, LocalProtocolError
 from amqp_rt.limits import Limits
 from amqp_rt.message import (
@@ -669,6 +674,56 @@ def test_an_intermediary_does_not_look_at_the_bare_message() -> None:
 def test_a_bad_head_is_refused(wire: str) -> None:
     with pytest.raises(DecodeError):
         walk_head(bytes.fromhex(wire))
+
+
+@pytest.mark.req("B21")
+@given(
+    st.lists(
+        st.sampled_from(["header", "delivery-annotations", "message-annotations"]), max_size=3
+    ),
+    st.lists(st.sampled_from(["properties", "application-properties"]), max_size=3),
+    st.sampled_from(["", "data", "amqp-sequence", "amqp-value", "footer"]),
+)
+def test_the_front_of_a_message_is_found_as_the_whole_is(
+    head: list[str], bare: list[str], body: str
+) -> None:
+    octets = bytes.fromhex("".join(ANY[name] for name in [*head, *bare, body] if name))
+    try:
+        whole = walk(octets)
+    except DecodeError as error:
+        with pytest.raises(DecodeError, match=re.escape(error.description)):
+            walk_front(octets)
+        return
+    assert walk_front(octets) == astuple(whole)[:5]
+    # Of the body, nothing counts but its descriptor.
+    if body:
+        assert walk_front(octets[: whole.body + 3]) == astuple(whole)[:5]
+
+
+@pytest.mark.req("B21")
+@pytest.mark.parametrize(
+    "wire",
+    [
+        "005374c1",
+        "005374c10a0041",
+        "005374d1000000",
+        "00537445",
+        "005379",
+        "40",
+        "00a310616d71703a6865616465723a6c697374",
+    ],
+)
+def test_a_bad_front_is_refused(wire: str) -> None:
+    with pytest.raises(DecodeError):
+        walk_front(bytes.fromhex(wire))
+
+
+def test_a_front_with_symbols_for_descriptors() -> None:
+    header = bytes.fromhex("00a310") + b"amqp:header:list" + b"\x45"
+    rest = bytes.fromhex(ANY["properties"] + ANY["data"])
+    at = len(header)
+    end = at + len(bytes.fromhex(ANY["properties"]))
+    assert walk_front(header + rest) == (at, at, at, end, end)
 
 
 def test_a_head_in_unusual_order_of_absence() -> None:

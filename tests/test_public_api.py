@@ -33,12 +33,13 @@ PUBLIC: dict[str, set[str]] = {
         "Release",
         "Router",
         "Sender",
+        "Transaction",
         "connect",
         "node",
         "rpc",
         "source",
     },
-    "amqp_rt.broker": {"Queue", "Topic"},
+    "amqp_rt.broker": {"Log", "Queue", "Topic"},
 }
 
 

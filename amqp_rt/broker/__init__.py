@@ -1,5 +1,5 @@
-"""Queues and topics. Declare them on an :class:`amqp_rt.Broker`."""
+"""Queues, topics and logs. Declare them on an :class:`amqp_rt.Broker`."""
 
-from .nodes import Queue, Topic
+from .nodes import Log, Queue, Topic
 
-__all__ = ["Queue", "Topic"]
+__all__ = ["Log", "Queue", "Topic"]

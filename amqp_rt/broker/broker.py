@@ -8,26 +8,46 @@ protocol: whatever a front makes of its wire can attach here.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final, cast
 
+import msgspec
 import trio
 from msgspec import Struct
 
 from ..clock import Clock, SystemClock
-from ..errors import AmqpError, LinkRefused
-from ..fronts.base import IncomingDelivery, ReceivingEndpoint, ReceivingLink, SendingLink
+from ..errors import AmqpError, LinkRefused, LocalProtocolError
+from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import AnnotationPolicy
 from ..outcomes import Error
-from ..termini import Source, Target
-from .entries import Door, Entry, dead_letter, departing
-from .nodes import NAME_MAX, QUEUE, Declaration, Queue, Terms, Topic, answer, dynamic_declaration
-from .producers import Inlet, Intake, Producer, settle_accepted
+from ..stores.base import SEQUENCE_MAX
+from ..termini import Coordinator, Source, Target
+from ..values import Symbol
+from .entries import NEVER, Door, Entry, dead_letter, departing, restored
+from .journal import Journal, QueueLedger
+from .logs import Entrance, LogReader, MessageLog, Reading
+from .nodes import (
+    KINDS,
+    LOG,
+    NAME_MAX,
+    QUEUE,
+    Declaration,
+    Log,
+    Queue,
+    Terms,
+    Topic,
+    answer,
+    dynamic_declaration,
+    split_partition,
+)
+from .producers import Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .topics import MessageTopic
+from .transactions import Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -54,16 +74,42 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class PartitionStats(Struct, frozen=True, kw_only=True):
+    """How far one partition of a log goes."""
+
+    partition: int
+    #: The first offset that is there, and the one that the next record gets.
+    first: int
+    next: int
+    bytes: int
+    #: When the last record was appended, in milliseconds since 1970; None if never.
+    last_enqueued_ms: int | None
+
+
+class LogStats(Struct, frozen=True, kw_only=True):
+    """A log and how far it goes."""
+
+    name: str
+    #: A log that takes this one's place has another: the same offsets mean other records.
+    incarnation: str
+    partitions: list[PartitionStats]
+    #: Groups with a cursor.
+    groups: list[str]
+
+
 class _Node:
     """A declaration, what stands behind it, and who is attached."""
 
     def __init__(
         self,
         declared: Declaration,
-        held: MessageQueue | MessageTopic,
+        held: MessageQueue | MessageTopic | MessageLog,
         intake: Intake,
         inlet: Inlet,
         owner: Any,
+        ledger: Ledger | None,
+        number: int,
+        partition: int | None = None,
     ) -> None:
         self.declared = declared
         self.held = held
@@ -71,24 +117,102 @@ class _Node:
         self.inlet = inlet
         #: The connection that made a dynamic node.
         self.owner = owner
+        self.ledger = ledger
+        #: Its number in the store, 0 if it is not there.
+        self.number = number
+        #: Of a log, the partition that is meant, None for all.
+        self.partition = partition
+        #: It was found in the store, and nobody has declared it since.
+        self.found = False
 
     def links(self) -> list[Any]:
         """The links that are attached."""
         held = self.held
-        consumers = (
-            held.consumers
-            if isinstance(held, MessageTopic)
-            else [
-                *held.consumers.values(),
-                *held.browsers.values(),
-            ]
+        consumers: list[Any] = (
+            [*held.consumers.values(), *held.browsers.values()]
+            if isinstance(held, MessageQueue)
+            else [*held.consumers]
         )
         found = [consumer.link for consumer in consumers if consumer.link is not None]
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+#: The kind of fact that a declared node is.
+NODE: Final = "node"
+#: Of a log: its incarnation; for each group its cursor; what is held, and until when.
+INCARNATION: Final = "log"
+CURSOR: Final = "log-cursor"
+HOLD: Final = "log-hold"
+#: Messages read from the store at a time, and bytes of them.
+_RESTORED_MAX: Final = 10_000
+_RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class _Described(Struct, array_like=True):
+    """A declared node as the store keeps it. New fields go to the end."""
+
+    virtual_host: str
+    kind: str
+    declared: dict[str, Any]
+
+
+def _alike(one: Declaration, other: Declaration) -> bool:
+    """Whether a node that is declared as *one* can become one that is declared as *other*."""
+    if isinstance(one, Queue) and isinstance(other, Queue):
+        # Its messages are in this order already.
+        return one.priorities == other.priorities
+    if isinstance(one, Log) and isinstance(other, Log):
+        # So are the places of its records.
+        return one.partitions == other.partitions
+    return type(one) is type(other)
+
+
+def _way_in(
+    held: MessageQueue | MessageTopic | MessageLog,
+    ledger: Ledger | None,
+    partition: int | None = None,
+) -> tuple[Place, Ledger | None]:
+    """Where what comes for *held* is put, and what keeps it: of a log, for one link."""
+    if isinstance(held, MessageLog):
+        entrance = Entrance(held, partition)
+        return entrance, None if held.reading is None else entrance
+    return held, ledger
+
+
+def _key(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def _described(declared: Declaration, virtual_host: str) -> bytes:
+    fields = msgspec.structs.asdict(declared)
+    return msgspec.msgpack.encode(_Described(virtual_host, declared.kind, fields))
+
+
+def _check_incarnation(address: str, log: MessageLog, incarnation: str | None) -> None:
+    if incarnation is not None and incarnation != log.incarnation:
+        raise AmqpError(
+            f"{address!r} is another log now, {log.incarnation}",
+            condition="amqp:precondition-failed",
+        )
+
+
+def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[int, int]:
+    """*offsets* by their partitions.
+
+    Raises:
+        AmqpError: One of them cannot be.
+    """
+    for partition, offset in offsets.items():
+        if not 0 <= partition < len(log.partitions) or not 0 <= offset <= SEQUENCE_MAX:
+            raise AmqpError(
+                f"{address!r} has no offset {offset} in a partition {partition}",
+                condition="amqp:invalid-field",
+            )
+    return {int(partition): int(offset) for partition, offset in offsets.items()}
+
+
 class BrokerHost:
-    """Queues and topics in memory.
+    """Queues, topics and logs.
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
@@ -96,7 +220,8 @@ class BrokerHost:
         auto_create: Called with an address that has no node; returns the declaration of the node
             to make for it, or None.
         annotations: What to do about annotation keys that nobody knows (decision 13).
-        settle: Answers deliveries whose messages have been put. A store settles after its commit.
+        journal: Keeps nodes and durable messages; None to keep everything in memory.
+        volatile: Take durable messages although there is no journal (M5 would refuse them).
     """
 
     def __init__(
@@ -106,24 +231,93 @@ class BrokerHost:
         clock: Clock | None = None,
         auto_create: Callable[[str], Declaration | None] | None = None,
         annotations: AnnotationPolicy = "default",
-        settle: Callable[[list[IncomingDelivery]], None] = settle_accepted,
+        journal: Journal | None = None,
+        volatile: bool = False,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
         self.memory = Memory(limits.broker_bytes_max)
         self._auto_create = auto_create
         self._door = Door(annotations, limits)
-        self._settle = settle
+        self.journal = journal
+        self.volatile = volatile
+        self.transactions = Transactions(journal, self.clock.monotonic, limits)
         #: Virtual host → address → node. A virtual host without nodes of its own uses "".
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         self._count = 0
         #: Dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
+        #: The number that the next node gets in the store.
+        self._number = 1
+        #: Queues in which filters have more to look at, and logs in which readers have.
+        self._unfinished: list[MessageQueue | MessageLog] = []
+        self._looking = trio.Event()
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
+        self._reading = None if journal is None else Reading(journal, limits)
+        #: Logs, by their numbers in the store.
+        self._logs: dict[MessageLog, int] = {}
 
     def __repr__(self) -> str:
         return f"<BrokerHost: {self._count} nodes, {self.memory.held} bytes>"
+
+    # --- Keeping ---
+
+    async def restore(self) -> None:
+        """Open the store, and make the nodes and messages that it has kept.
+
+        Raises:
+            AmqpError: The store cannot be opened, or holds what this release does not understand.
+        """
+        journal = self.journal
+        if journal is None:
+            return
+        await journal.open()
+        for key, value in await journal.call(journal.store.facts, NODE):
+            number = int.from_bytes(key, "big")
+            try:
+                kept = msgspec.msgpack.decode(value, type=_Described)
+                declared = msgspec.convert(kept.declared, KINDS[kept.kind])
+            except (msgspec.DecodeError, KeyError) as error:
+                raise AmqpError(
+                    f"the store has a node that this release does not understand: {error}"
+                ) from error
+            node = self._make(kept.virtual_host, declared, number=number)
+            node.found = True
+            if isinstance(node.held, MessageQueue):
+                await self._restore_queue(journal, number, node.held)
+            elif isinstance(node.held, MessageLog):
+                await node.held.restore()
+        await self._restore_logs(journal)
+
+    async def _restore_logs(self, journal: Journal) -> None:
+        logs = {number: log for log, number in self._logs.items()}
+        for kind in (INCARNATION, CURSOR, HOLD):
+            for key, value in await journal.call(journal.store.facts, kind):
+                log = logs.get(int.from_bytes(key[:4], "big"))
+                name = key[4:].decode()
+                if log is None:
+                    continue
+                if kind == INCARNATION:
+                    log.incarnation = value.decode()
+                elif kind == CURSOR:
+                    log.cursors[name] = msgspec.msgpack.decode(value, type=dict[int, int])
+                else:
+                    log.holds[name] = msgspec.msgpack.decode(
+                        value, type=tuple[dict[int, int], float]
+                    )
+
+    async def _restore_queue(self, journal: Journal, number: int, queue: MessageQueue) -> None:
+        first = 0
+        while found := await journal.call(
+            journal.store.messages, number, first, _RESTORED_MAX, _RESTORED_BYTES_MAX
+        ):
+            for stored in found:
+                entry = restored(stored.sequence, stored.head, stored.payload)
+                if entry.expires_at != NEVER:
+                    self._expiring[queue] = None
+                queue.restore(entry)
+            first = found[-1].sequence + 1
 
     # --- Declaring ---
 
@@ -137,17 +331,42 @@ class BrokerHost:
         """
         space = self._spaces.setdefault(virtual_host, {})
         known = space.get(declared.name)
-        if known is not None:
+        if known is not None and known.found and _alike(known.declared, declared):
+            # What the application says now counts, not what it said before it was restarted.
+            known.found = False
+            self._redeclare(known, declared, virtual_host)
+        elif known is not None:
             if known.declared != declared:
                 raise AmqpError(
                     f"{declared.name!r} exists as {known.declared!r}",
                     condition="amqp:precondition-failed",
                 )
             return
-        self._make(space, declared)
+        else:
+            self._make(virtual_host, declared)
         dead = declared.dead_letter if isinstance(declared, Queue) else None
         if dead is not None and dead not in space:
-            self._make(space, Queue(dead))
+            self._make(virtual_host, Queue(dead))
+
+    def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
+        node.declared = declared
+        held = node.held
+        if isinstance(declared, Queue) and isinstance(held, MessageQueue):
+            held.bury = partial(self._bury, self._spaces[virtual_host], declared)
+            held.max_deliveries = declared.max_deliveries or 0
+            held.max_attempts = declared.max_attempts or 0
+            held.length_max = declared.length_max or 0
+            held.overflow = declared.overflow
+            held.bytes_max = declared.bytes_max or self.limits.queue_bytes_max
+            node.inlet.ttl_s = declared.ttl_s
+        elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
+            held.backlog_max = declared.backlog_max or self.limits.backlog_max
+            held.backlog_bytes_max = declared.backlog_bytes_max or self.limits.backlog_bytes_max
+            node.inlet.ttl_s = declared.ttl_s
+        elif isinstance(declared, Log) and isinstance(held, MessageLog):
+            held.keep(declared.max_age_s, declared.max_bytes)
+        if node.number and self.journal is not None:
+            self.journal.loose.keep(NODE, _key(node.number), _described(declared, virtual_host))
 
     def delete(self, address: str, *, virtual_host: str = "") -> int:
         """Delete a node with its messages; its links are detached. How many messages it had.
@@ -162,9 +381,12 @@ class BrokerHost:
         """What there is, dynamic nodes included, in the order in which it was made."""
         return [node.declared for node in self._space(virtual_host).values()]
 
+    def _existing(self, virtual_host: str) -> str:
+        """The virtual host that has the nodes of *virtual_host*."""
+        return virtual_host if virtual_host in self._spaces else ""
+
     def _space(self, virtual_host: str) -> dict[str, _Node]:
-        space = self._spaces.get(virtual_host)
-        return self._spaces[""] if space is None else space
+        return self._spaces[self._existing(virtual_host)]
 
     def _find(self, space: dict[str, _Node], address: str) -> _Node:
         node = space.get(address)
@@ -172,14 +394,29 @@ class BrokerHost:
             raise AmqpError(f"there is no node {address!r}", condition="amqp:not-found")
         return node
 
-    def _make(self, space: dict[str, _Node], declared: Declaration, owner: Any = None) -> _Node:
+    def _make(
+        self, virtual_host: str, declared: Declaration, owner: Any = None, number: int = 0
+    ) -> _Node:
+        """A new node; with *number* it is in the store already."""
+        space = self._spaces.setdefault(virtual_host, {})
         if self._count >= self.limits.nodes_max:
             raise AmqpError(
                 f"the broker has {self._count} nodes already",
                 condition="amqp:resource-limit-exceeded",
             )
         limits = self.limits
-        held: MessageQueue | MessageTopic
+        journal = self.journal
+        if journal is not None and not journal.is_open:
+            raise LocalProtocolError("the store is not open yet: enter the broker first")
+        new = journal is not None and owner is None and not number
+        if journal is not None and owner is None:
+            if new:
+                number = self._number
+                journal.loose.keep(NODE, _key(number), _described(declared, virtual_host))
+            # Each partition of a log has a number of its own.
+            taken = declared.partitions if isinstance(declared, Log) else 1
+            self._number = max(self._number, number + taken)
+        held: MessageQueue | MessageTopic | MessageLog
         ttl_s: float | None = None
         if isinstance(declared, Queue):
             ttl_s = declared.ttl_s
@@ -191,8 +428,11 @@ class BrokerHost:
                 max_attempts=declared.max_attempts or 0,
                 length_max=declared.length_max or 0,
                 bytes_max=declared.bytes_max or 0,
+                priorities=declared.priorities,
+                overflow=declared.overflow,
                 limits=limits,
             )
+            held.on_unfinished = partial(self._look_on, held)
         elif isinstance(declared, Topic):
             ttl_s = declared.ttl_s
             held = MessageTopic(
@@ -202,21 +442,55 @@ class BrokerHost:
                 backlog_bytes_max=declared.backlog_bytes_max or 0,
                 limits=limits,
             )
+        elif isinstance(declared, Log):
+            held = self._make_log(declared, number, new)
         else:
-            raise TypeError(f"a node is declared as a Queue or a Topic, not {declared!r}")
+            raise TypeError(f"a node is declared as a Queue, a Topic or a Log, not {declared!r}")
+        ledger: Ledger | None = None
+        if journal is not None and number and isinstance(held, MessageQueue):
+            ledger = held.ledger = QueueLedger(journal, number, held)
         intake = Intake(held)
+        place, ledger = _way_in(held, ledger)
         inlet = Inlet(
             intake,
+            place,
             self._door,
             self.clock.wall,
             ttl_s=ttl_s,
-            settle=self._settle,
-            on_expiring=partial(self._expiring.__setitem__, held, None),
-            successor=partial(self._inlet, space, declared.name),
+            ledger=ledger,
+            transactions=self.transactions,
+            # Topics and dynamic nodes promise nothing beyond the links that there are now.
+            volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
+            successor=partial(self._inlet, virtual_host, declared.name),
         )
-        node = space[declared.name] = _Node(declared, held, intake, inlet, owner)
+        if not isinstance(held, MessageLog):
+            inlet.on_expiring = partial(self._expiring.__setitem__, held, None)
+        node = _Node(declared, held, intake, inlet, owner, ledger, number)
+        space[declared.name] = node
         self._count += 1
         return node
+
+    def _make_log(self, declared: Log, number: int, new: bool) -> MessageLog:
+        if declared.partitions > self.limits.log_partitions_max:
+            raise AmqpError(
+                f"a log has at most {self.limits.log_partitions_max} partitions",
+                condition="amqp:resource-limit-exceeded",
+            )
+        held = MessageLog(
+            self.memory,
+            self.clock.wall,
+            str(uuid.uuid4()),
+            [number + index if number else 0 for index in range(declared.partitions)],
+            self._reading if number else None,
+            max_age_s=declared.max_age_s,
+            max_bytes=declared.max_bytes,
+            limits=self.limits,
+        )
+        held.on_unfinished = partial(self._look_on, held)
+        self._logs[held] = number
+        if new and self.journal is not None:
+            self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
+        return held
 
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
@@ -226,7 +500,22 @@ class BrokerHost:
             if not self._dynamic[node.owner]:
                 del self._dynamic[node.owner]
         held = node.held
-        self._expiring.pop(held, None)
+        if node.number and self.journal is not None:
+            unit = self.journal.loose
+            unit.forget(NODE, _key(node.number))
+            if isinstance(held, MessageLog):
+                unit.forget(INCARNATION, _key(node.number))
+                for kind, names in ((CURSOR, held.cursors), (HOLD, held.holds)):
+                    for name in names:
+                        unit.forget(kind, _key(node.number) + name.encode())
+                for partition in held.partitions:
+                    unit.clear(partition.number)
+            else:
+                unit.clear(node.number)
+        if isinstance(held, MessageLog):
+            del self._logs[held]
+        else:
+            self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
         messages = held.available + held.acquired
         links = node.links()
@@ -255,28 +544,44 @@ class BrokerHost:
                 declared.dead_letter,
             )
             return False
-        node.inlet.take(dead_letter(entry, declared.name, reason, error))
+        letter = dead_letter(entry, declared.name, reason, error)
+        unit = None if self.journal is None else self.journal.joins
+        if unit is not None and node.ledger is None:
+            # Nothing of a transaction is seen before it is kept.
+            unit.then(partial(node.inlet.take, letter))
+        else:
+            node.inlet.take(letter)
         return True
 
     # --- Links (fronts.base.Host) ---
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         """Accept or refuse *link*; False if its address is not ours."""
-        sending = not hasattr(link, "grant")
+        sending = link.role == SENDER
         terminus = link.source if sending else link.target
+        if isinstance(terminus, Coordinator):
+            self.transactions.attach(cast("ReceivingLink", link))
+            return True
         if not isinstance(terminus, Source | Target):
             return False
         space = self._space(link.peer.virtual_host)
         try:
             if terminus.dynamic:
                 return self._attach_dynamic(space, link, terminus, sending)
-            node = self._resolve(space, terminus.address)
+            node = self._resolve(link.peer.virtual_host, terminus.address)
         except AmqpError as error:
             link.refuse(Error.of(error))
             return True
         if node is None:
             return False
-        terms = answer(link, node.declared, sending=sending, owner=node.owner)
+        terms = answer(
+            link,
+            node.declared,
+            sending=sending,
+            owner=node.owner,
+            now=self.clock.wall(),
+            limits=self.limits,
+        )
         if isinstance(terms, Error):
             link.refuse(terms)
         else:
@@ -286,14 +591,14 @@ class BrokerHost:
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Where messages of the anonymous terminus *link* for *address* go."""
         try:
-            node = self._resolve(self._space(link.peer.virtual_host), address)
+            node = self._resolve(link.peer.virtual_host, address)
         except AmqpError as error:
             return Error.of(error)
         return None if node is None else node.inlet
 
-    def _inlet(self, space: dict[str, _Node], address: str) -> Inlet | None:
+    def _inlet(self, virtual_host: str, address: str) -> Inlet | None:
         try:
-            node = self._resolve(space, address)
+            node = self._resolve(virtual_host, address)
         except AmqpError:
             return None
         return None if node is None else node.inlet
@@ -305,19 +610,54 @@ class BrokerHost:
             AmqpError: There is no such node, it has no room, or the message is malformed.
         """
         space = self._space(virtual_host)
-        node = self._resolve(space, address) or self._find(space, address)
+        node = self._resolve(virtual_host, address) or self._find(space, address)
         node.inlet.publish(payload)
 
-    def _resolve(self, space: dict[str, _Node], address: object) -> _Node | None:
+    def _resolve(self, virtual_host: str, address: object) -> _Node | None:
         """The node at *address*, made on the spot if that is wished."""
         if not isinstance(address, str):
             return None
+        virtual_host = self._existing(virtual_host)
+        space = self._spaces[virtual_host]
         node = space.get(address)
-        if node is None and self._auto_create is not None and 0 < len(address) <= NAME_MAX:
-            declared = self._auto_create(address)
-            if declared is not None:
-                node = self._make(space, declared)
-        return node
+        if node is not None or not 0 < len(address) <= NAME_MAX:
+            return node
+        found = split_partition(address)
+        if found is not None:
+            log = space.get(found[0]) or self._create(virtual_host, found[0], LOG)
+            if log is not None and isinstance(log.declared, Log):
+                return self._partition(virtual_host, log, address, found[1])
+        return self._create(virtual_host, address)
+
+    def _create(self, virtual_host: str, address: str, kind: str | None = None) -> _Node | None:
+        """The node to make at *address* on its first use, if it is to be of that *kind*."""
+        declared = None if self._auto_create is None else self._auto_create(address)
+        if declared is None or (kind is not None and declared.kind != kind):
+            return None
+        return self._make(virtual_host, declared)
+
+    def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:
+        """One partition of *log*, as a node of its own for those who attach there."""
+        held = log.held
+        assert isinstance(held, MessageLog)
+        if partition >= len(held.partitions):
+            raise AmqpError(
+                f"{log.declared.name!r} has the partitions 0 to {len(held.partitions) - 1}",
+                condition="amqp:not-found",
+            )
+        place, ledger = _way_in(held, None, partition)
+        inlet = Inlet(
+            log.intake,
+            place,
+            self._door,
+            self.clock.wall,
+            ledger=ledger,
+            transactions=self.transactions,
+            volatile=log.inlet.volatile,
+            successor=partial(self._inlet, virtual_host, address),
+        )
+        declared = msgspec.structs.replace(log.declared, name=address)
+        return _Node(declared, held, log.intake, inlet, log.owner, ledger, log.number, partition)
 
     def _attach_dynamic(
         self,
@@ -336,11 +676,18 @@ class BrokerHost:
                 "the connection has too many dynamic nodes",
                 condition="amqp:resource-limit-exceeded",
             )
-        terms = answer(link, declared, sending=sending, dynamic=True)
+        terms = answer(
+            link,
+            declared,
+            sending=sending,
+            dynamic=True,
+            now=self.clock.wall(),
+            limits=self.limits,
+        )
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
-        node = self._make(space, declared, owner)
+        node = self._make(self._existing(link.peer.virtual_host), declared, owner)
         self._dynamic[owner] += 1
         self._accept(node, link, terms, sending, partial(self._delete_dynamic, space, node))
         return True
@@ -360,32 +707,49 @@ class BrokerHost:
     ) -> None:
         held = node.held
         endpoint: Any
+        properties: dict[object, object] | None = None
         if not sending:
             inlet = node.inlet
+            place, ledger = _way_in(held, inlet.ledger, node.partition)
             endpoint = Producer(
                 node.intake,
+                place,
                 inlet.door,
                 inlet.wall,
                 ttl_s=inlet.ttl_s,
-                settle=inlet.settle,
+                ledger=ledger,
+                transactions=inlet.transactions,
+                volatile=inlet.volatile,
                 on_expiring=inlet.on_expiring,
             )
         elif terms.copies and isinstance(held, MessageQueue):
-            endpoint = held.browse(settled=terms.settled)
+            endpoint = held.browse(settled=terms.settled, filters=terms.filters)
+        elif isinstance(held, MessageLog):
+            endpoint = held.subscribe(
+                range(len(held.partitions)) if node.partition is None else (node.partition,),
+                terms.position,
+                settled=terms.settled,
+                filters=terms.filters,
+            )
+            properties = {Symbol("x-opt-incarnation"): held.incarnation}
         else:
             endpoint = held.subscribe(
                 default_outcome=terms.default_outcome,
                 outcomes=terms.outcomes,
                 settled=terms.settled,
+                filters=terms.filters,
             )
         if on_left is not None:
             endpoint.on_left.append(on_left)
         if sending:
+            if not isinstance(endpoint, LogReader):
+                endpoint.transactions = self.transactions
             link.accept(
                 endpoint,
                 source=terms.source,
                 target=terms.target,
                 snd_settle_mode=terms.snd_settle_mode,
+                properties=properties,
             )
         else:
             link.accept(
@@ -394,6 +758,16 @@ class BrokerHost:
                 target=terms.target,
                 max_message_size=self.limits.message_size_max,
             )
+
+    async def wait_kept(self) -> None:
+        """Wait until what was changed so far would outlive the process."""
+        if self.journal is not None:
+            await self.journal.wait_kept()
+
+    async def close(self) -> None:
+        """Let go of the store, once nothing changes any more."""
+        if self.journal is not None:
+            await self.journal.close()
 
     # --- What operators do ---
 
@@ -463,6 +837,144 @@ class BrokerHost:
             target.inlet.take(entry.again())
         return len(entries)
 
+    # --- Logs ---
+
+    def _log(self, address: str, virtual_host: str) -> MessageLog:
+        node = self._find(self._space(virtual_host), address)
+        if not isinstance(node.held, MessageLog):
+            raise AmqpError(f"{address!r} is not a {LOG}", condition="amqp:not-allowed")
+        return node.held
+
+    def log_stats(self, address: str, *, virtual_host: str = "") -> LogStats:
+        """How far a log goes.
+
+        Raises:
+            AmqpError: There is no such log.
+        """
+        log = self._log(address, virtual_host)
+        return LogStats(
+            name=address,
+            incarnation=log.incarnation,
+            partitions=[
+                PartitionStats(
+                    partition=partition.index,
+                    first=partition.first,
+                    next=partition.next,
+                    bytes=partition.bytes,
+                    last_enqueued_ms=None if partition.last_ms < 0 else partition.last_ms,
+                )
+                for partition in log.partitions
+            ],
+            groups=sorted(log.cursors),
+        )
+
+    def cursor(self, address: str, group: str, *, virtual_host: str = "") -> dict[int, int]:
+        """Where *group* goes on in a log: an offset for each partition for which it said one.
+
+        Raises:
+            AmqpError: There is no such log.
+        """
+        return dict(self._log(address, virtual_host).cursors.get(group, {}))
+
+    async def set_cursor(
+        self,
+        address: str,
+        group: str,
+        offsets: Mapping[int, int],
+        *,
+        incarnation: str | None = None,
+        virtual_host: str = "",
+    ) -> None:
+        """Remember where *group* goes on in the partitions of *offsets*; without any, forget it.
+
+        With a store it is kept when this returns.
+
+        Args:
+            address: The log.
+            group: Whose cursor it is.
+            offsets: Partition → offset of the next record to read.
+            incarnation: The log that the offsets are meant for.
+            virtual_host: Where the log is.
+
+        Raises:
+            AmqpError: There is no such log or partition, the log is another one by now, it has too
+                many groups, or the store refuses.
+        """
+        log = self._log(address, virtual_host)
+        _check_incarnation(address, log, incarnation)
+        if group not in log.cursors and len(log.cursors) >= self.limits.log_groups_max:
+            raise AmqpError(
+                f"{address!r} has {len(log.cursors)} groups already",
+                condition="amqp:resource-limit-exceeded",
+            )
+        kept = _offsets(address, log, offsets)
+        if kept:
+            kept = {**log.cursors.get(group, {}), **kept}
+        await self._remember(log, CURSOR, group, msgspec.msgpack.encode(kept) if kept else None)
+        if kept:
+            log.cursors[group] = kept
+        else:
+            log.cursors.pop(group, None)
+
+    async def hold(
+        self,
+        address: str,
+        holder: str,
+        offsets: Mapping[int, int],
+        for_s: float,
+        *,
+        incarnation: str | None = None,
+        virtual_host: str = "",
+    ) -> None:
+        """Keep retention away from the records at *offsets* and after them, for a while.
+
+        What *holder* held before is replaced; without offsets it holds nothing any more.
+
+        Args:
+            address: The log.
+            holder: Whose hold it is.
+            offsets: Partition → the first offset that has to stay.
+            for_s: Seconds for which it does.
+            incarnation: The log that the offsets are meant for.
+            virtual_host: Where the log is.
+
+        Raises:
+            AmqpError: As for :meth:`set_cursor`, or it is held for too long or by too many.
+        """
+        log = self._log(address, virtual_host)
+        _check_incarnation(address, log, incarnation)
+        limits = self.limits
+        if not 0 <= for_s <= limits.log_hold_max_s:
+            raise AmqpError(
+                f"records are held for 0 to {limits.log_hold_max_s:g} seconds",
+                condition="amqp:not-allowed",
+            )
+        if holder not in log.holds and len(log.holds) >= limits.log_holds_max:
+            raise AmqpError(
+                f"{address!r} is held by {len(log.holds)} already",
+                condition="amqp:resource-limit-exceeded",
+            )
+        held = _offsets(address, log, offsets), self.clock.wall() + for_s
+        if held[0]:
+            # At once: a sweep could come before it is kept.
+            log.holds[holder] = held
+        else:
+            log.holds.pop(holder, None)
+        await self._remember(log, HOLD, holder, msgspec.msgpack.encode(held) if held[0] else None)
+
+    async def _remember(self, log: MessageLog, kind: str, name: str, value: bytes | None) -> None:
+        if not 0 < len(name) <= NAME_MAX:
+            raise AmqpError(f"a name has 1 to {NAME_MAX} characters", condition="amqp:not-allowed")
+        journal = self.journal
+        if journal is None or log.reading is None:
+            await trio.lowlevel.checkpoint()
+            return
+        key = _key(self._logs[log]) + name.encode()
+        if value is None:
+            await journal.keep(lambda unit: unit.forget(kind, key))
+        else:
+            await journal.keep(lambda unit: unit.keep(kind, key, value))
+
     def _queue(self, address: str, virtual_host: str) -> MessageQueue:
         node = self._find(self._space(virtual_host), address)
         if not isinstance(node.held, MessageQueue):
@@ -471,15 +983,59 @@ class BrokerHost:
 
     # --- Time ---
 
+    def _look_on(self, held: MessageQueue | MessageLog) -> None:
+        self._unfinished.append(held)
+        self._looking.set()
+
+    def look_on(self) -> None:
+        """Let filters and readers that had too much to look at go on a bit."""
+        unfinished, self._unfinished = self._unfinished, []
+        for held in unfinished:
+            held.resume()
+
+    async def _look_on_always(self) -> None:
+        while True:
+            await self._looking.wait()
+            self._looking = trio.Event()
+            self.look_on()
+            await trio.lowlevel.checkpoint()
+
     def sweep(self) -> None:
-        """Give up what has expired at the front of its queue although nobody came for it."""
+        """Give up what has expired at the front of its queue although nobody came for it, and what
+        logs in memory do not keep, and roll back transactions that take too long."""
+        self.transactions.sweep()
         for held in list(self._expiring):
             held.sweep()
             if not held.available and not held.acquired:
                 self._expiring.pop(held, None)
+        for log, number in self._logs.items():
+            log.sweep()
+            for holder in log.expire_holds():
+                if number and self.journal is not None:
+                    self.journal.loose.forget(HOLD, _key(number) + holder.encode())
 
-    async def run(self, *, interval_s: float = 1.0) -> None:
-        """Sweep every *interval_s* seconds, until cancelled."""
+    async def _retain_always(self, interval_s: float) -> None:
+        """Let logs in the store drop what they do not keep."""
         while True:
             await trio.sleep(interval_s)
-            self.sweep()
+            for log in list(self._logs):
+                try:
+                    await log.retain()
+                except AmqpError as error:
+                    _log.error("a log goes on without retention for now: %s", error)
+
+    async def run(self, *, interval_s: float = 1.0) -> None:
+        """Keep what changes, and sweep every *interval_s* seconds, until cancelled.
+
+        What has been changed until then is kept before the store is closed.
+        """
+        async with trio.open_nursery() as nursery:
+            if self.journal is not None:
+                nursery.start_soon(self.journal.run)
+                nursery.start_soon(self._retain_always, interval_s)
+            if self._reading is not None:
+                nursery.start_soon(self._reading.run)
+            nursery.start_soon(self._look_on_always)
+            while True:
+                await trio.sleep(interval_s)
+                self.sweep()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from ..codec.sections import reencode, walk_head
@@ -26,7 +27,17 @@ from ..message import (
 from ..outcomes import Error
 from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
 
-__all__ = ["NEVER", "Door", "Entry", "Unwelcome", "annotate", "dead_letter", "departing"]
+__all__ = [
+    "NEVER",
+    "Door",
+    "Entry",
+    "Unwelcome",
+    "annotate",
+    "dead_letter",
+    "departing",
+    "head_of",
+    "restored",
+]
 
 
 class Entry(Struct, gc=False):
@@ -50,6 +61,10 @@ class Entry(Struct, gc=False):
     sequence: int = -1
     #: Subscriptions that must not get it (§3.4.5 ``undeliverable-here``).
     avoid: frozenset[int] | None = None
+    #: It is in the store, at its place.
+    stored: bool = False
+    #: The container-id of who sent it, where that is known.
+    publisher: str | None = None
 
     def again(self) -> Entry:
         """The same message for another node."""
@@ -62,7 +77,68 @@ class Entry(Struct, gc=False):
             self.delivery_count,
             self.expires_at,
             self.altered,
+            publisher=self.publisher,
         )
+
+
+class _Known(Struct, gc=False, array_like=True):
+    """What a store keeps of an entry beside its payload. New fields go to the end."""
+
+    message_format: int
+    durable: bool
+    priority: int
+    first_acquirer: bool
+    delivery_count: int
+    #: None for never.
+    expires_at: float | None
+    altered: bool
+    attempts: int
+    publisher: str | None = None
+
+
+_head_encoder = msgspec.msgpack.Encoder()
+_head_decoder = msgspec.msgpack.Decoder(_Known)
+
+
+def head_of(entry: Entry) -> bytes:
+    """What a store is to keep of *entry* beside its payload."""
+    return _head_encoder.encode(
+        _Known(
+            entry.message_format,
+            entry.durable,
+            entry.priority,
+            entry.first_acquirer,
+            entry.delivery_count,
+            None if entry.expires_at == NEVER else entry.expires_at,
+            entry.altered,
+            entry.attempts,
+            entry.publisher,
+        )
+    )
+
+
+def restored(sequence: int, head: bytes, payload: bytes) -> Entry:
+    """The entry that a store has kept.
+
+    Raises:
+        msgspec.DecodeError: *head* is not what :func:`head_of` gave.
+    """
+    known = _head_decoder.decode(head)
+    return Entry(
+        payload,
+        known.message_format,
+        known.durable,
+        known.priority,
+        known.first_acquirer,
+        known.delivery_count,
+        NEVER if known.expires_at is None else known.expires_at,
+        known.altered,
+        known.attempts,
+        sequence,
+        None,
+        True,
+        known.publisher,
+    )
 
 
 class Unwelcome(AmqpError):

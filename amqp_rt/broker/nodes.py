@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
 from ..fronts.base import SND_SETTLED, SND_UNSETTLED, Link
-from ..limits import DEFAULT_LIMITS
+from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import (
     ACCEPTED,
     RELEASED,
@@ -27,12 +27,20 @@ from ..outcomes import (
 )
 from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
 from ..values import Array, Symbol
+from .filters import FilterSet, compile_filter_set
+from .positions import Position
+from .queues import BLOCK, DROP_HEAD, REJECT
+from .selectors import InvalidFilter
 
 #: Characters of a node's name.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max
 
+#: A priority is one octet.
+PRIORITIES_MAX: Final = 256
+
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
+LOG: Final = "log"
 
 #: Outcome types by the symbols that a source lists them by.
 _OUTCOMES: Final[dict[str, type]] = dict(
@@ -45,6 +53,7 @@ _KINDS: Final = {
     "temporary-queue": QUEUE,
     "topic": TOPIC,
     "temporary-topic": TOPIC,
+    "log": LOG,
 }
 
 
@@ -59,7 +68,7 @@ class Declaration(Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """One of ``"queue"`` and ``"topic"``."""
+        """One of ``"queue"``, ``"topic"`` and ``"log"``."""
         raise NotImplementedError
 
 
@@ -83,6 +92,12 @@ class Queue(Declaration, frozen=True, kw_only=True):
         length_max: Messages that the queue holds, delivered and unsettled ones included. Senders
             get no more credit than there is room.
         bytes_max: Bytes that the queue holds; by default ``Limits.queue_bytes_max``.
+        overflow: What becomes of messages beyond these two: ``"block"`` gives senders no more credit
+            than there is room; ``"reject"`` rejects them with ``amqp:resource-limit-exceeded``;
+            ``"drop-head"`` gives up the first available ones, to the dead-letter address if there
+            is one, which makes the queue a ring.
+        priorities: How many priorities are told apart (Part 3 §3.2.1); of messages with equal ones
+            the first comes first. By default none are.
     """
 
     max_deliveries: int | None = None
@@ -91,9 +106,15 @@ class Queue(Declaration, frozen=True, kw_only=True):
     ttl_s: float | None = None
     length_max: int | None = None
     bytes_max: int | None = None
+    overflow: Literal["block", "reject", "drop-head"] = "block"
+    priorities: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.overflow not in (BLOCK, REJECT, DROP_HEAD):
+            raise ValueError(f"overflow is block, reject or drop-head, not {self.overflow!r}")
+        if not 1 <= self.priorities <= PRIORITIES_MAX:
+            raise ValueError(f"priorities is 1 to {PRIORITIES_MAX}, not {self.priorities}")
         _at_least("max_deliveries", self.max_deliveries, 1)
         _at_least("max_attempts", self.max_attempts, 1)
         _at_least("ttl_s", self.ttl_s, 0)
@@ -136,17 +157,61 @@ class Topic(Declaration, frozen=True, kw_only=True):
         return TOPIC
 
 
+class Log(Declaration, frozen=True, kw_only=True):
+    """A node that keeps messages in the order in which they came, for whoever reads them (*copy*).
+
+    A reader says where it begins: at the first or the last record, at an offset, at a time, or with
+    what comes next. Its outcomes change nothing.
+
+    Args:
+        name: Its address. ``name/partitions/N`` is one partition, and so is
+            ``name/ConsumerGroups/GROUP/Partitions/N``.
+        partitions: How many there are, each with offsets of its own. A message goes to the partition
+            of its ``x-opt-partition-key``, or to each in turn. It cannot be changed later.
+        max_age_s: Seconds after which records go, in whole chunks; by default they stay.
+        max_bytes: Bytes that each partition keeps, in whole chunks. By default there is no bound in a
+            store, and ``Limits.log_bytes_max`` in memory.
+    """
+
+    partitions: int = 1
+    max_age_s: float | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least("partitions", self.partitions, 1)
+        _at_least("max_age_s", self.max_age_s, 0.001)
+        _at_least("max_bytes", self.max_bytes, 1)
+
+    @property
+    def kind(self) -> str:
+        return LOG
+
+
+#: Declarations by kind.
+KINDS: Final[dict[str, type[Declaration]]] = {QUEUE: Queue, TOPIC: Topic, LOG: Log}
+
+#: How one partition of a log is addressed; Event Hubs has the group of a reader in between.
+_PARTITION: Final = re.compile(
+    r"(?P<name>.+?)(?:/consumergroups/[^/]+)?/partitions/(?P<partition>[0-9]{1,9})", re.IGNORECASE
+)
+
+
+def split_partition(address: str) -> tuple[str, int] | None:
+    """The log and the partition that *address* names, None if it cannot be one of a partition."""
+    found = _PARTITION.fullmatch(address)
+    return None if found is None else (found["name"], int(found["partition"]))
+
+
 def declaration(kind: str, name: str) -> Declaration:
     """A plain node of *kind*, as the command line and auto-create name it.
 
     Raises:
         ValueError: There is no such kind.
     """
-    if kind == QUEUE:
-        return Queue(name)
-    if kind == TOPIC:
-        return Topic(name)
-    raise ValueError(f"a node is a queue or a topic, not {kind!r}")
+    if kind not in KINDS:
+        raise ValueError(f"a node is a queue, a topic or a log, not {kind!r}")
+    return KINDS[kind](name)
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -160,6 +225,10 @@ class Terms(Struct, frozen=True, kw_only=True):
     default_outcome: Outcome = RELEASED
     #: The only outcomes allowed, None for all.
     outcomes: tuple[type, ...] | None = None
+    #: What messages have to match, None for nothing.
+    filters: FilterSet | None = None
+    #: Where in a log to begin, None if the link does not say.
+    position: Position | None = None
 
     @property
     def settled(self) -> bool:
@@ -174,6 +243,8 @@ def answer(
     sending: bool,
     dynamic: bool = False,
     owner: Any = None,
+    now: float = 0.0,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Terms | Error:
     """What *link* gets at the node *declared*, or why it is refused.
 
@@ -183,6 +254,8 @@ def answer(
         sending: The peer is a consumer.
         dynamic: The node was made for this link.
         owner: The connection that alone may receive from the node, None for any.
+        now: The wall clock, which a filter may ask for.
+        limits: Bounds, of filters here.
     """
     terminus: Any = link.source if sending else link.target
     for capability in terminus.capabilities:
@@ -198,7 +271,7 @@ def answer(
                 "amqp:unauthorized-access",
                 "only the connection that made a dynamic node may receive from it",
             )
-        return _consumer(link, declared, dynamic)
+        return _consumer(link, declared, dynamic, now, limits)
     made = _made(declared, dynamic)
     target = Target(
         address=declared.name,
@@ -210,7 +283,9 @@ def answer(
     return Terms(source=link.source, target=target, snd_settle_mode=link.snd_settle_mode)
 
 
-def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error:
+def _consumer(
+    link: Link, declared: Declaration, dynamic: bool, now: float, limits: Limits
+) -> Terms | Error:
     asked = link.source
     assert asked is not None
     # A client that would not get the distribution-mode it counts on is refused (S3 2.3.11).
@@ -232,6 +307,16 @@ def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error
     unknown = [outcome for outcome in asked.outcomes if outcome not in _OUTCOMES]
     if unknown:
         return Error("amqp:not-implemented", f"there is no outcome {unknown[0]!r}")
+    try:
+        filters = compile_filter_set(
+            asked.filter,
+            receiver=link.peer.container_id,
+            log=declared.kind == LOG,
+            now_ms=int(now * 1000),
+            limits=limits,
+        )
+    except InvalidFilter as error:
+        return Error.of(error)
     outcomes = tuple(asked.outcomes)
     allowed: tuple[type, ...] | None = None
     if not outcomes:
@@ -245,8 +330,9 @@ def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error
         dynamic=dynamic,
         dynamic_node_properties=_made(declared, dynamic),
         distribution_mode=mode,
-        # No filter is in place: absent from the answer, whatever was asked (§3.5.3).
-        filter=None,
+        # Those that are in place. What is not known here is absent from the answer, so that the
+        # receiver sees that it has to look for itself (§3.5.3).
+        filter=filters.in_place or None,
         default_outcome=default,
         outcomes=outcomes,
         capabilities=(declared.kind,),
@@ -259,6 +345,8 @@ def _consumer(link: Link, declared: Declaration, dynamic: bool) -> Terms | Error
         copies=copies,
         default_outcome=default,
         outcomes=allowed,
+        filters=filters if filters.selective else None,
+        position=filters.position,
     )
 
 
@@ -292,5 +380,5 @@ def dynamic_declaration(link: Link, terminus: Source | Target) -> Declaration | 
     name = "/".join(("dynamic", *parts, secrets.token_urlsafe(16)))
     wanted = {_KINDS[capability] for capability in terminus.capabilities if capability in _KINDS}
     if len(wanted) > 1:
-        return Error("amqp:invalid-field", "a node is a queue or a topic, not both")
+        return Error("amqp:invalid-field", "a node is of one kind only")
     return declaration(wanted.pop() if wanted else QUEUE, name)

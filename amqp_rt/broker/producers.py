@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ..errors import DecodeError, WouldBlock
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
+from ..transactions import TransactionalState
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
 from .queues import Memory
+from .transactions import Transaction, Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -24,29 +27,60 @@ _log = logging.getLogger("amqp_rt.broker")
 WINDOW: Final = 1_000
 
 _FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
+#: Who cannot keep a durable message must not take it (Part 3 §3.2.1).
+_NOT_KEPT: Final = rejected(
+    "amqp:precondition-failed",
+    "the message is durable, and this broker has no store: it keeps messages in memory only",
+)
+_TOO_MUCH: Final = rejected(
+    "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
+)
 _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 
 
+class Place(Protocol):
+    """What messages are put into: a queue, a topic, or the entrance of a log."""
+
+    @property
+    def deleted(self) -> bool: ...
+
+    def put(self, entry: Entry) -> None: ...
+
+    def fits(self, size: int) -> bool: ...
+
+    def hold(self, entry: Entry) -> None: ...
+
+    def let_go(self, entry: Entry) -> None: ...
+
+    def room_again(self) -> None: ...
+
+
 class Node(Protocol):
-    """What an inlet needs of a queue or a topic."""
+    """What an intake needs of a node."""
 
     memory: Memory
-    deleted: bool
     #: Somebody waits for room: call ``on_room`` when there is some.
     awaited: bool
     on_room: Callable[[], None]
 
-    def put(self, entry: Entry) -> None: ...
-
     def room(self) -> int: ...
 
-    def fits(self, size: int) -> bool: ...
 
+class Ledger(Protocol):
+    """Keeps durable messages, and puts them into their node once they are kept."""
 
-def settle_accepted(deliveries: list[IncomingDelivery]) -> None:
-    """Their messages are in the hands of their nodes. A store would wait for its commit first."""
-    for delivery in deliveries:
-        delivery.settle(ACCEPTED)
+    def wants(self, entry: Entry) -> bool: ...
+
+    def reserve(self, entry: Entry) -> None: ...
+
+    def stage(
+        self,
+        entries: list[Entry],
+        deliveries: list[IncomingDelivery],
+        done: Callable[[], None] | None = None,
+    ) -> None: ...
+
+    def receive(self, entry: Entry) -> None: ...
 
 
 def _nothing() -> None:
@@ -58,31 +92,39 @@ class Inlet:
 
     Args:
         intake: The node's room.
+        place: Where the messages go.
         door: Makes entries of payloads.
         wall: The wall clock.
         ttl_s: Time to live at the node.
-        settle: Called with deliveries whose messages were put; answers them.
         on_expiring: Called when a message with a time to live was put.
+        ledger: Keeps durable messages; None if the node keeps none.
+        transactions: Those in which messages may be posted; None if there are none.
+        volatile: Durable messages are taken although nothing keeps them.
         successor: Gives the inlet of the address once the node has been deleted, if there is one.
     """
 
     def __init__(
         self,
         intake: Intake,
+        place: Place,
         door: Door,
         wall: Callable[[], float],
         *,
         ttl_s: float | None = None,
-        settle: Callable[[list[IncomingDelivery]], None] = settle_accepted,
+        ledger: Ledger | None = None,
+        transactions: Transactions | None = None,
+        volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
         successor: Callable[[], Inlet | None] = _nothing,
     ) -> None:
         self.intake = intake
-        self.node = intake.node
+        self.node = place
         self.door = door
         self.wall = wall
         self.ttl_s = ttl_s
-        self.settle = settle
+        self.ledger = ledger
+        self.transactions = transactions
+        self.volatile = volatile
         self.on_expiring = on_expiring
         self.successor = successor
 
@@ -103,14 +145,21 @@ class Inlet:
             raise WouldBlock("there is no room for the message")
         if entry.expires_at != NEVER:
             self.on_expiring()
-        self.node.put(entry)
+        if self.ledger is not None and self.ledger.wants(entry):
+            self.ledger.reserve(entry)
+            self.ledger.stage([entry], [])
+        else:
+            self.node.put(entry)
 
     def take(self, entry: Entry) -> None:
         """Put a message that is in the broker already, and has to go somewhere: room or not."""
         entry.expires_at = min(entry.expires_at, expiry(None, self.ttl_s, self.wall()))
         if entry.expires_at != NEVER:
             self.on_expiring()
-        self.node.put(entry)
+        if self.ledger is not None and self.ledger.wants(entry):
+            self.ledger.receive(entry)
+        else:
+            self.node.put(entry)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Put what is well-formed and refuse what is not, answering in order."""
@@ -122,43 +171,81 @@ class Inlet:
                 successor.deliver(link, deliveries)
                 return
             for delivery in deliveries:
-                delivery.settle(_GONE)
+                under = self._transaction(link, delivery)
+                if under is None:
+                    delivery.settle(_GONE)
+                else:
+                    under.refuse(delivery, _GONE)
             return
         admit = self.door.admit
+        ledger = self.ledger
         now = self.wall()
-        put: list[IncomingDelivery] = []
+        publisher = link.peer.container_id
+        #: To be kept before they are put, and the deliveries that brought them.
+        durable: list[Entry] = []
+        waiting: list[IncomingDelivery] = []
+        fault: Error | None = None
         for delivery in deliveries:
             payload = delivery.payload
             refusal: Rejected | None = None
-            fault: Error | None = None
+            transaction: Transaction | None = None
             if delivery.state is not None and type(delivery.state) is not Received:
-                # Only a transaction has something to say before we do, and there is none here.
-                fault = Error("amqp:transaction:unknown-id", "there is no such transaction")
-            else:
-                try:
-                    entry = admit(payload, delivery.message_format, now, self.ttl_s)
-                    if not self.admits(len(payload)):
-                        refusal = _FULL
-                except DecodeError as error:
-                    refusal = Rejected(Error.of(error))
-                except Unwelcome as error:
-                    fault = Error.of(error)
-            if fault is not None:
-                self.settle(put)
-                link.detach(fault)
-                return
+                # Only a transaction has something to say before we do.
+                transaction = self._transaction(link, delivery)
+                if transaction is None:
+                    fault = Error("amqp:transaction:unknown-id", "there is no such transaction")
+                    break
+                if transaction.error is not None:
+                    transaction.refuse(delivery, Rejected(transaction.error))
+                    continue
+                if not transaction.has_room:
+                    transaction.refuse(delivery, _TOO_MUCH)
+                    continue
+            try:
+                entry = admit(payload, delivery.message_format, now, self.ttl_s)
+                if entry.durable and ledger is None and not self.volatile:
+                    refusal = _NOT_KEPT
+                elif not self.admits(len(payload)):
+                    refusal = _FULL
+            except DecodeError as error:
+                refusal = Rejected(Error.of(error))
+            except Unwelcome as error:
+                fault = Error.of(error)
+                if transaction is not None:
+                    transaction.fail("a message was not welcome, and its link was detached")
+                break
+            if refusal is not None and transaction is not None:
+                transaction.refuse(delivery, refusal)
+                continue
             if refusal is not None:
-                self.settle(put)
-                put = []
                 if delivery.settled:
                     _log.warning("a settled message was dropped: %s", refusal.error)
                 delivery.settle(refusal)
                 continue
+            entry.publisher = publisher
             if entry.expires_at != NEVER:
                 self.on_expiring()
-            node.put(entry)
-            put.append(delivery)
-        self.settle(put)
+            if transaction is not None:
+                transaction.post(self, entry, delivery)
+            elif ledger is not None and ledger.wants(entry):
+                ledger.reserve(entry)
+                durable.append(entry)
+                waiting.append(delivery)
+            else:
+                node.put(entry)
+                delivery.settle(ACCEPTED)
+        end = None if fault is None else partial(link.detach, fault)
+        if ledger is not None and durable:
+            # What came before a fault is answered before the link is.
+            ledger.stage(durable, waiting, end)
+        elif end is not None:
+            end()
+
+    def _transaction(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
+        state = delivery.state
+        if type(state) is not TransactionalState or self.transactions is None:
+            return None
+        return self.transactions.find(link.connection, state.txn_id)
 
     # A relay delivers and nothing else; these are for links of our own.
 
@@ -184,14 +271,27 @@ class Producer(Inlet):
     def __init__(
         self,
         intake: Intake,
+        place: Place,
         door: Door,
         wall: Callable[[], float],
         *,
         ttl_s: float | None = None,
-        settle: Callable[[list[IncomingDelivery]], None] = settle_accepted,
+        ledger: Ledger | None = None,
+        transactions: Transactions | None = None,
+        volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
     ) -> None:
-        super().__init__(intake, door, wall, ttl_s=ttl_s, settle=settle, on_expiring=on_expiring)
+        super().__init__(
+            intake,
+            place,
+            door,
+            wall,
+            ttl_s=ttl_s,
+            ledger=ledger,
+            transactions=transactions,
+            volatile=volatile,
+            on_expiring=on_expiring,
+        )
         self.link: Any = None
         #: Credit that the link has, and that it had after the last grant.
         self.promised = 0

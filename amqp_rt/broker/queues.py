@@ -16,21 +16,40 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import Accepted, Error, Modified, Rejected
+from ..outcomes import ACCEPTED, Accepted, Error, Modified, Rejected
 from .entries import NEVER, Entry, annotate, departing
-from .subscriptions import Browser, DistributionNode, Subscription
+from .subscriptions import Browser, DistributionNode, Enlisted, Subscription
 
 #: Slots of a segment.
 _SEGMENT: Final = 128
 _SHIFT: Final = 7
 _MASK: Final = 127
 
+#: What becomes of messages for which there is no room.
+BLOCK: Final = "block"
+REJECT: Final = "reject"
+DROP_HEAD: Final = "drop-head"
+
+#: A message is found in its heap by its rank above the place, so that what ranks first comes first.
+_PLACE_BITS: Final = 40
+_PLACE: Final = (1 << _PLACE_BITS) - 1
+
 #: Messages that one consumer gets in a row when no other waits.
 _RUN: Final = 64
+
+#: Messages that the filters of one consumer look at in a row.
+_LOOKS: Final = 1_000
+
+
+#: What becomes of a message when its delivery has ended.
+_ACCEPTED: Final = 0
+_REQUEUED: Final = 1
+_DEAD_LETTERED: Final = 2
+_DROPPED: Final = 3
 
 
 class Memory:
@@ -77,6 +96,30 @@ class Counts:
         self.dropped: int = 0
 
 
+class Ledger(Protocol):
+    """Keeps messages of one queue beyond the process. Called for entries that are ``stored``."""
+
+    def remove(self, entry: Entry) -> None:
+        """It is gone."""
+
+    def update(self, entry: Entry) -> None:
+        """What is known of it has changed, its payload has not."""
+
+    def rewrite(self, entry: Entry) -> None:
+        """Its payload has changed."""
+
+    def settle(self, delivery: Any, outcome: Any) -> None:
+        """Settle *delivery* once what was said of its entry is on the disk."""
+
+
+def effective_priority(priority: int, levels: int) -> int:
+    """Which of *levels* distinct priorities, from 0, a message of *priority* has (§3.2.1)."""
+    if levels >= 10:
+        return min(priority, levels - 1)
+    lowest = 5 - (levels + 1) // 2
+    return min(max(priority, lowest), 4 + levels // 2) - lowest
+
+
 class _Segment:
     """Neighbouring slots."""
 
@@ -86,8 +129,8 @@ class _Segment:
         self.live: int = 0
 
 
-def _ignore_room() -> None:
-    """Nobody waits for room."""
+def _ignore() -> None:
+    """Nobody wants to know."""
 
 
 class MessageQueue(DistributionNode):
@@ -104,6 +147,9 @@ class MessageQueue(DistributionNode):
             given up (decision 10).
         length_max: Messages that the queue holds, acquired ones included; 0 for any number.
         bytes_max: Bytes that the queue holds; 0 for ``limits.queue_bytes_max``.
+        priorities: Distinct priorities (§3.2.1); 1 for none.
+        overflow: What becomes of messages for which there is no room: ``BLOCK`` gives no credit for
+            them, ``REJECT`` rejects them, ``DROP_HEAD`` gives up the first available ones.
         limits: Bounds.
     """
 
@@ -117,8 +163,12 @@ class MessageQueue(DistributionNode):
         max_attempts: int = 0,
         length_max: int = 0,
         bytes_max: int = 0,
+        priorities: int = 1,
+        overflow: str = BLOCK,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        self.overflow = overflow
+        self.priorities = priorities
         self.memory = memory
         self.wall = wall
         self.bury = bury
@@ -128,10 +178,20 @@ class MessageQueue(DistributionNode):
         self.bytes_max = bytes_max or limits.queue_bytes_max
         self.limits = limits
         #: Called when messages have gone and ``awaited`` is set.
-        self.on_room: Callable[[], None] = _ignore_room
+        self.on_room: Callable[[], None] = _ignore
         #: Somebody waits for room.
         self.awaited: bool = False
+        #: Called when filters have more to look at than they may at once; :meth:`resume` is to be
+        #: called soon.
+        self.on_unfinished: Callable[[], None] = _ignore
+        self.unfinished: bool = False
         self.counts = Counts()
+        #: Where stored messages are kept, None if none are.
+        self.ledger: Ledger | None = None
+        #: Messages that have a place and room here, and are not put yet.
+        self.pending: int = 0
+        #: Messages of transactions, which have room here and no place yet.
+        self.held: int = 0
         #: Messages that are AVAILABLE, and that are ACQUIRED.
         self.available: int = 0
         self.acquired: int = 0
@@ -144,10 +204,14 @@ class MessageQueue(DistributionNode):
         self._segments: dict[int, _Segment] = {}
         self._tail: _Segment = _Segment(0)
         self._segments[0] = self._tail
-        #: Never taken: the slots from ``_head`` up to ``_next``, without a gap.
+        #: Never taken: the slots from ``_head`` up to ``_next``. A place that was reserved in vain is
+        #: empty; the first one never is.
         self._head: int = 0
         self._next: int = 0
-        #: Sequence numbers of what came back, for everybody, and by the links that must not get it.
+        #: The next place to be given out.
+        self._place_next: int = 0
+        #: Ranks and places of what came back, for everybody, and by the links that must not get it.
+        #: With priorities, of everything.
         self._returned: list[int] = []
         self._apart: dict[frozenset[int], list[int]] = {}
         #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
@@ -159,11 +223,14 @@ class MessageQueue(DistributionNode):
 
     def room(self) -> int:
         """How many more messages the queue can hold, at the mean size of those it has."""
-        held = self.available + self.acquired
-        free = self.bytes_max - self.bytes
+        held = self.available + self.acquired + self.pending + self.held
         memory = self.memory
-        free = min(free, memory.limit - memory.held)
+        free = memory.limit - memory.held
         mean = self.bytes // held if held else 1024
+        if self.overflow != BLOCK:
+            # Messages may come although there is no room here: others go for them, or they do.
+            return max(0, free // max(mean, 64))
+        free = min(free, self.bytes_max - self.bytes)
         room = free // mean if mean > 64 else free // 64
         if self.length_max and self.length_max - held < room:
             room = self.length_max - held
@@ -172,23 +239,96 @@ class MessageQueue(DistributionNode):
     def fits(self, size: int) -> bool:
         """Whether a message of *size* bytes may still come in."""
         memory = self.memory
-        return self.bytes + size <= self.bytes_max and memory.held + size <= memory.limit
+        if memory.held + size > memory.limit:
+            return False
+        if self.overflow == DROP_HEAD:
+            return True
+        if self.overflow == REJECT and self.length_max:
+            held = self.available + self.acquired + self.pending + self.held
+            if held >= self.length_max:
+                return False
+        return self.bytes + size <= self.bytes_max
 
-    # --- Putting ---
+    def _shed(self) -> None:
+        """There are too many: the first that are available make room for the last."""
+        while self.available and (
+            self.bytes > self.bytes_max
+            or (self.length_max and self.available + self.acquired > self.length_max)
+        ):
+            self._give_up(self._pop_first(), "overflow", None)
+        self._tell_of_room()
 
-    def put(self, entry: Entry) -> None:
-        """Take responsibility for *entry* and deliver it if somebody waits."""
-        sequence = self._next
-        entry.sequence = sequence
+    def hold(self, entry: Entry) -> None:
+        """Give *entry* room and no place: it may come when its transaction is discharged."""
         size = len(entry.payload)
         self.bytes += size
         self.memory.held += size
+        self.held += 1
+
+    def let_go(self, entry: Entry) -> None:
+        """Take the room of a held *entry* back: it comes now, or ``room_again`` follows."""
+        if not self.deleted:
+            size = len(entry.payload)
+            self.bytes -= size
+            self.memory.held -= size
+            self.held -= 1
+
+    def room_again(self) -> None:
+        """Tell those who wait for room."""
+        self._freed = True
+        self._tell_of_room()
+
+    # --- Putting ---
+
+    def reserve(self, entry: Entry) -> None:
+        """Give *entry* its place and its room; :meth:`put` or :meth:`withhold` follows, in order."""
+        entry.sequence = self._place_next
+        self._place_next += 1
+        size = len(entry.payload)
+        self.bytes += size
+        self.memory.held += size
+        self.pending += 1
+
+    def withhold(self, entry: Entry) -> None:
+        """A reserved *entry* does not come after all."""
+        if self.deleted:
+            return
+        self.pending -= 1
+        self._archive(entry)
+        self._tell_of_room()
+
+    def restore(self, entry: Entry) -> None:
+        """Put back at its place what a store has kept. Nobody is attached yet; the places rise."""
+        self._place_next = max(self._place_next, entry.sequence + 1)
+        size = len(entry.payload)
+        self.bytes += size
+        self.memory.held += size
+        self._append(entry, entry.sequence)
+
+    def put(self, entry: Entry) -> None:
+        """Take responsibility for *entry* and deliver it if somebody waits."""
+        if self.deleted:
+            return
+        sequence = entry.sequence
+        if sequence < 0:
+            sequence = entry.sequence = self._place_next
+            self._place_next = sequence + 1
+            size = len(entry.payload)
+            self.bytes += size
+            self.memory.held += size
+        else:
+            self.pending -= 1
         self.counts.enqueued += 1
         if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
             subscription = self._ring[0]
             link = subscription.link
-            if link.credit > 0 and link.writable and self._hand(subscription, entry):
+            if (
+                link.credit > 0
+                and link.writable
+                and subscription.wants(entry)
+                and self._hand(subscription, entry)
+            ):
                 self._head = self._next = sequence + 1
                 if link.credit <= 0:
                     self._retire(subscription)
@@ -196,12 +336,39 @@ class MessageQueue(DistributionNode):
                     self._ring.rotate(-1)
                 self._tell_of_room()
                 return
-        self._next = sequence + 1
-        self._place(entry, sequence)
+        self._append(entry, sequence)
         for browser in list(self.browsers.values()):
             self._browse(browser)
         if self._ring:
             self.pump()
+        if self.overflow == DROP_HEAD:
+            self._shed()
+
+    def _append(self, entry: Entry, sequence: int) -> None:
+        if self.priorities > 1:
+            self._head = self._next = sequence + 1
+            self._file(entry)
+            self._place(entry, sequence)
+            for browser in self.browsers.values():
+                browser.backlog.insert(0, self._rank(entry))
+            return
+        if self._head == self._next:
+            self._head = sequence
+        self._next = sequence + 1
+        self._place(entry, sequence)
+
+    def _rank(self, entry: Entry) -> int:
+        """What orders *entry* among the others: its priority, then its place."""
+        if self.priorities <= 1:
+            return entry.sequence
+        band = effective_priority(entry.priority, self.priorities)
+        return (self.priorities - 1 - band) << _PLACE_BITS | entry.sequence
+
+    def _step(self) -> None:
+        """The first of those never taken has been: go on to the next that is there."""
+        self._head += 1
+        while self._head < self._next and self._look(self._head) is None:
+            self._head += 1
 
     def _place(self, entry: Entry, sequence: int) -> None:
         number = sequence >> _SHIFT
@@ -243,6 +410,7 @@ class MessageQueue(DistributionNode):
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
+        filters: Any = None,
     ) -> Subscription:
         """A new consumer; it is to be the endpoint of a sending link."""
         self._identities += 1
@@ -252,15 +420,26 @@ class MessageQueue(DistributionNode):
             default_outcome=default_outcome,
             outcomes=outcomes,
             settled=settled,
+            filters=filters,
         )
         self.consumers[subscription.identity] = subscription
+        if filters is not None:
+            # Of what came back, it is to get only what it wants, like everybody who is there then.
+            self._regroup()
         return subscription
 
-    def browse(self, *, settled: bool = False) -> Browser:
+    def browse(self, *, settled: bool = False, filters: Any = None) -> Browser:
         """A new browser; it sees what is available now and what arrives later (§3.5.7 *copy*)."""
         self._identities += 1
         older = sorted(self._older(), reverse=True)
-        browser = Browser(self, self._identities, backlog=older, cursor=self._head, settled=settled)
+        browser = Browser(
+            self,
+            self._identities,
+            backlog=older,
+            cursor=self._head,
+            settled=settled,
+            filters=filters,
+        )
         self.browsers[browser.identity] = browser
         return browser
 
@@ -276,14 +455,21 @@ class MessageQueue(DistributionNode):
                 subscription.ready = True
                 self._ring.append(subscription)
             self.pump()
-            waiting = self.available
+            # How much of it passes the filters is known only by looking at all of it.
+            waiting = self.available if subscription.filters is None else 0
         link.offer(waiting)
-        if link.draining and (link.credit <= 0 or link.writable):
-            link.drained()
+        self._give_back(subscription)
         if subscription.ready and link.credit <= 0:
             # Credit that comes later has its place behind that of others.
             self._ring.remove(subscription)
             subscription.ready = False
+
+    def _give_back(self, subscription: Subscription) -> None:
+        """There is no more for *subscription* now: a link that is drained gives its credit back."""
+        link = subscription.link
+        looking = self.unfinished and subscription.filters is not None
+        if link.draining and not looking and (link.credit <= 0 or link.writable):
+            link.drained()
 
     def pump(self) -> None:
         """Deliver as long as there are messages and consumers that may have them."""
@@ -344,6 +530,8 @@ class MessageQueue(DistributionNode):
             if self._returned:
                 heap = self._returned
                 sequence = heap[0]
+            elif subscription.filters is not None:
+                sequence = self._wanted(subscription)
             elif self._head < self._next:
                 sequence = self._head
             if self._apart:
@@ -356,19 +544,53 @@ class MessageQueue(DistributionNode):
                         sequence = others[0]
             if sequence < 0:
                 return None
+            entry = self._remove(sequence & _PLACE)
             if heap is None:
-                self._head = sequence + 1
+                if sequence == self._head:
+                    self._step()
             else:
                 heapq.heappop(heap)
                 if key is not None and not heap:
                     del self._apart[key]
-            entry = self._remove(sequence)
             if entry.expires_at == NEVER or entry.expires_at > self.wall():
                 return entry
             self._expire(entry)
 
+    def _wanted(self, subscription: Subscription) -> int:
+        """The first message never taken that *subscription* wants, -1 for none.
+
+        One look at many messages that it does not want is continued by :meth:`resume`, so that
+        nobody else waits for it.
+        """
+        cursor = max(subscription.cursor, self._head)
+        last = min(self._next, cursor + _LOOKS)
+        while cursor < last:
+            entry = self._look(cursor)
+            if entry is not None and subscription.wants(entry):
+                subscription.cursor = cursor
+                return cursor
+            cursor += 1
+        subscription.cursor = cursor
+        if cursor < self._next and not self.unfinished:
+            self.unfinished = True
+            self.on_unfinished()
+        return -1
+
+    def resume(self) -> None:
+        """Go on where filters had too much to look at; asked for by ``on_unfinished``."""
+        self.unfinished = False
+        if not self.deleted:
+            for browser in list(self.browsers.values()):
+                self._browse(browser)
+            self.pump()
+            for subscription in [*self.browsers.values(), *self.consumers.values()]:
+                if subscription.filters is not None and subscription.link is not None:
+                    self._give_back(subscription)
+
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; false if the link is gone, or cannot take this one."""
+        if subscription.acquiring is not None:
+            return self._hand_in(subscription, entry)
         link = subscription.link
         payload = departing(entry, self.wall()) if entry.altered else entry.payload
         settled = subscription.settled
@@ -393,43 +615,140 @@ class MessageQueue(DistributionNode):
             self.acquired += 1
         return True
 
+    def _hand_in(self, subscription: Subscription, entry: Entry) -> bool:
+        """Send *entry* within the transaction that *subscription* acquires in (Part 4 §4.4.3)."""
+        link = subscription.link
+        transaction = subscription.acquiring
+        if not transaction.has_room:
+            link.detach(
+                Error("amqp:resource-limit-exceeded", "the transaction holds too many deliveries")
+            )
+            return False
+        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        enlisted = Enlisted(subscription, transaction, entry, acquired=True)
+        try:
+            enlisted.delivery = link.send(
+                payload,
+                enlisted,
+                settled=subscription.settled,
+                message_format=entry.message_format,
+                state=transaction.state,
+            )
+        except LocalProtocolError:
+            if link.attached:
+                entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
+            return False
+        if subscription.settled:
+            enlisted.outcome = ACCEPTED
+        transaction.enlist(enlisted)
+        entry.attempts += 1
+        self.counts.delivered += 1
+        self.acquired += 1
+        return True
+
     # --- Settling ---
 
     def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
         """A delivery of *entry* has ended in *outcome* (§3.4); ``concluded`` follows."""
         if self.deleted:
             return
-        self.acquired -= 1
-        kind = type(outcome)
-        if kind is Accepted:
+        if type(outcome) is Accepted:
+            self.acquired -= 1
             self.counts.accepted += 1
             self._archive(entry)
-            return
+        else:
+            self.carry_out(entry, self.judge(subscription, entry, outcome))
+
+    def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+        """What *outcome* makes of *entry*, noted in the entry and in the ledger.
+
+        Nobody else sees it before :meth:`carry_out`; what has its end here is in the ledger no
+        more, and its dead letter, if there is one, is.
+        """
+        ledger = self.ledger if entry.stored else None
+        kind = type(outcome)
+        reason = ""
+        error: Error | None = None
+        if kind is Accepted:
+            if ledger is not None:
+                ledger.remove(entry)
+                entry.stored = False
+            return _ACCEPTED
+        rewritten = False
         if kind is Rejected:
             # Counts as a delivery that failed, unlike release (§3.4.3, §3.4.4).
             entry.delivery_count += 1
             entry.altered = True
-            self._give_up(entry, "rejected", outcome.error)
-            return
-        if kind is Modified:
+            reason = "rejected"
+            error = outcome.error
+        elif kind is Modified:
             if outcome.delivery_failed:
                 entry.delivery_count += 1
                 entry.altered = True
             if outcome.message_annotations:
                 size = len(entry.payload)
                 annotate(entry, outcome.message_annotations, self.limits)
-                grown = len(entry.payload) - size
-                self.bytes += grown
-                self.memory.held += grown
+                self._grow(len(entry.payload) - size)
+                rewritten = True
             if outcome.undeliverable_here:
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
-        if self.max_deliveries and entry.delivery_count >= self.max_deliveries:
-            self._give_up(entry, "max-deliveries", None)
-        elif self.max_attempts and entry.attempts >= self.max_attempts:
-            self._give_up(entry, "max-attempts", None)
-        else:
-            self.counts.requeued += 1
+        if not reason:
+            if self.max_deliveries and entry.delivery_count >= self.max_deliveries:
+                reason = "max-deliveries"
+            elif self.max_attempts and entry.attempts >= self.max_attempts:
+                reason = "max-attempts"
+            else:
+                if ledger is not None:
+                    if rewritten:
+                        ledger.rewrite(entry)
+                    else:
+                        ledger.update(entry)
+                return _REQUEUED
+        # Its copy is written before it is taken away here, and with it.
+        verdict = _DEAD_LETTERED if self.bury(entry, reason, error) else _DROPPED
+        if ledger is not None:
+            ledger.remove(entry)
+            entry.stored = False
+        return verdict
+
+    def carry_out(self, entry: Entry, verdict: int) -> None:
+        """Do to an acquired *entry* what was judged; ``concluded`` follows."""
+        if self.deleted:
+            return
+        self.acquired -= 1
+        counts = self.counts
+        if verdict == _REQUEUED:
+            counts.requeued += 1
             self._put_back(entry)
+            return
+        if verdict == _ACCEPTED:
+            counts.accepted += 1
+        elif verdict == _DEAD_LETTERED:
+            counts.dead_lettered += 1
+        else:
+            counts.dropped += 1
+        self._archive(entry)
+
+    def reprieve(self, entry: Entry, before: Entry) -> None:
+        """The ledger has refused what was judged: *entry* is as it was *before*, still acquired."""
+        if not self.deleted:
+            self._grow(len(before.payload) - len(entry.payload))
+        entry.payload = before.payload
+        entry.delivery_count = before.delivery_count
+        entry.altered = before.altered
+        entry.avoid = before.avoid
+        entry.stored = before.stored
+
+    def _grow(self, size: int) -> None:
+        self.bytes += size
+        self.memory.held += size
+
+    def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
+        """Answer *delivery*, whose peer waits for it, once its outcome cannot be lost any more."""
+        if entry.stored and self.ledger is not None:
+            self.ledger.settle(delivery, outcome)
+        else:
+            delivery.settle(outcome)
 
     def concluded(self) -> None:
         """The batch of outcomes is complete: what came back may be delivered again."""
@@ -457,31 +776,55 @@ class MessageQueue(DistributionNode):
         """*entry* is AVAILABLE again, at its old place."""
         if entry.first_acquirer:
             entry.altered = True
-        sequence = entry.sequence
+        self._file(entry)
+        self._place(entry, entry.sequence)
+
+    def _file(self, entry: Entry) -> None:
+        """Note that *entry* came back, for those who may have it."""
+        avoid = entry.avoid
+        if avoid:
+            avoid = entry.avoid = frozenset(link for link in avoid if link in self.consumers)
         heap = self._returned
-        if entry.avoid:
-            entry.avoid = frozenset(link for link in entry.avoid if link in self.consumers)
-            if entry.avoid:
-                heap = self._apart.setdefault(entry.avoid, [])
-        heapq.heappush(heap, sequence)
-        self._place(entry, sequence)
+        unwanted = frozenset(
+            consumer.identity
+            for consumer in self.consumers.values()
+            if consumer.filters is not None and not consumer.wants(entry)
+        )
+        if unwanted:
+            avoid = unwanted if avoid is None else avoid | unwanted
+        if avoid:
+            heap = self._apart.setdefault(avoid, [])
+        heapq.heappush(heap, self._rank(entry))
+
+    def _regroup(self) -> None:
+        """Somebody else has come: sort what came back anew by who may have it."""
+        older = self._older()
+        self._returned.clear()
+        self._apart.clear()
+        for rank in older:
+            entry = self._look(rank & _PLACE)
+            if entry is not None:
+                self._file(entry)
 
     def _archive(self, entry: Entry) -> None:
         size = len(entry.payload)
         self.bytes -= size
         self.memory.held -= size
         self._freed = True
+        if entry.stored and self.ledger is not None:
+            self.ledger.remove(entry)
 
     def _expire(self, entry: Entry) -> None:
         self.counts.expired += 1
         self._give_up(entry, "expired", None)
 
     def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
-        self._archive(entry)
+        # Its copy is written before it is taken away here, and with it.
         if self.bury(entry, reason, error):
             self.counts.dead_lettered += 1
         else:
             self.counts.dropped += 1
+        self._archive(entry)
 
     def _tell_of_room(self) -> None:
         if self._freed:
@@ -494,7 +837,7 @@ class MessageQueue(DistributionNode):
     # --- Browsing ---
 
     def _unseen(self, browser: Browser) -> int:
-        """The sequence number that *browser* is to see next, -1 for none."""
+        """The rank or place that *browser* is to see next, -1 for none."""
         if browser.backlog:
             return browser.backlog[-1]
         browser.cursor = max(browser.cursor, self._head)
@@ -504,11 +847,20 @@ class MessageQueue(DistributionNode):
         link = browser.link
         if link is None or self.deleted:
             return
+        looks = _LOOKS
         while link.credit > 0 and link.writable:
             sequence = self._unseen(browser)
             if sequence < 0:
                 return
-            entry = self._look(sequence)
+            entry = self._look(sequence & _PLACE)
+            if entry is not None and not browser.wants(entry):
+                looks -= 1
+                if not looks:
+                    if not self.unfinished:
+                        self.unfinished = True
+                        self.on_unfinished()
+                    return
+                entry = None
             if entry is not None and (entry.expires_at == NEVER or entry.expires_at > self.wall()):
                 payload = departing(entry, self.wall()) if entry.altered else entry.payload
                 try:
@@ -529,18 +881,18 @@ class MessageQueue(DistributionNode):
     # --- What operators do ---
 
     def _older(self) -> list[int]:
-        """What is available although it was taken before: its sequence numbers, in no order."""
+        """What is available and not in the run of those never taken: its ranks, in no order."""
         return [*self._returned, *chain.from_iterable(self._apart.values())]
 
     def peek(self, count: int, after: int = -1) -> list[Entry]:
         """The first *count* available messages with higher sequence numbers than *after*."""
         found: list[Entry] = []
-        older = sorted(sequence for sequence in self._older() if sequence > after)
+        older = sorted(rank for rank in self._older() if rank & _PLACE > after)
         fresh = range(max(self._head, after + 1), self._next)
         for sequence in chain(older, fresh):
             if len(found) >= count:
                 break
-            entry = self._look(sequence)
+            entry = self._look(sequence & _PLACE)
             if entry is not None:
                 found.append(entry)
         return found
@@ -561,30 +913,49 @@ class MessageQueue(DistributionNode):
     def sweep(self) -> None:
         """Give up what has expired at the front; messages behind it are not looked at."""
         for avoid, heap in [(None, self._returned), *self._apart.items()]:
-            while heap and self._expired(heap[0]):
-                self._expire(self._remove(heapq.heappop(heap)))
+            while heap and self._expired(heap[0] & _PLACE):
+                self._expire(self._remove(heapq.heappop(heap) & _PLACE))
             if avoid is not None and not heap:
                 del self._apart[avoid]
         while self._head < self._next and self._expired(self._head):
-            self._head += 1
-            self._expire(self._remove(self._head - 1))
+            sequence = self._head
+            entry = self._remove(sequence)
+            self._step()
+            self._expire(entry)
         self._tell_of_room()
 
     def _expired(self, sequence: int) -> bool:
         entry = self._look(sequence)
         return entry is not None and entry.expires_at != NEVER and entry.expires_at <= self.wall()
 
+    def _pop_first(self) -> Entry:
+        """Take the first available message out of its place."""
+        first: list[int] | None = None
+        avoiding: frozenset[int] | None = None
+        for avoid, heap in [(None, self._returned), *self._apart.items()]:
+            if heap and (first is None or heap[0] < first[0]):
+                first = heap
+                avoiding = avoid
+        if first is None or (self._head < self._next and self._head < first[0]):
+            entry = self._remove(self._head)
+            self._step()
+            return entry
+        rank = heapq.heappop(first)
+        if avoiding is not None and not first:
+            del self._apart[avoiding]
+        return self._remove(rank & _PLACE)
+
     def _forget(self, entries: list[Entry]) -> None:
         """Remove *entries*, which are the first ones."""
         gone = {entry.sequence for entry in entries}
         for heap in (self._returned, *self._apart.values()):
-            heap[:] = [sequence for sequence in heap if sequence not in gone]
+            heap[:] = [rank for rank in heap if rank & _PLACE not in gone]
             heapq.heapify(heap)
         self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
         for sequence in gone:
             self._remove(sequence)
-        while self._head in gone:
-            self._head += 1
+        if self._head in gone:
+            self._step()
         for entry in entries:
             self._archive(entry)
         self._tell_of_room()
@@ -594,7 +965,7 @@ class MessageQueue(DistributionNode):
         self.deleted = True
         self.counts.dropped += self.available + self.acquired
         self.memory.held -= self.bytes
-        self.bytes = self.available = self.acquired = 0
+        self.bytes = self.available = self.acquired = self.pending = self.held = 0
         self._head = self._next
         self._returned.clear()
         self._apart.clear()

@@ -11,10 +11,13 @@ from typing import Any
 
 from ..fronts.base import SendingLink
 from ..outcomes import Accepted, Error, Modified, Received, Rejected, Released
+from ..transactions import TransactionalState
 from .entries import Entry
 
 #: Any of the four standard outcomes.
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
+
+_UNKNOWN = Error("amqp:transaction:unknown-id", "there is no such transaction")
 
 
 class DistributionNode:
@@ -28,6 +31,10 @@ class DistributionNode:
         """A delivery of *entry* has ended in *outcome*; ``concluded`` follows after the batch."""
         raise NotImplementedError
 
+    def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
+        """Answer *delivery* of *entry*, whose peer waits for it, with *outcome*."""
+        raise NotImplementedError
+
     def concluded(self) -> None:
         """The batch of outcomes is complete."""
         raise NotImplementedError
@@ -35,6 +42,38 @@ class DistributionNode:
     def leave(self, subscription: Subscription) -> None:
         """The subscription's link is over."""
         raise NotImplementedError
+
+
+class Enlisted:
+    """A delivery about which a transaction decides; in its context in place of its entry.
+
+    Args:
+        subscription: Whose delivery it is.
+        transaction: What decides.
+        entry: What was delivered.
+        acquired: It was delivered within the transaction, which may take it back.
+        delivery: The delivery, once it has been sent.
+        outcome: What becomes of it if the transaction is committed, None if it stays acquired.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        transaction: Any,
+        entry: Entry,
+        *,
+        acquired: bool = False,
+        delivery: Any = None,
+        outcome: Any = None,
+    ) -> None:
+        self.subscription = subscription
+        self.transaction = transaction
+        self.entry = entry
+        self.acquired = acquired
+        self.delivery = delivery
+        self.outcome = outcome
+        #: Its link is over: it cannot go back to who had it.
+        self.left: bool = False
 
 
 class Subscription:
@@ -46,6 +85,8 @@ class Subscription:
         default_outcome: What is done with deliveries that end without an outcome (§3.5.3).
         outcomes: The only outcome types that the link may use, None for all four.
         settled: Messages are sent settled and are gone then.
+        filters: What messages have to match, an object with ``matches(entry, publisher)``, or None.
+        cursor: Of messages never taken, those before this place have been looked at in vain.
     """
 
     def __init__(
@@ -56,17 +97,32 @@ class Subscription:
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
+        filters: Any = None,
+        cursor: int = 0,
     ) -> None:
         self.node = node
         self.identity = identity
+        self.filters = filters
+        self.cursor = cursor
         self.default_outcome = default_outcome
         self.outcomes = outcomes
         self.settled = settled
         self.link: Any = None
+        #: Finds the transactions that the link may use; None if there are none.
+        self.transactions: Any = None
+        #: The one in which it acquires what it is sent (Part 4 §4.4.3).
+        self.acquiring: Any = None
+        #: Properties of a flow that were looked at.
+        self._flow_properties: Any = None
         #: It has its place among those whose turn will come.
         self.ready: bool = False
         #: Called when the link is over, after the node has heard of it.
         self.on_left: list[Callable[[], None]] = []
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether its filters let *entry* pass."""
+        filters = self.filters
+        return filters is None or bool(filters.matches(entry, entry.publisher))
 
     # --- What the link says (fronts.base.SendingEndpoint) ---
 
@@ -74,21 +130,72 @@ class Subscription:
         self.link = link
 
     def on_credit(self, link: SendingLink) -> None:
+        properties = link.flow_properties
+        if properties is not None and properties is not self._flow_properties:
+            self._flow_properties = properties
+            if "txn-id" in properties and not self._acquire_in(link, properties["txn-id"]):
+                return
         self.node.serve(self)
+
+    def _acquire_in(self, link: SendingLink, txn_id: object) -> bool:
+        """From now on acquire in that transaction, None for none; false if that cannot be."""
+        transaction = None
+        if txn_id is not None:
+            if self.transactions is not None:
+                transaction = self.transactions.find(link.connection, txn_id)
+            if transaction is None or transaction.error is not None:
+                link.detach(
+                    _UNKNOWN if transaction is None else transaction.error,
+                )
+                return False
+            transaction.acquire(self)
+        self.acquiring = transaction
+        return True
+
+    def allows(self, outcome: Any) -> bool:
+        """Whether *outcome* is one that the link may use."""
+        return type(outcome) in (_OUTCOMES if self.outcomes is None else self.outcomes)
+
+    def _enlist(self, link: SendingLink, delivery: Any, entry: Entry) -> bool:
+        """Leave it to a transaction what becomes of *delivery*; false if that cannot be."""
+        state = delivery.state
+        delivery.state = None
+        transaction = None
+        if self.transactions is not None:
+            transaction = self.transactions.find(link.connection, state.txn_id)
+        if transaction is None:
+            link.detach(_UNKNOWN)
+            return False
+        if not transaction.takes(self, state.outcome):
+            return False
+        delivery.state = state
+        delivery.context = enlisted = Enlisted(
+            self, transaction, entry, delivery=delivery, outcome=state.outcome
+        )
+        transaction.enlist(enlisted)
+        return True
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
         node = self.node
         for delivery in deliveries:
-            outcome = delivery.state
             entry = delivery.context
             if not isinstance(entry, Entry):
-                # It has had its outcome.
-                continue
+                # It has had its outcome, or a transaction decides about it.
+                if not isinstance(entry, Enlisted) or entry.transaction.hears(entry):
+                    continue
+                entry = delivery.context
+                if not isinstance(entry, Entry):
+                    continue
+            outcome = delivery.state
             if type(outcome) not in _OUTCOMES:
+                if type(outcome) is TransactionalState:
+                    if self._enlist(link, delivery, entry):
+                        continue
+                    outcome = None
                 if not delivery.remote_settled:
                     continue
                 if outcome is not None and type(outcome) is not Received:
-                    # Nothing of ours, such as the outcome of a transaction that we do not have.
+                    # Nothing of ours, such as what a coordinator says.
                     link.detach(
                         Error("amqp:not-implemented", f"the state {outcome!r} has no meaning here")
                     )
@@ -104,13 +211,18 @@ class Subscription:
             delivery.context = outcome
             node.conclude(self, entry, outcome)
             if not delivery.settled:
-                delivery.settle(outcome)
+                node.settle(delivery, entry, outcome)
         node.concluded()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         node = self.node
-        for delivery in getattr(link, "unsettled", ()):
+        self.acquiring = None
+        for delivery in link.unsettled:
             entry = delivery.context
+            if isinstance(entry, Enlisted):
+                if entry.transaction.keeps(entry):
+                    continue
+                entry = entry.entry
             if isinstance(entry, Entry):
                 outcome = delivery.state
                 if type(outcome) not in _OUTCOMES or (
@@ -134,6 +246,7 @@ class Browser(Subscription):
         backlog: Sequence numbers of older messages that are available now, newest first.
         cursor: The sequence number to go on with after those.
         settled: Messages are sent settled.
+        filters: As for :class:`Subscription`.
     """
 
     def __init__(
@@ -144,16 +257,25 @@ class Browser(Subscription):
         backlog: list[int],
         cursor: int,
         settled: bool = False,
+        filters: Any = None,
     ) -> None:
-        super().__init__(node, identity, default_outcome=None, settled=settled)
+        super().__init__(
+            node, identity, default_outcome=None, settled=settled, filters=filters, cursor=cursor
+        )
         self.backlog = backlog
-        self.cursor = cursor
+
+    def _acquire_in(self, link: SendingLink, txn_id: object) -> bool:
+        link.detach(Error("amqp:not-implemented", "a browser acquires nothing"))
+        return False
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
         """Whatever it says, the message is as it was, and does not come twice (§3.5.2)."""
         for delivery in deliveries:
-            if not delivery.settled and type(delivery.state) in _OUTCOMES:
-                delivery.settle(delivery.state)
+            state = delivery.state
+            if not delivery.settled and (
+                type(state) in _OUTCOMES or type(state) is TransactionalState
+            ):
+                delivery.settle(state)
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.node.leave(self)

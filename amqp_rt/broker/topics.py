@@ -53,7 +53,11 @@ class MessageTopic:
         #: A topic always has room: its subscribers' queues are bounded.
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
+        #: Bytes of messages of transactions.
+        self._held = 0
         self._queues: dict[int, MessageQueue] = {}
+        #: Of the subscribers that do not want everything.
+        self._filters: dict[int, Any] = {}
         self._identities = 0
 
     @property
@@ -78,6 +82,22 @@ class MessageTopic:
         """Bytes of both; a payload counts once for each subscriber."""
         return sum(queue.bytes for queue in self._queues.values())
 
+    def hold(self, entry: Entry) -> None:
+        """Give *entry* room: it may come when its transaction is discharged."""
+        self.memory.held += len(entry.payload)
+        self._held += len(entry.payload)
+
+    def let_go(self, entry: Entry) -> None:
+        """Take the room of a held *entry* back: it comes now, or ``room_again`` follows."""
+        if not self.deleted:
+            self.memory.held -= len(entry.payload)
+            self._held -= len(entry.payload)
+
+    def room_again(self) -> None:
+        """Tell those who wait for room."""
+        if self.memory.waiting:
+            self.memory.tell()
+
     def room(self) -> int:
         """How many more messages it can take: as many as the memory of all nodes has room for."""
         return max(0, (self.memory.limit - self.memory.held) // 1024)
@@ -92,6 +112,9 @@ class MessageTopic:
         before = counts.enqueued
         slow: list[int] = []
         for identity, queue in self._queues.items():
+            wanted = self._filters.get(identity)
+            if wanted is not None and not wanted.matches(entry, entry.publisher):
+                continue
             queue.put(entry.again())
             if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
                 slow.append(identity)
@@ -106,6 +129,7 @@ class MessageTopic:
         default_outcome: Any,
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
+        filters: Any = None,
     ) -> Subscription:
         """A new subscriber: it gets what is put from now on."""
         queue = MessageQueue(self.memory, self.wall, _drop, limits=self.limits)
@@ -115,16 +139,21 @@ class MessageTopic:
         )
         self._identities += 1
         self._queues[self._identities] = queue
+        if filters is not None:
+            # What it does not want never takes room in its backlog.
+            self._filters[self._identities] = filters
         subscription.on_left.append(partial(self._left, self._identities))
         return subscription
 
     def _left(self, identity: int) -> None:
         queue = self._queues.pop(identity, None)
+        self._filters.pop(identity, None)
         if queue is not None:
             queue.delete()
 
     def _give_up(self, identity: int) -> None:
         queue = self._queues.pop(identity)
+        self._filters.pop(identity, None)
         consumers = list(queue.consumers.values())
         queue.delete()
         for consumer in consumers:
@@ -143,9 +172,12 @@ class MessageTopic:
     def delete(self) -> None:
         """The topic is no more."""
         self.deleted = True
+        self.memory.held -= self._held
+        self._held = 0
         for queue in self._queues.values():
             queue.delete()
         self._queues.clear()
+        self._filters.clear()
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ from .. import __version__
 from .messages import receive, request, send
 from .nodes import node
 from .serve import serve
+from .stores import store
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,5 +28,5 @@ def main() -> None:
     """
 
 
-for command in (serve, send, receive, request, node):
+for command in (serve, send, receive, request, node, store):
     main.add_command(command)

@@ -13,7 +13,8 @@ import trio
 
 from ..broker.nodes import declaration
 from ..container.container import Container
-from ..runtime import Broker, split_kind
+from ..errors import AmqpError
+from ..runtime import Broker, split_kind, store_of
 from ..security.identities import Users, parse_user
 from .running import run, set_up_logs, signalled
 
@@ -48,7 +49,7 @@ from .running import run, set_up_logs, signalled
     "nodes",
     metavar="KIND:NAME",
     multiple=True,
-    help="A node to make, such as queue:orders or topic:prices. Repeatable.",
+    help="A node to make, such as queue:orders, topic:prices or log:clicks. Repeatable.",
 )
 @click.option(
     "--auto-create",
@@ -62,7 +63,12 @@ from .running import run, set_up_logs, signalled
     metavar="STORE",
     default="memory:",
     show_default=True,
-    help="Where messages are kept.",
+    help="Where nodes and durable messages are kept: memory: (nowhere), or sqlite:PATH.",
+)
+@click.option(
+    "--volatile",
+    is_flag=True,
+    help="Take durable messages although there is no store; they are refused otherwise.",
 )
 @click.option("--name", metavar="NAME", default="broker", show_default=True, help="Container-id.")
 @click.option(
@@ -83,6 +89,7 @@ def serve(
     nodes: tuple[str, ...],
     auto_create: tuple[str, ...],
     store: str,
+    volatile: bool,
     name: str,
     plain_in_clear: bool,
     log_level: str,
@@ -94,11 +101,10 @@ def serve(
     line on standard output says where: ready {"listeners": [...], "pid": ...}.
     """
     set_up_logs(log_level, log_format)
-    if store != "memory:":
-        raise click.BadParameter(
-            f"{store!r} is not known: this version keeps messages in memory: only",
-            param_hint="--store",
-        )
+    try:
+        kept = store_of(store)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--store") from None
     declared = [declaration(*split_kind_of("--node", text)) for text in nodes]
     for text in auto_create:
         split_kind_of("--auto-create", text)
@@ -118,11 +124,15 @@ def serve(
             users=known if users else None,
             sasl=sasl,
             plain_in_clear=plain_in_clear,
+            store=kept,
+            volatile=volatile,
         )
     else:
         if users or anonymous:
             raise click.UsageError("who may connect is up to the container of FILE.py")
-        broker = Broker(container=load(application), auto_create=auto_create)
+        broker = Broker(
+            container=load(application), auto_create=auto_create, store=kept, volatile=volatile
+        )
 
     async def main() -> None:
         # The signals are heard until the very end: a second one stops the waiting.

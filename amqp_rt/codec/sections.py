@@ -222,6 +222,56 @@ def read_data(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
     return payload[at + 5 if payload[at + 3] == 0xA0 else at + 8 : sections.footer]
 
 
+def walk_front(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[int, int, int, int, int]:
+    """Where the sections before the body lie, found by their sizes as :func:`walk` does.
+
+    The numbers say where delivery annotations, message annotations, properties, application
+    properties and the rest begin; a section that is absent is empty. Of the body, its first
+    descriptor is read and nothing else, however large it is.
+
+    Raises:
+        DecodeError: A section before the body is cut off, twice there, out of order, or of the
+            wrong type; or what follows them is no section.
+    """
+    end = len(payload)
+    at = 0
+    starts: list[int] = []
+    code = HEADER
+    try:
+        while at < end:
+            after = at + 4
+            known = _PREFIXES.get(payload[at:after], 0)
+            if known:
+                code = known >> 8
+                if code > APPLICATION_PROPERTIES:
+                    break
+                if known & 0xFF == _SIZE8:
+                    after += 1 + payload[after]
+                elif known & 0xFF == _SIZE32:
+                    after += 4 + (
+                        payload[after] << 24
+                        | payload[after + 1] << 16
+                        | payload[after + 2] << 8
+                        | payload[after + 3]
+                    )
+            else:
+                code, after = read_section_code(payload, at, limits)
+                if code > APPLICATION_PROPERTIES:
+                    break
+                code, after = _walk_unusual(payload, at, limits)
+            if after > end:
+                raise DecodeError(f"{SECTION_NAMES[code]}: {after - end} octets are missing")
+            missing = code - HEADER + 1 - len(starts)
+            if missing <= 0:
+                raise _misplaced(code, 0, len(starts) - 1)
+            starts += [at] * missing
+            at = after
+    except IndexError:
+        raise DecodeError(f"{SECTION_NAMES[code]}: the octets end inside its size") from None
+    starts += [at] * (6 - len(starts))
+    return starts[1], starts[2], starts[3], starts[4], starts[5]
+
+
 def _walk_unusual(payload: bytes, at: int, limits: Limits) -> tuple[int, int]:
     """Code and end of a section that does not begin as most do: any descriptor, any value."""
     code, content = read_section_code(payload, at, limits)

@@ -33,6 +33,7 @@ from .links import LinkHandle, fresh
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests
 from .sending import MessageProperties, Sender, SenderOptions
+from .transactions import ControlLink, Transaction
 
 if TYPE_CHECKING:
     from .container import Container
@@ -81,6 +82,7 @@ class Session:
         #: The engine's session; None while there is no connection.
         self.core: Any = None
         self._members: dict[Member, None] = {}
+        self._control: ControlLink | None = None
         self._ended = False
 
     @property
@@ -163,6 +165,15 @@ class Session:
             if self.core is not None:
                 self.core.end()
             self.lose(SessionEnded("the session was ended"))
+
+    def transaction(self) -> Transaction:
+        """A transaction for the links of the session; see :meth:`Connection.transaction`."""
+        control = self._control
+        if control is None or control.closed:
+            control = ControlLink(self, self.connection.new_name("transactions"))
+            self.add(control)
+            self._control = control
+        return Transaction(control)
 
     def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
         """A sender to *address*; see :meth:`Connection.sender`."""
@@ -452,6 +463,18 @@ class Connection:
             ConnectionLost: The connection is over for good.
         """
         return self.default_session.receiver(address, **options)
+
+    def transaction(self) -> Transaction:
+        """A transaction for what is sent and said on the links of the connection.
+
+        ``async with connection.transaction() as txn:`` declares it; ``out.send(…, transaction=txn)``
+        and ``delivery.accept(transaction=txn)`` take part. See
+        :class:`~amqp_rt.container.transactions.Transaction`.
+
+        Raises:
+            ConnectionLost: The connection is over for good.
+        """
+        return self.default_session.transaction()
 
     def follow(self, link: LinkHandle, error: Error) -> bool:
         """Take *link* where a redirect points; whether that is tried."""

@@ -38,7 +38,7 @@ from ..addresses import AddressError, AddressTable, address_of, parse_url
 from ..errors import ConnectFailed
 from ..events import Event, LoginRequested, Opened, Peer
 from ..fronts.amqp10 import Front as Amqp10
-from ..fronts.base import Front, Host, ReceivingLink, SendingLink, ServerOptions
+from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from ..net.driver import run_connection
 from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
@@ -618,6 +618,10 @@ class Container:
         terminus = _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
+        elif isinstance(terminus, Coordinator):
+            # What is done in a transaction is done on links, each of which is judged by itself.
+            if not any(host.attach(link) for host in self.hosts):
+                link.refuse(Error("amqp:not-implemented", "there are no transactions here"))
         elif self.authorize is None or not terminus.address:
             self._place(connection, link, terminus)
         else:
@@ -889,7 +893,7 @@ _DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
 
 def _sends(link: ReceivingLink | SendingLink) -> bool:
     """Whether it is us who send on *link*."""
-    return hasattr(link, "send")
+    return link.role == SENDER
 
 
 def _identity(link: ReceivingLink | SendingLink) -> _Identity:
@@ -897,11 +901,11 @@ def _identity(link: ReceivingLink | SendingLink) -> _Identity:
     return peer.virtual_host, peer.user, peer.container_id, _sends(link), link.name
 
 
-def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Error:
+def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordinator | Error:
     """The end of *link* that the peer wants us to have, or why there is none."""
     terminus = link.source if _sends(link) else link.target
     if isinstance(terminus, Coordinator):
-        return Error("amqp:not-implemented", "there are no transactions here")
+        return terminus
     if terminus is None:
         return Error("amqp:invalid-field", "the attach names no node: its terminus is null")
     if terminus.address is not None and not isinstance(terminus.address, str):

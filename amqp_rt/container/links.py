@@ -14,6 +14,8 @@ import trio
 from ..errors import AmqpError, LinkDetached, LinkRefused
 from ..limits import Limits
 from ..outcomes import Error
+from ..termini import outlives_connection
+from ..unsettled import UnsettledMap
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,6 +24,9 @@ E = TypeVar("E", bound=AmqpError)
 
 #: Seconds that a peer has to answer our detach before we go on without the answer.
 DETACH_GRACE_S: Final = 5.0
+#: Times in a row that a link is attached again because its unsettled map did not fit a frame, without
+#: that making it smaller.
+ROUNDS_MAX: Final = 16
 #: Redirects that one link follows in a row, and the seconds after which it is another row.
 REDIRECTS_MAX: Final = 5
 REDIRECTS_FORGOTTEN_S: Final = 60.0
@@ -100,6 +105,14 @@ class LinkHandle:
         self._changes = trio.lowlevel.ParkingLot()
         self._redirects = 0
         self._redirected_at = 0.0
+        #: What the link left unsettled, to be resumed by the next one (Part 2 §2.6.13); None if the
+        #: peer does not keep its side of it.
+        self._memory: UnsettledMap | None = None
+        #: Whose terminus it is, if that is kept when the connection is lost.
+        self._keeper: str | None = None
+        #: How much of that the present link began with, and how often in a row that was no less.
+        self._left = 0
+        self._rounds = 0
 
     # --- state ---------------------------------------------------------------------------
 
@@ -270,15 +283,55 @@ class LinkHandle:
         if self._session.going:
             # The session says what becomes of us: lost, or attached to another one.
             if self._session.may_come_back:
+                self._remember(link)
                 self._interrupted(error)
         elif error is not None and error.condition == "amqp:link:redirect" and self._follow(error):
+            # Elsewhere nobody knows what was sent here.
+            self._memory = None
             self._interrupted(error)
+        elif link.incomplete and error is None and not closed and self._goes_on(link):
+            self._interrupted(None)
+            self._attach_again()
         else:
             self.lost(
                 gone(LinkDetached if self._was_attached else LinkRefused, error, self.address)
             )
             return
         self._changes.unpark_all()
+
+    def _remember(self, link: Any) -> None:
+        """Keep what *link* left unsettled, if the peer does."""
+        if self._keeper is None:
+            self._memory = None
+        elif link is not None:
+            self._memory = link.remember()
+
+    def _goes_on(self, link: Any) -> bool:
+        """Whether it helps to attach again: the maps did not fit their frames (Part 2 §2.6.13)."""
+        self._remember(link)
+        if self._memory is None:
+            return False
+        self._rounds = 0 if len(self._memory) < self._left else self._rounds + 1
+        return self._rounds <= ROUNDS_MAX
+
+    def _attach_again(self) -> None:
+        try:
+            self._session.add(self)
+        except AmqpError as error:
+            self.lost(error)
+
+    def _to_resume(self, core: Any) -> UnsettledMap | None:
+        """What the attach on *core* resumes: with another peer than before, nothing."""
+        if self._keeper != core.engine.peer.container_id:
+            return None
+        return self._memory
+
+    def _resumed_as(self, link: Any, terminus: Any) -> UnsettledMap | None:
+        """Both sides are attached, *terminus* is the peer's; what was to be resumed, if anything."""
+        memory, self._memory = self._memory, None
+        self._left = 0 if memory is None else len(memory)
+        self._keeper = link.peer.container_id if outlives_connection(terminus) else None
+        return memory
 
     def _follow(self, error: Error) -> bool:
         """Go where a redirect points; whether that is tried (Part 2 §2.8.18)."""
@@ -292,7 +345,7 @@ class LinkHandle:
         return self._session.follow(self, error)
 
     def _interrupted(self, error: Error | None) -> None:
-        """The link is gone and may come back."""
+        """The link is gone and may come back; ``_memory`` is what it can resume then."""
 
     def _let_go(self, error: AmqpError) -> None:
         """The link will not come back, because of *error*: give up what waits for it."""

@@ -20,9 +20,10 @@ from ..errors import (
     DeadlineExceeded,
     DecodeError,
     LinkDetached,
+    LinkRefused,
     LocalProtocolError,
 )
-from ..fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, IncomingDelivery, ReceivingLink
+from ..fronts.base import RCV_FIRST, SND_MIXED, IncomingDelivery, ReceivingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT, Message
 from ..outcomes import (
@@ -35,7 +36,8 @@ from ..outcomes import (
     Rejected,
 )
 from ..termini import DeleteOnClose, Source, Target
-from ..values import Symbol
+from ..transactions import TransactionalState
+from ..values import Described, Symbol, ULong
 from .credit import CreditWindow
 from .links import LinkHandle, gone
 from .payloads import decode_payload
@@ -43,6 +45,7 @@ from .streams import ByteStream
 
 if TYPE_CHECKING:
     from .links import Owner
+    from .transactions import Transaction
 
 __all__ = ["CREDIT", "Delivery", "Receiver", "ReceiverOptions", "gone"]
 
@@ -50,6 +53,9 @@ T = TypeVar("T")
 
 #: Deliveries without an outcome that a receiver holds or has asked for, unless said otherwise.
 CREDIT: Final = 500
+#: Name and descriptor of the filter that is a selector.
+_SELECTOR: Final = Symbol("apache.org:selector-filter:string")
+_SELECTOR_CODE: Final = ULong(0x0000_468C_0000_0004)
 #: Deliveries taken in a row, and seconds, before a receiver lets others run.
 _TURN_MESSAGES: Final = 100
 _TURN_S: Final = 0.001
@@ -63,10 +69,15 @@ class ReceiverOptions(TypedDict, total=False):
       them wait. 0 asks for nothing: see :meth:`Receiver.get` and :meth:`Receiver.start`.
     * ``mode``: ``"move"`` takes messages from the node, ``"copy"`` browses (Part 3 §3.5.7).
     * ``filter``: filters by name, see Part 3 §3.5.8; what the peer applies is in ``source.filter``.
+    * ``selector``: a condition for messages, such as ``"kind = 'a' AND JMSPriority > 4"``, as one
+      more filter (``apache.org:selector-filter:string``). A peer that does not put it in place is
+      refused with ``LinkRefused``, since everything would come.
     * ``dynamic``: the peer makes a node; its address is ``receiver.address``. It lives as long as the
       link: after a lost connection there is another one.
     * ``durable``: 1 or 2: the subscription outlives the link (Part 3 §3.5.5). Give it a ``name``, and
       leave with :meth:`Receiver.suspend`.
+    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost connection
+      is dialled again (Part 3 §3.5.3). If it does, deliveries in hand can still be settled then.
     * ``snd_settle_mode``: 1 asks for settled messages, 0 for unsettled ones.
     * ``rcv_settle_mode``: 1 says outcomes and lets the sender settle (Part 2 §2.8.3).
     * ``streaming``: deliveries are handed out as they begin; read them with ``chunks``.
@@ -79,8 +90,10 @@ class ReceiverOptions(TypedDict, total=False):
     credit: int
     mode: Literal["move", "copy"] | None
     filter: Mapping[object, object] | None
+    selector: str | None
     dynamic: bool
     durable: int
+    timeout: int
     snd_settle_mode: int
     rcv_settle_mode: int
     streaming: bool
@@ -194,16 +207,19 @@ class Delivery:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What we have said of it; None as long as nothing was said."""
-        return cast("Outcome | None", getattr(self.raw, "local_state", None))
+        """What we have said of it, in a transaction perhaps; None as long as nothing was said."""
+        said = self.raw.local_state
+        if type(said) is TransactionalState:
+            said = said.outcome
+        return cast("Outcome | None", said)
 
-    def accept(self) -> None:
+    def accept(self, *, transaction: Transaction | None = None) -> None:
         """Processed; the sender may forget it."""
-        self.settle(ACCEPTED)
+        self.settle(ACCEPTED, transaction=transaction)
 
-    def release(self) -> None:
+    def release(self, *, transaction: Transaction | None = None) -> None:
         """Not processed, and nothing changed; somebody may get it again."""
-        self.settle(RELEASED)
+        self.settle(RELEASED, transaction=transaction)
 
     def modify(
         self,
@@ -211,6 +227,7 @@ class Delivery:
         failed: bool = True,
         undeliverable_here: bool = False,
         annotations: Mapping[object, object] | None = None,
+        transaction: Transaction | None = None,
     ) -> None:
         """Not processed, and changed thus (Part 3 §3.4.5).
 
@@ -218,8 +235,11 @@ class Delivery:
             failed: The attempt counts: ``delivery-count`` grows.
             undeliverable_here: Do not send it to this link again.
             annotations: Merged into the message annotations.
+            transaction: As for :meth:`settle`.
         """
-        self.settle(Modified(failed, undeliverable_here or None, annotations))
+        self.settle(
+            Modified(failed, undeliverable_here or None, annotations), transaction=transaction
+        )
 
     def reject(
         self,
@@ -227,18 +247,37 @@ class Delivery:
         *,
         condition: str = "amqp:precondition-failed",
         info: Mapping[object, object] | None = None,
+        transaction: Transaction | None = None,
     ) -> None:
         """Invalid; it will never be processed. The sender is told why."""
-        self.settle(Rejected(Error(Symbol(condition), description or None, info)))
+        self.settle(
+            Rejected(Error(Symbol(condition), description or None, info)), transaction=transaction
+        )
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Outcome, *, transaction: Transaction | None = None) -> None:
         """Say *outcome*. Saying the same again changes nothing; on a link that is gone it is in vain.
 
+        Args:
+            outcome: What is to become of it.
+            transaction: The outcome holds when this is committed. Until then, and if it is rolled
+                back, the delivery stays in our hands, and another outcome can be said afterwards.
+
         Raises:
-            LocalProtocolError: Another outcome has been said.
+            LocalProtocolError: Another outcome has been said, or *transaction* is not open or of
+                another connection.
+            TransactionRolledBack: *transaction* is of no use any more.
+            LinkDetached: The link is gone, so that nothing can be said within *transaction*.
         """
+        if transaction is not None:
+            transaction.retire(self, outcome)
+            return
         self.raw.settle(outcome)
         self._let_go()
+
+    def unsay(self) -> None:
+        """What was said went with its transaction."""
+        if type(self.raw.local_state) is TransactionalState:
+            self.raw.local_state = None
 
     def _let_go(self) -> None:
         """It has its outcome: there is room for another, and what is still to come is dropped."""
@@ -261,7 +300,7 @@ class Delivery:
         """
         await trio.lowlevel.checkpoint()
         raw = self.raw
-        while getattr(raw, "second", raw.link.rcv_settle_mode == RCV_SECOND) and not raw.settled:
+        while raw.second and not raw.settled:
             receiver = _receiver_of(raw)
             if receiver is None:
                 raise LocalProtocolError("only deliveries of a receiver can be waited for")
@@ -274,6 +313,9 @@ class Delivery:
         from .routes import RaisedOutcome  # which needs this module
 
         meant = isinstance(error, RaisedOutcome)
+        if type(self.raw.local_state) is TransactionalState:
+            # Its transaction says how this ends.
+            return meant
         if self.outcome is not None or self.raw.settled:
             self._let_go()
         elif error is None:
@@ -350,8 +392,12 @@ class Receiver(LinkHandle):
     Each delivery wants an outcome, said by hand or by ``async with delivery:``. Credit is given
     again as outcomes are said, so ``credit`` bounds what is being worked on (decision 26).
 
-    While a lost connection is dialled again, taking waits. Deliveries of the old connection that
-    had no outcome will be delivered again; saying one is in vain.
+    While a lost connection is dialled again, taking waits. Where the peer keeps its side of the
+    link meanwhile (``timeout``, ``durable``, or what it answered of its own accord), the deliveries
+    of the old connection that had no outcome stay as they are: one that is said in between is heard
+    when the link is resumed. With ``rcv_settle_mode=1`` nothing is delivered twice.
+
+    Elsewhere they will be delivered again; saying an outcome is in vain.
     """
 
     def __init__(
@@ -363,8 +409,10 @@ class Receiver(LinkHandle):
         credit: int = CREDIT,
         mode: Literal["move", "copy"] | None = None,
         filter: Mapping[object, object] | None = None,  # noqa: A002  # the standard's word
+        selector: str | None = None,
         dynamic: bool = False,
         durable: int = 0,
+        timeout: int = 0,
         snd_settle_mode: int = SND_MIXED,
         rcv_settle_mode: int = RCV_FIRST,
         streaming: bool = False,
@@ -377,6 +425,12 @@ class Receiver(LinkHandle):
         if mode not in (None, "move", "copy"):
             raise ValueError(f"mode is 'move' or 'copy', not {mode!r}")
         super().__init__(session, address, name)
+        filters: dict[object, object] = {
+            Symbol(name): value for name, value in (filter or {}).items()
+        }
+        if selector is not None:
+            filters[_SELECTOR] = Described(_SELECTOR_CODE, selector)
+        self._selects = selector is not None
         self._asked = Source(
             address=None if dynamic else address,
             dynamic=dynamic,
@@ -384,9 +438,10 @@ class Receiver(LinkHandle):
             if dynamic
             else None,
             distribution_mode=Symbol(mode) if mode else None,
-            filter={Symbol(name): value for name, value in filter.items()} if filter else None,
+            filter=filters or None,
             durable=durable,
             expiry_policy=Symbol("never" if durable else "session-end"),
+            timeout=timeout,
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
         #: As the peer answered it.
@@ -400,6 +455,10 @@ class Receiver(LinkHandle):
         self._inbox: deque[IncomingDelivery] = deque()
         #: Deliveries that count against the credit: here, or in the application's hands.
         self._held: set[IncomingDelivery] = set()
+        #: Deliveries of a link before this one, which is to be resumed or has been.
+        self._suspended: set[IncomingDelivery] = set()
+        #: Those of them that nobody has taken.
+        self._untaken: list[IncomingDelivery] = []
         self._takers: list[trio.lowlevel.Task] = []
         self._getting = False
         #: No credit is given until it is started again.
@@ -637,7 +696,7 @@ class Receiver(LinkHandle):
 
     async def wait_settled(self, raw: IncomingDelivery) -> None:
         """Wait until the sender has settled something, *raw* perhaps. Cancelled: no trace."""
-        if not raw.link.attached:
+        if not raw.link.attached and raw not in self._suspended:
             self._refuse_if_over()
             raise ConnectionLost(
                 "the connection was lost before the sender settled: whether it has heard our "
@@ -689,17 +748,45 @@ class Receiver(LinkHandle):
             rcv_settle_mode=self._modes[1],
             streaming=self._streaming,
             properties=self._properties,
+            unsettled=self._to_resume(core),
         )
 
     def _readdress(self, address: str) -> None:
         super()._readdress(address)
         self._asked.address = address
 
+    def on_attached(self, link: Any) -> None:
+        """Both sides are attached."""
+        if self._selects and _SELECTOR not in (link.source.filter or {}) and not self.closed:
+            link.detach()
+            self.lost(
+                LinkRefused(
+                    f"the peer does not select messages of {self.address!r}: all would come",
+                    condition="amqp:not-implemented",
+                )
+            )
+        else:
+            super().on_attached(link)
+
     def _begin(self, link: Any) -> None:
         if link.source is not None:
             self.address = link.source.address
         self._answered = link.source or Source()
+        memory = self._resumed_as(link, link.source)
+        if memory is not None:
+            # Those are settled, or come again under another tag.
+            lost = link.unknown if link.resumed else memory.values()
+            self._drop({entry.delivery for entry in lost})
+            self._inbox += [raw for raw in self._untaken if raw in self._suspended]
+            self._wake(len(self._inbox))
+        self._untaken.clear()
         self._open_window(link)
+
+    def _drop(self, gone: set[Any]) -> None:
+        """The sender has done with these: what was not taken need not be."""
+        self._inbox = deque(raw for raw in self._inbox if raw not in gone)
+        self._held -= gone
+        self._suspended -= gone
 
     def _open_window(self, link: ReceivingLink) -> None:
         if not self._credit:
@@ -736,7 +823,16 @@ class Receiver(LinkHandle):
                 each.context.stream.on_data()
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """The sender has settled these."""
+        """The sender has settled these; what was said in a transaction holds then."""
+        for each in deliveries:
+            if each.settled and type(each.local_state) is TransactionalState:
+                self.freed(each)
+        aborted = {each for each in deliveries if each.aborted}
+        if aborted:
+            # Resumed only to say that they come again, as new ones.
+            for each in aborted:
+                self.freed(each)
+            self._drop(aborted)
         self._changes.unpark_all()
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -747,17 +843,22 @@ class Receiver(LinkHandle):
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         """The link is over."""
-        if error is None and self._was_attached and not self._session.going:
+        again = link.incomplete and not closed
+        if error is None and self._was_attached and not self._session.going and not again:
             self._ended = True
         super().on_detached(link, error, closed)
 
     def _interrupted(self, error: Error | None) -> None:
-        """What has no outcome will be delivered again on the next connection."""
+        """What has no outcome is resumed, or will be delivered again on the next connection."""
+        self._suspended = {entry.delivery for entry in (self._memory or {}).values()}
+        self._untaken += [raw for raw in self._inbox if not raw.settled]
         self._inbox = deque(raw for raw in self._inbox if raw.settled)
-        self._held.intersection_update(self._inbox)
+        self._held.intersection_update(self._suspended.union(self._inbox))
         self._window = None
 
     def _let_go(self, error: AmqpError) -> None:
+        self._suspended.clear()
+        self._untaken.clear()
         if self._window is not None:
             self._window.open = False
         self._wake(len(self._takers))

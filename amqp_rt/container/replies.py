@@ -119,7 +119,7 @@ class ReplyLink:
         for pending in self._pending:
             pending.fail(gone)
         self._pending.clear()
-        for each in getattr(link, "unsettled", ()):
+        for each in link.unsettled:
             if each.context is not None:
                 each.context.settle(RELEASED)
         self.container.replies.remove(self, link)
@@ -132,8 +132,7 @@ class ReplyLink:
 
     def shares_session_with(self, link: ReceivingLink) -> bool:
         """Whether both links are of one session."""
-        ours = getattr(self.link, "session", None)
-        return ours is getattr(link, "session", None)
+        return self.link is not None and self.link.session is link.session
 
     def send_nowait(self, payload: Sequence[bytes]) -> bool:
         """Send at once, or not at all."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, cast
 
 import trio
 
@@ -21,6 +21,7 @@ from ..errors import (
     DeliveryRejected,
     LinkDetached,
     LocalProtocolError,
+    TransactionRolledBack,
     WouldBlock,
 )
 from ..fronts.base import (
@@ -34,13 +35,15 @@ from ..fronts.base import (
 )
 from ..message import BodyKind, Message, MessageId, Moment, write_data
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Outcome, Received, Rejected
-from ..termini import Source, Target
+from ..termini import Coordinator, Source, Target
+from ..transactions import TransactionalState
 from ..values import Symbol
 from .links import LinkHandle, fresh
 from .payloads import encode_payload
 
 if TYPE_CHECKING:
     from .links import Owner
+    from .transactions import Transaction
 
 #: What becomes of messages whose outcome a lost connection kept from us: the caller hears
 #: ``ConnectionLost``, or they are sent again and may arrive twice.
@@ -93,6 +96,8 @@ class SenderOptions(TypedDict, total=False):
     * ``in_doubt``: ``"resend"`` sends again what a lost connection left without an outcome.
     * ``dynamic``: the peer makes a node and its address.
     * ``durable``: 1 or 2, see Part 3 §3.5.5.
+    * ``timeout``: seconds that the peer is asked to keep its side of the link while a lost connection
+      is dialled again (Part 3 §3.5.4). If it does, unsettled messages are resumed, and none is in doubt.
     * ``capabilities``: of the target, for example ``"queue"``.
     * ``properties``: of the link.
     * ``source``: our own address, for peers that look at it.
@@ -105,6 +110,7 @@ class SenderOptions(TypedDict, total=False):
     in_doubt: InDoubt
     dynamic: bool
     durable: int
+    timeout: int
     capabilities: Sequence[str]
     properties: Mapping[object, object] | None
     source: str | None
@@ -121,6 +127,7 @@ class Receipt:
         "message_format",
         "payload",
         "raw",
+        "transaction",
         "unfinished",
     )
 
@@ -131,6 +138,7 @@ class Receipt:
         message_format: int = 0,
         *,
         unfinished: bool = False,
+        transaction: Transaction | None = None,
     ) -> None:
         self._sender = sender
         #: What is to be sent; dropped when it cannot be needed any more.
@@ -140,6 +148,8 @@ class Receipt:
         self.raw: OutgoingDelivery | None = None
         #: The payload is only the beginning of the message.
         self.unfinished = unfinished
+        #: What it is sent in, as long as it has no outcome.
+        self.transaction = transaction
         self._outcome: Outcome | None = None
         self._error: AmqpError | None = None
         self._waiting: list[trio.lowlevel.Task] | None = None
@@ -148,6 +158,11 @@ class Receipt:
     def done(self) -> bool:
         """The outcome, or why there is none, is known."""
         return self._outcome is not None or self._error is not None
+
+    @property
+    def said(self) -> Outcome | None:
+        """The outcome, if it is known."""
+        return self._outcome
 
     async def outcome(self) -> Outcome:
         """Wait for the outcome, whatever it is. A message sent settled counts as accepted.
@@ -223,6 +238,13 @@ class Receipt:
     def _settle(self) -> None:
         self.payload = b""
         self._sender.done(self)
+        transaction = self.transaction
+        if transaction is not None:
+            self.transaction = None
+            error = self._error
+            if error is None and type(self._outcome) is not Accepted:
+                error = refusal(cast("Outcome", self._outcome))
+            transaction.done(self, error)
         waiting = self._waiting
         if waiting is not None:
             self._waiting = None
@@ -258,9 +280,14 @@ class Sender(LinkHandle):
     Several tasks may send at once; messages leave in the order of the calls. Leaving the block
     waits until every message has its outcome; leaving it with an exception does not.
 
-    While a lost connection is dialled again, messages wait. Those that had left and have no
-    outcome are *in doubt*: the peer may have taken them or not. Their senders hear
-    ``ConnectionLost``, unless the sender was made with ``in_doubt="resend"``.
+    While a lost connection is dialled again, messages wait. Where the peer keeps its side of the
+    link meanwhile (``timeout``, or what it answered of its own accord), those that had left are
+    resumed: an outcome that the peer knows is heard, what it has in part is completed, and what it
+    has no record of is sent again, so that nothing is lost or doubled.
+
+    Elsewhere those that had left and have no outcome are *in doubt*: the peer may have taken them or
+    not. Their senders hear ``ConnectionLost``, unless the sender was made with
+    ``in_doubt="resend"``. So is a streamed message that was unfinished.
     """
 
     def __init__(
@@ -276,6 +303,7 @@ class Sender(LinkHandle):
         keep_waiting: bool = True,
         dynamic: bool = False,
         durable: int = 0,
+        timeout: int = 0,
         capabilities: Sequence[str] = (),
         properties: Mapping[object, object] | None = None,
         source: str | None = None,
@@ -286,10 +314,11 @@ class Sender(LinkHandle):
             raise ValueError(f"in_doubt is 'raise' or 'resend', not {in_doubt!r}")
         super().__init__(session, address, name)
         self.max_pending = max_pending
-        self._asked = Target(
+        self._asked: Target | Coordinator = Target(
             address=None if dynamic else address,
             dynamic=dynamic,
             durable=durable,
+            timeout=timeout,
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
         #: As the peer answered it.
@@ -343,10 +372,18 @@ class Sender(LinkHandle):
 
     # --- sending -------------------------------------------------------------------------
 
-    async def send(self, message: object, **properties: Unpack[MessageProperties]) -> Outcome:
+    async def send(
+        self,
+        message: object,
+        *,
+        transaction: Transaction | None = None,
+        **properties: Unpack[MessageProperties],
+    ) -> Outcome:
         """Send a message and wait for its outcome, which is *accepted*.
 
         Args:
+            transaction: Nobody is to see the message before this is committed; the outcome is the
+                one that it will have then.
             message: A :class:`~amqp_rt.message.Message`, or a payload to make one of.
             properties: Whatever :class:`~amqp_rt.message.Message` takes, for example
                 ``ttl_s``, ``priority``, ``durable``, ``subject``, ``application_properties``.
@@ -360,17 +397,22 @@ class Sender(LinkHandle):
             LocalProtocolError: It is larger than the peer allows; nothing was sent.
             LinkDetached: The link went before the outcome came: it is in doubt.
             ConnectionLost: So did the connection.
+            TransactionRolledBack: The transaction is of no use any more.
         """
-        return await self._send(self.encode(message, properties), 0)
+        return await self._send(self.encode(message, properties), 0, transaction)
 
     async def send_payload(self, payload: Payload, *, message_format: int = 0) -> Outcome:
         """Send an encoded message as it is, of whatever format; otherwise as :meth:`send`."""
         return await self._send(payload, message_format)
 
-    async def _send(self, payload: Payload, message_format: int) -> Outcome:
+    async def _send(
+        self, payload: Payload, message_format: int, transaction: Transaction | None = None
+    ) -> Outcome:
         if len(self._queue) + len(self._unsettled) >= self.max_pending:
             await self.wait_for_room()
-        receipt = Receipt(self, payload, message_format)
+        receipt = Receipt(self, payload, message_format, transaction=transaction)
+        if transaction is not None:
+            transaction.add(receipt, self.link)
         self.submit(receipt)
         if type(receipt._outcome) is Accepted:
             await self._take_turns()
@@ -381,10 +423,17 @@ class Sender(LinkHandle):
             self.withdraw(receipt)
             raise
 
-    def send_nowait(self, message: object, **properties: Unpack[MessageProperties]) -> Receipt:
+    def send_nowait(
+        self,
+        message: object,
+        *,
+        transaction: Transaction | None = None,
+        **properties: Unpack[MessageProperties],
+    ) -> Receipt:
         """Send a message, or put it in line for credit, without waiting.
 
-        Takes what :meth:`send` takes; the receipt tells the outcome.
+        Takes what :meth:`send` takes; the receipt tells the outcome. The end of a transaction's
+        block waits for it.
 
         Raises:
             WouldBlock: ``max_pending`` messages have no outcome yet. Nothing was sent.
@@ -392,17 +441,21 @@ class Sender(LinkHandle):
             LinkDetached: The sender is closed, or its link is gone for good.
             ConnectionLost: So is its connection.
         """
-        return self._send_nowait(self.encode(message, properties), 0)
+        return self._send_nowait(self.encode(message, properties), 0, transaction)
 
     def send_payload_nowait(self, payload: Payload, *, message_format: int = 0) -> Receipt:
         """Send an encoded message as it is; otherwise as :meth:`send_nowait`."""
         return self._send_nowait(payload, message_format)
 
-    def _send_nowait(self, payload: Payload, message_format: int) -> Receipt:
+    def _send_nowait(
+        self, payload: Payload, message_format: int, transaction: Transaction | None = None
+    ) -> Receipt:
         self._refuse_if_over()
         if self.pending >= self.max_pending:
             raise WouldBlock(f"{self.pending} messages to {self.address!r} have no outcome yet")
-        receipt = Receipt(self, payload, message_format)
+        receipt = Receipt(self, payload, message_format, transaction=transaction)
+        if transaction is not None:
+            transaction.add(receipt, self.link)
         self.submit(receipt)
         if isinstance(receipt._error, LocalProtocolError):
             raise receipt._error
@@ -549,6 +602,7 @@ class Sender(LinkHandle):
                 receipt,
                 settled=self._settled,
                 message_format=receipt.message_format,
+                state=None if receipt.transaction is None else receipt.transaction.state(),
                 more=receipt.unfinished,
             )
         except LocalProtocolError as error:
@@ -562,7 +616,7 @@ class Sender(LinkHandle):
             receipt.finish(ACCEPTED)
             return
         self._unsettled[receipt] = None
-        if not self._resends:
+        if not self._resends and self._keeper is None:
             receipt.payload = b""
 
     def _pump(self, link: SendingLink) -> None:
@@ -642,17 +696,40 @@ class Sender(LinkHandle):
             snd_settle_mode=self._modes[0],
             rcv_settle_mode=self._modes[1],
             properties=self._properties,
+            unsettled=self._to_resume(core),
         )
 
     def _readdress(self, address: str) -> None:
         super()._readdress(address)
-        self._asked.address = address
+        if isinstance(self._asked, Target):
+            self._asked.address = address
 
     def _begin(self, link: Any) -> None:
         if isinstance(link.target, Target):
             self.address = link.target.address
             self._answered = link.target
+        memory = self._resumed_as(link, link.target if self._keep_waiting else None)
+        if memory:
+            if link.resumed:
+                # The peer has no record of these: none of them has arrived.
+                self._again([entry.context for entry in link.unknown])
+            else:
+                self._doubt(
+                    [entry.context for entry in memory.values()],
+                    "the peer remembers nothing of the link",
+                    None,
+                )
         self._pump(link)
+
+    def _remember(self, link: Any) -> None:
+        super()._remember(link)
+        memory = self._memory or {}
+        for tag, entry in list(memory.items()):
+            if entry.context.transaction is None:
+                entry.payload = entry.context.payload
+            else:
+                # It went with its transaction.
+                del memory[tag]
 
     def on_credit(self, link: SendingLink) -> None:
         """There is credit or room again, or the peer drains."""
@@ -664,6 +741,9 @@ class Sender(LinkHandle):
         """The receiver spoke of these messages."""
         for each in deliveries:
             state = each.state
+            if type(state) is TransactionalState:
+                # What it will be when the transaction is committed.
+                state = state.outcome
             if each.remote_settled:
                 # Settled without a state: the default outcome holds (Part 3 §3.5.3).
                 each.context.finish(RELEASED if state is None else state)
@@ -673,30 +753,56 @@ class Sender(LinkHandle):
                 each.context.finish(state)
 
     def _interrupted(self, error: Error | None) -> None:
-        """The connection is gone: what has left is in doubt, or is sent again."""
-        why = "the peer closed it" if error is None else error.description or error.condition
-        doubtful = list(self._unsettled)
+        """The connection is gone: what has left is resumed, or in doubt, or sent again."""
+        why = "the peer closed it" if error is None else error.description or str(error.condition)
+        kept = {entry.context for entry in (self._memory or {}).values()}
+        doubtful: list[Receipt] = []
+        unsent: list[Receipt] = []
+        for receipt in self._unsettled:
+            if receipt in kept:
+                continue
+            if receipt.raw is not None and receipt.raw.delivery_id < 0 and not receipt.unfinished:
+                unsent.append(receipt)
+            else:
+                doubtful.append(receipt)
+        self._unfinished = None
+        for receipt in [*self._unsettled, *self._queue]:
+            if receipt.transaction is not None:
+                receipt.fail(TransactionRolledBack(f"the connection was lost ({why})"))
+        self._queue = deque(receipt for receipt in self._queue if not receipt.done)
+        self._again(unsent)
+        self._doubt(doubtful, why, None if error is None else str(error.condition))
+        if not self._keep_waiting:
+            waiting = list(self._queue)
+            self._queue.clear()
+            for receipt in waiting:
+                receipt.fail(ConnectionLost(f"the connection was lost before it was sent ({why})"))
+
+    def _doubt(self, receipts: list[Receipt], why: str, condition: str | None) -> None:
+        """Whether these have arrived cannot be found out."""
         again: list[Receipt] = []
-        for receipt in doubtful:
+        for receipt in receipts:
+            if receipt.done:
+                continue
             if self._resends and not receipt.unfinished:
-                receipt.raw = None
                 again.append(receipt)
             else:
                 receipt.fail(
                     ConnectionLost(
                         f"no outcome came before the connection was lost ({why}): "
                         "the message may have been taken or not",
-                        condition=None if error is None else str(error.condition),
+                        condition=condition,
                     )
                 )
-        self._unsettled.clear()
-        self._unfinished = None
+        self._again(again)
+
+    def _again(self, receipts: list[Receipt]) -> None:
+        """Send these again, before what waits."""
+        again = [receipt for receipt in receipts if not receipt.done]
+        for receipt in again:
+            receipt.raw = None
+            self._unsettled.pop(receipt, None)
         self._queue.extendleft(reversed(again))
-        if not self._keep_waiting:
-            waiting = list(self._queue)
-            self._queue.clear()
-            for receipt in waiting:
-                receipt.fail(ConnectionLost(f"the connection was lost before it was sent ({why})"))
 
     def _let_go(self, error: AmqpError) -> None:
         for receipt in [*self._unsettled, *self._queue]:

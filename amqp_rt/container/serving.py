@@ -43,6 +43,7 @@ from ..outcomes import (
     rejected,
 )
 from ..termini import Source
+from ..transactions import TransactionalState
 from .credit import CreditWindow, SharedSlots
 from .receiving import Receiver
 from .routes import Binding, RaisedOutcome, Reject, Route, Stats
@@ -279,6 +280,11 @@ class Inbox:
             self.workers.rotate_unused_credit()
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            if type(each.state) is TransactionalState:
+                # A handler cannot be taken back, and must not run before the discharge.
+                link.detach(Error("amqp:not-implemented", "nodes take part in no transactions"))
+                return
         stats = self.route.stats
         stats.received += len(deliveries)
         if self._window is not None:

@@ -173,7 +173,7 @@ class Engine:
                 except AmqpError as error:
                     # What follows in this chunk is still read: the peer's close may be in it.
                     self._fail(error.condition, error.description)
-            self._hand_over()
+            self.hand_over()
         finally:
             self._receiving = False
         if self._room:
@@ -560,10 +560,10 @@ class Engine:
     def _end_session(self, session: Session, fault: Fault) -> None:
         if fault.scope != "session":
             raise fault
-        self._hand_over()
+        self.hand_over()
         session.end(Error(fault.condition, fault.description))
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """Give endpoints what the chunk brought: one call per link and kind."""
         while self._touched:
             touched = self._touched
@@ -707,7 +707,7 @@ class Engine:
 
     def _on_close(self, close: Close) -> None:
         self.theirs.take(Step.CLOSE)
-        self._hand_over()
+        self.hand_over()
         if self.ours.stage is Stage.OPENED:
             self._flush_dirty()
             self.ours.take(Step.CLOSE)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from ..codec.composites import encode_composite
 from ..errors import LocalProtocolError
 from ..events import Peer
-from ..outcomes import Error
+from ..outcomes import Error, Received
+from ..termini import Coordinator
+from ..unsettled import Unsettled, UnsettledMap
 from . import serial
-from .delivery import Delivery, Sending
+from .delivery import Delivery, Sending, is_outcome
 from .frames import (
     Fault,
     any_transfer,
@@ -23,6 +25,16 @@ from .frames import (
 )
 from .lifecycle import LINK, Half, Stage, Step, link_state
 from .performatives import RECEIVER, SENDER, Attach, Detach, Flow, Transfer
+from .resume import (
+    Action,
+    Known,
+    action_for,
+    known_of,
+    offset_of,
+    read_unsettled,
+    state_at_target,
+    whole,
+)
 
 if TYPE_CHECKING:
     from .session import Session
@@ -39,6 +51,10 @@ _CHUNK_COST: Final = 64
 
 class Link:
     """What both directions have in common."""
+
+    #: What comes here is about what came before on other links, which hear of that first; what is
+    #: sent here leaves after what was said there.
+    _in_order: bool = False
 
     def __init__(self, session: Session, name: str, role: bool) -> None:
         self.session = session
@@ -59,8 +75,24 @@ class Link:
         self.properties: Mapping[object, object] = {}
         self.offered_capabilities: tuple[str, ...] = ()
         self.desired_capabilities: tuple[str, ...] = ()
-        #: The peer's ``unsettled`` map, as it attached.
-        self.remote_unsettled: Mapping[object, object] | None = None
+        #: What the peer remembers of a link of this name, as it attached; dropped once both sides
+        #: are attached and it has been acted on.
+        self.remote_unsettled: dict[bytes, Any] | None = None
+        self.remote_incomplete: bool = False
+        #: We attach with an unsettled map, and what is in it.
+        self.resumes: bool = False
+        self.said: dict[Any, Any] = {}
+        self.said_all: bool = True
+        #: Both sides have given a map: what it does not name, its side has no record of.
+        self.resumed: bool = False
+        #: A map was not complete (§2.6.13): nothing new is sent on this link, which is suspended
+        #: as soon as it has made the maps shorter, and is to be attached again then.
+        self.incomplete: bool = False
+        #: What we remembered and the peer does not. If we send: what would have to be sent anew, if
+        #: at all. If we receive: what counts as settled. ``resumed`` says what that is worth.
+        self.unknown: list[Unsettled] = []
+        #: What an earlier link left, as far as it has not been dealt with on this one.
+        self._remembered: UnsettledMap = {}
         self.attached: bool = False
         #: The peer answered our attach with a null terminus; its detach follows.
         self.refused: bool = False
@@ -174,13 +206,56 @@ class Link:
         self.properties = attach.properties or {}
         self.offered_capabilities = attach.offered_capabilities
         self.desired_capabilities = attach.desired_capabilities
-        self.remote_unsettled = attach.unsettled
         self.snd_settle_mode = attach.snd_settle_mode
         self.rcv_settle_mode = attach.rcv_settle_mode
         self.source = attach.source
         self.target = attach.target
         if attach.snd_settle_mode > SND_MIXED or attach.rcv_settle_mode > RCV_SECOND:
             raise link_fault("amqp:invalid-field", "there is no such settle mode")
+        if attach.unsettled is not None:
+            self.remote_unsettled = read_unsettled(attach.unsettled, self.session.limits)
+            self.remote_incomplete = attach.incomplete_unsettled
+
+    # --- resuming (§2.6.13) ----------------------------------------------------------------
+
+    def set_unsettled(self, unsettled: UnsettledMap | None) -> None:
+        """What an earlier link left; None if nothing is remembered of one."""
+        if unsettled is not None:
+            self.resumes = True
+            for tag, entry in unsettled.items():
+                if entry.delivery is None or not entry.delivery.settled:
+                    # What was given up since is forgotten, which the peer takes as settled.
+                    self._remembered[tag] = entry
+
+    def states(self) -> list[tuple[bytes, Any]]:
+        """What our unsettled map says."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Both sides are attached: compare the maps, and act on them."""
+        remote = self.remote_unsettled
+        self.remote_unsettled = None
+        self.resumed = self.resumes and remote is not None
+        # A peer that remembers nothing has a complete map of that.
+        self.incomplete = remote is not None and (self.remote_incomplete or not self.said_all)
+        try:
+            self._resume({} if remote is None else remote)
+        except Fault as fault:
+            self.detach(Error(fault.condition, fault.description))
+
+    def _resume(self, remote: dict[bytes, Any]) -> None:
+        raise NotImplementedError
+
+    def reduce(self) -> None:
+        """Go on with a resumed link, and suspend it again if that is all that it was for."""
+
+    def remember(self) -> UnsettledMap:
+        """What this link leaves unsettled, for the next attach; ask when it is over.
+
+        Payloads that we sent are not kept here: where ``payload`` is None, put it in, or the
+        message cannot be sent again.
+        """
+        raise NotImplementedError
 
     def on_detach(self, detach: Detach) -> None:
         """The peer detached: answer, and let the endpoint know."""
@@ -277,10 +352,14 @@ class Link:
             self.end(None, True)
             return False
         self.attached = True
+        self.resume()
+        if not self.attached:
+            return False
         if self._echo:
             self._echo = False
             self.flow_due()
         endpoint.on_attached(self)
+        self.reduce()
         return self.attached
 
     def flow_due(self) -> None:
@@ -297,6 +376,9 @@ class Link:
 class ReceiverLink(Link):
     """A link on which the peer sends to us."""
 
+    #: What the next flow says beside the credit.
+    _flow_properties: Mapping[object, object] | None = None
+
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, RECEIVER)
         self.streaming: bool = False
@@ -311,6 +393,10 @@ class ReceiverLink(Link):
         self._progress: list[Delivery] = []
         self._settled: list[Delivery] = []
         self._flowed: bool = False
+        #: Credit that the endpoint did not give: for deliveries that the sender has to resume.
+        self._reserved: int = 0
+        #: What had arrived of an unfinished message when the link went.
+        self._partial: Delivery | None = None
 
     def accept(
         self,
@@ -323,11 +409,15 @@ class ReceiverLink(Link):
         rcv_settle_mode: int | None = None,
         properties: Mapping[object, object] | None = None,
         offered_capabilities: Sequence[str] = (),
+        unsettled: UnsettledMap | None = None,
     ) -> None:
         """Attach our side of a link that the peer asked for (§2.6.3).
 
         Omitted termini are answered as the peer asked for them. The endpoint hears
         ``on_attached`` before this returns, or ``on_detached`` if the peer has gone.
+
+        *unsettled* is what an earlier link of this name left (§2.6.13); without it the peer hears
+        that nothing is remembered.
 
         Raises:
             LocalProtocolError: The link is attached already.
@@ -336,6 +426,9 @@ class ReceiverLink(Link):
         self.set_streaming(streaming, max_message_size)
         if rcv_settle_mode is not None:
             self.rcv_settle_mode = rcv_settle_mode
+        self.set_unsettled(unsettled)
+        if isinstance(self.target, Coordinator):
+            self._in_order = True
         self._answer(endpoint, source, target, properties, offered_capabilities)
 
     def set_streaming(self, streaming: bool, max_message_size: int | None) -> None:
@@ -349,7 +442,13 @@ class ReceiverLink(Link):
         else:
             self.max_message_size = limits.message_size_max
 
-    def grant(self, credit: int, *, echo: bool = False) -> None:
+    def grant(
+        self,
+        credit: int,
+        *,
+        echo: bool = False,
+        properties: Mapping[object, object] | None = None,
+    ) -> None:
         """Allow the peer *credit* more deliveries, counted from now.
 
         The ``flow`` carries a total and the delivery-count it was reckoned from, never a
@@ -358,6 +457,8 @@ class ReceiverLink(Link):
 
         Less than before takes credit back. What the peer sent before it heard of that is taken
         too; with *echo* it answers when it has heard, and ``on_flow`` follows.
+
+        *properties* go with the flow, such as the ``txn-id`` of an acquisition (Part 4 §4.4.3).
 
         Raises:
             LocalProtocolError: *credit* is no unsigned number of 32 bits.
@@ -375,6 +476,8 @@ class ReceiverLink(Link):
         self.draining = False
         if echo:
             self._ask_echo = True
+        if properties is not None:
+            self._flow_properties = properties
         self.flow_due()
 
     def drain(self) -> None:
@@ -401,8 +504,9 @@ class ReceiverLink(Link):
             return
         delivery = self._current
         first = delivery is None
+        size = end - at
         if delivery is None:
-            if self.credit <= 0 and self._excess <= 0:
+            if self.credit <= 0 and self._excess <= 0 and self._reserved <= 0:
                 raise link_fault(
                     "amqp:link:transfer-limit-exceeded", f"link {self.name!r} has no credit"
                 )
@@ -414,27 +518,30 @@ class ReceiverLink(Link):
                 )
             if len(tag) > session.limits.delivery_tag_max:
                 raise link_fault("amqp:invalid-field", "the delivery-tag is longer than 32 octets")
-            size = end - at
-            if self.max_message_size and size > self.max_message_size and not transfer.aborted:
-                raise self._too_large()
-            if self.credit > 0:
-                self.credit -= 1
+            if transfer.resume:
+                delivery = self._begin_resumed(transfer, delivery_id, tag)
+                if delivery.ignored:
+                    return
+                first = False
             else:
-                self._excess -= 1
-            self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
-            if self.available:
-                self.available -= 1
-            delivery = Delivery(self, delivery_id, tag, transfer.message_format or 0)
-            mode = transfer.rcv_settle_mode
-            delivery.second = (self.rcv_settle_mode if mode is None else mode) == RCV_SECOND
-            delivery.state = transfer.state
-            if self.snd_settle_mode == SND_SETTLED or transfer.settled:
-                delivery.settled = True
-            elif mode is not None and mode > self.rcv_settle_mode:
-                raise link_fault(
-                    "amqp:invalid-field", "the link was not attached to be settled second"
-                )
-            session.add_incoming(delivery)
+                if self._remembered or self.incomplete:
+                    self._refuse_new(tag)
+                if type(transfer.state) is Received:
+                    raise _misplaced_received()
+                if self.max_message_size and size > self.max_message_size and not transfer.aborted:
+                    raise self._too_large()
+                self._use_credit()
+                delivery = Delivery(self, delivery_id, tag, transfer.message_format or 0)
+                mode = transfer.rcv_settle_mode
+                delivery.second = (self.rcv_settle_mode if mode is None else mode) == RCV_SECOND
+                delivery.state = transfer.state
+                if self.snd_settle_mode == SND_SETTLED or transfer.settled:
+                    delivery.settled = True
+                elif mode is not None and mode > self.rcv_settle_mode:
+                    raise link_fault(
+                        "amqp:invalid-field", "the link was not attached to be settled second"
+                    )
+                session.add_incoming(delivery)
         else:
             if transfer.delivery_id is not None and transfer.delivery_id != delivery.delivery_id:
                 raise link_fault(
@@ -443,21 +550,38 @@ class ReceiverLink(Link):
                 )
             if transfer.delivery_tag is not None and transfer.delivery_tag != delivery.tag:
                 raise link_fault("amqp:invalid-field", "the delivery-tag changed within a delivery")
+            if delivery.ignored:
+                if transfer.aborted or not transfer.more:
+                    self._current = None
+                return
+            if type(transfer.state) is Received:
+                raise _misplaced_received()
             if transfer.settled and not delivery.settled:
                 delivery.settled = True
                 session.forget_incoming(delivery.delivery_id)
             if transfer.state is not None:
                 delivery.state = transfer.state
-            size = end - at
             if (
                 self.max_message_size
                 and delivery._size + size > self.max_message_size
                 and not transfer.aborted
+                and not delivery.resumed
             ):
                 raise self._too_large()
         if transfer.aborted:
             self._abort(delivery, first)
             return
+        if delivery.resumed:
+            if delivery.complete:
+                # All of it was here already.
+                self._current = delivery if transfer.more else None
+                return
+            repeated = min(delivery.repeated, size)
+            delivery.repeated -= repeated
+            at += repeated
+            size -= repeated
+            if self.max_message_size and delivery._size + size > self.max_message_size:
+                raise self._too_large()
         delivery._size += size
         if self.streaming:
             self._stream(delivery, transfer.more, first, data[at:end])
@@ -483,6 +607,181 @@ class ReceiverLink(Link):
         if not self._batch:
             session.touch(self)
         self._batch.append(delivery)
+        if self._in_order:
+            session.engine.hand_over()
+
+    def _use_credit(self) -> None:
+        if self.credit > 0:
+            self.credit -= 1
+        elif self._excess > 0:
+            self._excess -= 1
+        else:
+            self._reserved -= 1
+        self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
+        if self.available:
+            self.available -= 1
+
+    # --- resuming (§2.6.13) ----------------------------------------------------------------
+
+    def states(self) -> list[tuple[bytes, Any]]:
+        """What our unsettled map says."""
+        limits = self.session.limits
+        return [(tag, state_at_target(entry, limits)) for tag, entry in self._remembered.items()]
+
+    def _resume(self, remote: dict[bytes, Any]) -> None:
+        """What only we remember is settled; for the rest the sender needs credit to resume it."""
+        if not self.remote_incomplete:
+            for tag in [tag for tag in self._remembered if tag not in remote]:
+                entry = self._remembered.pop(tag)
+                delivery = entry.delivery
+                if isinstance(delivery, Delivery) and self.resumed:
+                    delivery.settled = True
+                self.unknown.append(entry)
+        self._reserved = len([tag for tag in self.said if tag in remote])
+        if self._reserved:
+            self.flow_due()
+
+    def _refuse_new(self, tag: bytes) -> None:
+        """Judge a delivery that is not resumed while others may be."""
+        if self.incomplete:
+            raise link_fault(
+                "amqp:not-allowed", "with an incomplete unsettled map deliveries are only resumed"
+            )
+        if tag in self._remembered:
+            raise link_fault(
+                "amqp:invalid-field", "the delivery-tag is that of an unsettled delivery"
+            )
+
+    def _begin_resumed(self, transfer: Transfer, delivery_id: int, tag: bytes) -> Delivery:
+        """The first frame of a delivery that the sender resumes."""
+        entry = self._remembered.pop(tag, None)
+        if entry is None:
+            # It is not in our map: the standard wants it ignored (§2.7.5).
+            self._use_credit()
+            delivery = Delivery(self, delivery_id, tag, 0)
+            delivery.ignored = True
+            if transfer.more and not transfer.aborted:
+                self._current = delivery
+            self._flowed = True
+            self.session.touch(self)
+            return delivery
+        if self._reserved:
+            self._reserved -= 1
+            self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
+        else:
+            self._use_credit()
+        self.used = True
+        mode = transfer.rcv_settle_mode
+        second = (self.rcv_settle_mode if mode is None else mode) == RCV_SECOND
+        live = entry.delivery
+        if isinstance(live, Delivery):
+            delivery = live
+            delivery.resume(self, delivery_id, second)
+        else:
+            delivery = Delivery(self, delivery_id, tag, entry.message_format)
+            delivery.payload = whole(entry.payload)
+            delivery._size = len(delivery.payload)
+            delivery.complete = entry.complete
+            delivery.local_state = entry.state
+            delivery.context = entry.context
+            delivery.resume(self, delivery_id, second)
+            if delivery.complete and delivery.local_state is None and not transfer.aborted:
+                # Nobody has it in hand.
+                self._hand_out(delivery)
+        if transfer.settled:
+            delivery.settled = True
+        else:
+            self.session.add_incoming(delivery)
+        if not transfer.aborted:
+            self._compare(delivery, transfer.state)
+            if not delivery.complete:
+                self._prepare(delivery, transfer.state)
+        return delivery
+
+    def _hand_out(self, delivery: Delivery) -> None:
+        """Let the endpoint have a message that was complete before the link was resumed."""
+        if self.streaming:
+            delivery._chunks = [delivery.payload]
+            delivery._unread = len(delivery.payload) + _CHUNK_COST
+            self.session.hold(delivery._unread)
+        self.session.touch(self)
+        self._batch.append(delivery)
+
+    def _compare(self, delivery: Delivery, state: Any) -> None:
+        """The sender has said *state*, if anything, of a delivery that it resumes."""
+        said = delivery.local_state
+        final = known_of(state) is Known.OUTCOME
+        if final:
+            delivery.state = state
+        if is_outcome(said) or (final and delivery.complete):
+            # Whatever is still sent of it, we are past that.
+            delivery.complete = True
+            if delivery.settled:
+                delivery.local_settled = True
+                self.on_settled(delivery)
+            elif final:
+                # The sender is definitive (decision table of §3.4.6, row 13): say the same, settled.
+                session = self.session
+                session.queue_disposition(RECEIVER, delivery.delivery_id, True, state)
+                session.forget_incoming(delivery.delivery_id)
+                delivery.local_state = state
+                delivery.local_settled = True
+                delivery.settled = True
+                self.on_settled(delivery)
+            else:
+                delivery.say_again()
+        elif delivery.settled and delivery.complete:
+            self.on_settled(delivery)
+
+    def _prepare(self, delivery: Delivery, state: Any) -> None:
+        """Get ready for the rest of a message of which we have the beginning."""
+        have = delivery._size
+        start = 0
+        if type(state) is Received:
+            start = offset_of(delivery.payload, state, self.session.limits)
+            if start < 0:
+                raise link_fault(
+                    "amqp:invalid-field", "a delivery is resumed behind what we have of it"
+                )
+        delivery.repeated = have - start
+        if have:
+            self._current = delivery
+            cost = have + _CHUNK_COST
+            delivery._unread = cost
+            delivery._chunks = [delivery.payload]
+            delivery.payload = b""
+            if self.streaming:
+                self.session.hold(cost)
+                self.session.touch(self)
+                self._batch.append(delivery)
+            else:
+                self.session.assemble(cost)
+
+    def remember(self) -> UnsettledMap:
+        """See :meth:`Link.remember`."""
+        found: UnsettledMap = {}
+        in_vain: UnsettledMap = {}
+        for tag, entry in self._remembered.items():
+            # Where not all of them can be named, each gets its turn.
+            (in_vain if self.incomplete and tag in self.said else found)[tag] = entry
+        left: list[Any] = (
+            self.unsettled if self._partial is None else [*self.unsettled, self._partial]
+        )
+        for delivery in left:
+            if delivery.settled or not (delivery.complete or delivery.payload):
+                continue
+            state = delivery.local_state
+            found[delivery.tag] = Unsettled(
+                tag=delivery.tag,
+                state=state if known_of(state) is Known.OUTCOME else None,
+                payload=delivery.payload,
+                complete=delivery.complete,
+                message_format=delivery.message_format,
+                context=delivery.context,
+                delivery=delivery,
+            )
+        found.update(in_vain)
+        return found
 
     def _stream(self, delivery: Delivery, more: bool, first: bool, data: bytes) -> None:
         if data:
@@ -513,7 +812,10 @@ class ReceiverLink(Link):
         session.forget_incoming(delivery.delivery_id)
         self._drop(delivery)
         self._current = None
-        if self.streaming and not first:
+        if delivery.complete:
+            # Resumed only to be dropped, and the endpoint has had it for long.
+            self.on_settled(delivery)
+        elif self.streaming and not first:
             session.touch(self)
             self._progress.append(delivery)
         elif self.credit == 0 or not self.streaming:
@@ -585,8 +887,13 @@ class ReceiverLink(Link):
         delivery = self._current
         if delivery is not None:
             self._current = None
+            if delivery.ignored or delivery.complete:
+                return
+            if not self.streaming and not delivery.settled:
+                delivery.payload = b"".join(delivery._chunks)
+                self._partial = delivery
             self._drop(delivery)
-            delivery.aborted = True
+            delivery.aborted = self._partial is None
             delivery.local_settled = True
             self.session.forget_incoming(delivery.delivery_id)
             if self.streaming:
@@ -606,13 +913,23 @@ class ReceiverLink(Link):
         """What a flow says of this link. Before the peer's attach its count is not known."""
         echo = self._ask_echo
         self._ask_echo = False
-        return self.session.flow(
+        flow = self.session.flow(
             handle=self.handle,
             delivery_count=None if self.theirs.stage is Stage.DETACHED else self.delivery_count,
-            link_credit=self.credit,
+            link_credit=self.credit + self._reserved,
             drain=self.draining,
             echo=echo,
         )
+        if self._flow_properties is not None:
+            flow.properties = self._flow_properties
+            self._flow_properties = None
+        return flow
+
+
+def _misplaced_received() -> Fault:
+    return link_fault(
+        "amqp:invalid-field", "a sender says *received* only where it resumes a delivery (§3.4.1)"
+    )
 
 
 class _Queued:
@@ -644,6 +961,10 @@ class SenderLink(Link):
         self._credited: bool = False
         self._drain_due: bool = False
         self._drain_answered: bool = False
+        #: Transfers that resume deliveries and wait for credit.
+        self._resuming: list[_Queued] = []
+        #: Deliveries that are being resumed and not settled yet.
+        self._open: dict[Sending, None] = {}
 
     def accept(
         self,
@@ -654,11 +975,15 @@ class SenderLink(Link):
         snd_settle_mode: int | None = None,
         properties: Mapping[object, object] | None = None,
         offered_capabilities: Sequence[str] = (),
+        unsettled: UnsettledMap | None = None,
     ) -> None:
         """Attach our side of a link that the peer asked for (§2.6.3).
 
         Omitted termini are answered as the peer asked for them. The endpoint hears
         ``on_attached`` before this returns, or ``on_detached`` if the peer has gone.
+
+        *unsettled* is what an earlier link of this name left (§2.6.13); without it the peer hears
+        that nothing is remembered.
 
         Raises:
             LocalProtocolError: The link is attached already.
@@ -666,6 +991,7 @@ class SenderLink(Link):
         """
         if snd_settle_mode is not None:
             self.snd_settle_mode = snd_settle_mode
+        self.set_unsettled(unsettled)
         if (
             self._answer(endpoint, source, target, properties, offered_capabilities)
             and self._credited
@@ -677,6 +1003,8 @@ class SenderLink(Link):
     @property
     def writable(self) -> bool:
         """There is room in the session window and in the output; see ``on_credit``."""
+        if self.incomplete:
+            return False
         if self._queue or not self.session.has_room():
             self.session.engine.wait_for_room(self)
             return False
@@ -711,6 +1039,10 @@ class SenderLink(Link):
             )
         if self._current is not None:
             raise LocalProtocolError(f"a message of link {self.name!r} is unfinished")
+        if self.incomplete:
+            raise LocalProtocolError("with an incomplete unsettled map nothing new may be sent")
+        if type(state) is Received:
+            raise LocalProtocolError("only the receiver says how much it has received (§3.4.1)")
         if self.snd_settle_mode == SND_SETTLED:
             if settled is False:
                 raise LocalProtocolError("the link sends settled deliveries only")
@@ -783,6 +1115,8 @@ class SenderLink(Link):
             self._current = None
         self._queue.append(_Queued(sending, data, more))
         self.session.queue_link(self)
+        if not more and self._resuming:
+            self._queue_resuming()
 
     def give_up(self, sending: Sending) -> None:
         """Abort an unfinished message; see ``Sending.abort``."""
@@ -800,6 +1134,200 @@ class SenderLink(Link):
             self._queue.pop()
         self._queue.append(_Queued(sending, b"", False))
         self.session.queue_link(self)
+        if self._resuming:
+            self._queue_resuming()
+
+    # --- resuming (§2.6.13) ----------------------------------------------------------------
+
+    def set_unsettled(self, unsettled: UnsettledMap | None) -> None:
+        super().set_unsettled(unsettled)
+        # Tags of our making go on behind those that are in use (§2.8.7).
+        for tag in self._remembered:
+            if len(tag) == 4:
+                self._tags = max(self._tags, int.from_bytes(tag, "big"))
+
+    def states(self) -> list[tuple[bytes, Any]]:
+        """What our unsettled map says."""
+        return [(tag, entry.state) for tag, entry in self._remembered.items()]
+
+    def _resume(self, remote: dict[bytes, Any]) -> None:
+        """Do with each delivery what the table says (Part 3 §3.4.6).
+
+        What only the receiver remembers is passed over: it has our map, and takes it as settled.
+        """
+        for tag in list(self._remembered):
+            known = tag in remote
+            if not known and self.remote_incomplete:
+                continue
+            entry = self._remembered[tag]
+            theirs = remote.get(tag)
+            action = action_for(entry.state, theirs, known=known)
+            if action is Action.RESEND:
+                self._resend(entry)
+            elif action is Action.CONTINUE or action is Action.RESTART:
+                if entry.payload is None:
+                    self._abort(entry)
+                else:
+                    self._go_on_with(entry, theirs if action is Action.CONTINUE else None)
+            elif action is Action.ABORT:
+                self._abort(entry)
+            else:
+                sending = self._again(entry)
+                if action is Action.CONFIRM:
+                    sending.state = theirs
+                    sending.confirms = True
+                    self._report(sending)
+                elif action is Action.RESTATE:
+                    sending.state = entry.state
+                    self._say(sending, entry.state)
+                else:
+                    sending.state = entry.state
+                    sending.settled = True
+                    self._report(sending)
+                    if action is Action.SETTLE:
+                        self._say(sending, None)
+                    else:
+                        self.finished(sending)
+
+    def _again(self, entry: Unsettled) -> Sending:
+        """What stands for a delivery on this link."""
+        live = entry.delivery
+        if isinstance(live, Sending):
+            sending = live
+            sending.resume(self)
+        else:
+            sending = Sending(self, entry.tag, entry.message_format, False)
+            sending.context = entry.context
+            sending.resume(self)
+            entry.delivery = sending
+        self._open[sending] = None
+        return sending
+
+    def _resend(self, entry: Unsettled) -> None:
+        """It would have to be sent anew, which its owner decides; not as long as nothing new may be."""
+        if not self.incomplete:
+            del self._remembered[entry.tag]
+            self.unknown.append(entry)
+
+    def _go_on_with(self, entry: Unsettled, position: Received | None) -> None:
+        data = whole(entry.payload)
+        if 0 < self.max_message_size < len(data):
+            # The peer takes less by now.
+            self._abort(entry)
+            return
+        at = 0
+        if position is not None and not entry.message_format:
+            at = offset_of(data, position, self.session.limits)
+            if at < 0:
+                raise link_fault(
+                    "amqp:invalid-field",
+                    "the unsettled map says that more was received than there is",
+                )
+        sending = self._again(entry)
+        if at:
+            sending.local_state = position
+            sending.state_size = len(encode_state(position))
+        self._resuming.append(_Queued(sending, data[at:], False))
+
+    def _abort(self, entry: Unsettled) -> None:
+        """Let the receiver drop what it has; without an outcome the message is to be sent anew."""
+        sending = Sending(self, entry.tag, entry.message_format, True)
+        sending.resume(self)
+        sending.aborted = True
+        sending.settled = True
+        self._open[sending] = None
+        self._resuming.append(_Queued(sending, b"", False))
+        if known_of(entry.state) is Known.OUTCOME:
+            del self._remembered[entry.tag]
+            sending.state = entry.state
+            sending.context = entry.context
+            self._report(sending)
+        else:
+            self._resend(entry)
+
+    def _report(self, sending: Sending) -> None:
+        """The endpoint hears of *sending* as of any outcome."""
+        self._outcomes.append(sending)
+        self.session.touch(self)
+
+    def _say(self, sending: Sending, state: Any) -> None:
+        """Queue a transfer that carries no payload, only what became of *sending*."""
+        if state is not None:
+            size = len(encode_state(state))
+            if size < self.session.payload_max:
+                sending.local_state = state
+                sending.state_size = size
+            else:
+                # It does not fit the peer's frames: that it is settled has to be enough.
+                sending.settled = True
+        self._resuming.append(_Queued(sending, b"", False))
+
+    def confirm(self, sending: Sending, outcome: Any) -> None:
+        """The owner has applied the receiver's outcome, or *outcome* instead."""
+        sending.confirms = False
+        if self._over or not self.attached:
+            sending.settled = True
+            return
+        theirs = sending.state
+        if outcome is None or outcome == theirs:
+            sending.settled = True
+            self._say(sending, theirs)
+        else:
+            sending.state = outcome
+            self._say(sending, outcome)
+        self._queue_resuming()
+
+    def finished(self, sending: Sending) -> None:
+        """A resumed delivery is settled."""
+        self._open.pop(sending, None)
+        entry = self._remembered.get(sending.tag)
+        if entry is not None and entry.delivery is sending:
+            del self._remembered[sending.tag]
+
+    def reduce(self) -> None:
+        """See :meth:`Link.reduce`."""
+        self.flush_batch()
+        self._queue_resuming()
+        self._suspend_reduced()
+
+    def _suspend_reduced(self) -> None:
+        """The maps are as short as they get: the next attach may tell all (§2.6.13)."""
+        if self.incomplete and self.attached and not self._open and not self._queue:
+            self.detach(closed=False)
+
+    def _queue_resuming(self) -> None:
+        """Let resumptions leave as far as there is credit, not in the middle of a message."""
+        if not self._resuming or self.credit <= 0 or self._current is not None:
+            return
+        most = min(self.credit, len(self._resuming))
+        self._queue.extend(self._resuming[:most])
+        del self._resuming[:most]
+        self.credit -= most
+        self.delivery_count = serial.add(self.delivery_count, most)
+        self._unsent += most
+        self.session.queue_link(self)
+
+    def remember(self) -> UnsettledMap:
+        """See :meth:`Link.remember`."""
+        found: UnsettledMap = {}
+        for tag, entry in self._remembered.items():
+            if not (isinstance(entry.delivery, Sending) and entry.delivery.settled):
+                found[tag] = entry
+        for sending in self.unsettled:
+            # What has not left, and what was to be written on, cannot be resumed.
+            if (
+                sending.delivery_id >= 0
+                and sending.complete
+                and not sending.settled
+                and sending.tag not in found
+            ):
+                found[sending.tag] = Unsettled(
+                    tag=sending.tag,
+                    message_format=sending.message_format,
+                    context=sending.context,
+                    delivery=sending,
+                )
+        return found
 
     def emit_queued(self) -> bool:
         """Send one frame of what waits; true if more may leave."""
@@ -825,6 +1353,9 @@ class SenderLink(Link):
             else:
                 self._queue.popleft()
                 self._emit(sending, queued.data, queued.at, len(queued.data), queued.more)
+        if sending.resumed and sending.settled:
+            self.finished(sending)
+            self._suspend_reduced()
         if self._drain_due and not self._queue:
             self.drained()
         return len(self._queue) > 0
@@ -835,11 +1366,14 @@ class SenderLink(Link):
         if sending.delivery_id >= 0:
             header = later_transfer(session.channel, self.handle, more, size)
         else:
+            if self._in_order:
+                session.flush_dispositions()
             sending.delivery_id = session.add_outgoing(sending)
             if (
                 len(sending.tag) == 4
                 and sending.message_format == 0
                 and sending.local_state is None
+                and not sending.resumed
             ):
                 header = first_transfer(
                     session.channel,
@@ -861,6 +1395,7 @@ class SenderLink(Link):
                         sending.settled,
                         more,
                         state=sending.local_state,
+                        resume=sending.resumed,
                     ),
                     size,
                 )
@@ -873,7 +1408,13 @@ class SenderLink(Link):
         if sending.delivery_id < 0:
             sending.delivery_id = session.next_delivery_id()
         transfer = Transfer(
-            self.handle, sending.delivery_id, sending.tag, 0, settled=True, aborted=True
+            self.handle,
+            sending.delivery_id,
+            sending.tag,
+            0,
+            settled=True,
+            resume=sending.resumed,
+            aborted=True,
         )
         session.write_transfer(any_transfer(session.channel, transfer, 0), b"")
 
@@ -899,6 +1440,8 @@ class SenderLink(Link):
     def on_attach(self, attach: Attach) -> None:
         super().on_attach(attach)
         self.max_message_size = attach.max_message_size or 0
+        if isinstance(attach.target, Coordinator):
+            self._in_order = True
 
     def on_flow(self, flow: Flow) -> None:
         """The receiver set our credit, drains, or wants to know how we stand (§2.6.7)."""
@@ -911,16 +1454,21 @@ class SenderLink(Link):
             self.credit = max(0, credit)
             # Credit that was taken back is missing to what has not left yet (§2.6.7).
             self._uncredited = min(self._unsent, max(0, -credit))
+            if self._resuming and self.attached:
+                self._queue_resuming()
             if self._queue:
                 self.session.queue_link(self)
         self.draining = flow.drain
         self._drain_answered = False
-        self.flow_properties = flow.properties
+        if flow.properties is not None:
+            self.flow_properties = flow.properties
         self._credited = True
         super().on_flow(flow)
 
     def on_outcome(self, sending: Sending) -> None:
         """The receiver changed the state of a delivery, or settled it."""
+        if sending.resumed and sending.settled:
+            self.finished(sending)
         if sending.noted:
             return
         if not sending.settled:
@@ -951,15 +1499,27 @@ class SenderLink(Link):
             self._credited = False
             if self.attached:
                 endpoint.on_credit(self)
+        if self.incomplete:
+            self._suspend_reduced()
 
     def drop_queued(self) -> None:
         # Nothing of these has left, so that the session does not know them.
         last: Sending | None = None
         for queued in self._queue:
             sending = queued.sending
-            if sending is not last and sending.delivery_id < 0 and not sending.settled:
+            if (
+                sending is not last
+                and sending.delivery_id < 0
+                and not sending.settled
+                and not sending.resumed
+            ):
                 self.unsettled.append(sending)
             last = sending
+        for sending in self._open:
+            if sending.delivery_id < 0 and not sending.settled:
+                self.unsettled.append(sending)
+        self._open.clear()
+        self._resuming.clear()
         self._queue.clear()
         self._unsent = 0
         self._uncredited = 0

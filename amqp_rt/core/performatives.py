@@ -25,7 +25,7 @@ from ..codec.composites import (
 )
 from ..outcomes import Accepted, Error, Modified, Received, Rejected, Released
 from ..termini import Coordinator, Source, Target
-from .transactions import Declared, TransactionalState
+from ..transactions import Declared, TransactionalState
 
 #: ``role`` on the wire (Part 2 §2.8.1).
 SENDER, RECEIVER = False, True

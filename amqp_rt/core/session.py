@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import LocalProtocolError
 from ..events import AttachRequested
-from ..outcomes import Error
+from ..outcomes import Error, Received
+from ..transactions import TransactionalState
+from ..unsettled import UnsettledMap
 from . import serial
 from .delivery import Delivery, Sending, is_outcome
 from .frames import (
@@ -34,13 +36,15 @@ from .performatives import (
     End,
     Flow,
 )
-from .transactions import TransactionalState
+from .resume import fitting
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 #: What is left of a frame once the longest transfer that we write is in it.
 _TRANSFER_OVERHEAD: Final = 128
+#: What the two fields of an unsettled map add to an attach at most, beside its entries.
+_MAP_OVERHEAD: Final = 24
 #: We take any number of frames that the peer's window allows.
 _OUTGOING_WINDOW: Final = 0x7FFFFFFF
 #: Frames that even the last of many sessions may send, so that none is starved.
@@ -125,8 +129,12 @@ class Session:
         max_message_size: int = 0,
         properties: Mapping[object, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
+        unsettled: UnsettledMap | None = None,
     ) -> SenderLink:
         """Attach a link on which we send (§2.6.3). The endpoint hears how it went.
+
+        With *unsettled* it resumes a link of that name: the map holds what that one left unsettled
+        (§2.6.13). None says that nothing is remembered.
 
         Raises:
             LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
@@ -136,6 +144,7 @@ class Session:
         link = SenderLink(self, name)
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
+        link.set_unsettled(unsettled)
         self.say_attach(link, properties=properties, own_max_message_size=max_message_size)
         return link
 
@@ -152,8 +161,11 @@ class Session:
         streaming: bool = False,
         properties: Mapping[object, object] | None = None,
         desired_capabilities: tuple[str, ...] = (),
+        unsettled: UnsettledMap | None = None,
     ) -> ReceiverLink:
         """Attach a link on which the peer sends (§2.6.3). The endpoint hears how it went.
+
+        *unsettled* is as for :meth:`attach_sender`.
 
         Raises:
             LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
@@ -164,6 +176,7 @@ class Session:
         link.set_streaming(streaming, max_message_size)
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
         link.desired_capabilities = desired_capabilities
+        link.set_unsettled(unsettled)
         self.say_attach(link, properties=properties)
         return link
 
@@ -209,27 +222,32 @@ class Session:
         """
         handle = self._free_handles[0] if self._free_handles else len(self.links)
         sends = link.role == SENDER
-        frame = self.engine.frame_of(
-            self.channel,
-            Attach(
-                name=link.name,
-                handle=handle,
-                role=link.role,
-                snd_settle_mode=link.snd_settle_mode,
-                rcv_settle_mode=link.rcv_settle_mode,
-                source=None if null_termini else link.source,
-                target=None if null_termini else link.target,
-                initial_delivery_count=link.delivery_count if sends else None,
-                max_message_size=(own_max_message_size if sends else link.max_message_size) or None,
-                offered_capabilities=offered,
-                desired_capabilities=()
-                if null_termini
-                else link.desired_capabilities
-                if link.theirs.stage is Stage.DETACHED
-                else (),
-                properties=properties or None,
-            ),
+        attach = Attach(
+            name=link.name,
+            handle=handle,
+            role=link.role,
+            snd_settle_mode=link.snd_settle_mode,
+            rcv_settle_mode=link.rcv_settle_mode,
+            source=None if null_termini else link.source,
+            target=None if null_termini else link.target,
+            initial_delivery_count=link.delivery_count if sends else None,
+            max_message_size=(own_max_message_size if sends else link.max_message_size) or None,
+            offered_capabilities=offered,
+            desired_capabilities=()
+            if null_termini
+            else link.desired_capabilities
+            if link.theirs.stage is Stage.DETACHED
+            else (),
+            properties=properties or None,
         )
+        frame = self.engine.frame_of(self.channel, attach)
+        if link.resumes and not null_termini:
+            room = self.engine.frame_size_out - len(frame) - _MAP_OVERHEAD
+            link.said, complete = fitting(link.states(), room, self.limits.unsettled_max)
+            link.said_all = complete
+            attach.unsettled = link.said
+            attach.incomplete_unsettled = not complete
+            frame = self.engine.frame_of(self.channel, attach)
         if self._free_handles:
             heappop(self._free_handles)
         link.handle = handle
@@ -493,7 +511,10 @@ class Session:
             link.rcv_settle_mode = rcv_settle_mode
         if link.ours.stage is Stage.ATTACHED:
             link.attached = True
-            link.endpoint.on_attached(link)
+            link.resume()
+            if link.attached:
+                link.endpoint.on_attached(link)
+                link.reduce()
 
     def on_flow(self, flow: Flow) -> None:
         """The peer's windows, and with a handle a link's credit (§2.5.6, §2.6.7)."""
@@ -605,6 +626,14 @@ class Session:
                 if delivery is None:
                     continue
                 if not settled and (state is None or state == delivery.state):
+                    continue
+                if type(state) is Received:
+                    delivery.link.detach(
+                        Error(
+                            "amqp:invalid-field",
+                            "a sender says *received* only where it resumes a delivery",
+                        )
+                    )
                     continue
                 if state is not None:
                     delivery.state = state

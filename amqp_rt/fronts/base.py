@@ -18,11 +18,14 @@ from ..events import Event, Peer
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome
 from ..termini import Coordinator, Source, Target
+from ..unsettled import Unsettled, UnsettledMap
 
 #: An encoded AMQP 1.0 message, whole or as pieces in order. Pieces are never joined
 #: when they are large; they go to the socket as they are.
 Payload: TypeAlias = bytes | Sequence[bytes]
 
+#: ``role`` (Part 2 §2.8.1).
+SENDER, RECEIVER = False, True
 #: ``snd-settle-mode`` (Part 2 §2.8.2).
 SND_UNSETTLED, SND_SETTLED, SND_MIXED = 0, 1, 2
 #: ``rcv-settle-mode`` (Part 2 §2.8.3).
@@ -37,8 +40,12 @@ class IncomingDelivery(Protocol):
     message_format: int
     #: The sender has settled: no outcome will be heard.
     settled: bool
+    #: We settle after the sender (``rcv-settle-mode`` second).
+    second: bool
     #: The state that the sender attached, for example a transactional state.
     state: Any
+    #: What we said of it.
+    local_state: Any
     #: The encoded message, complete once ``complete`` is true. On a streaming link use
     #: ``read_chunks`` instead.
     payload: bytes
@@ -61,6 +68,8 @@ class OutgoingDelivery(Protocol):
     """A message on its way from us to the peer."""
 
     link: SendingLink
+    #: -1 until its first frame has left: the peer cannot know of it then.
+    delivery_id: int
     tag: bytes
     #: We have settled it: nothing more will be heard.
     settled: bool
@@ -85,6 +94,8 @@ class Link(Protocol):
     """What both directions have in common. Values before ``accept`` are the peer's."""
 
     name: str
+    #: Ours: ``SENDER`` or ``RECEIVER``.
+    role: bool
     peer: Peer
     source: Source | None
     target: Target | Coordinator | None
@@ -96,8 +107,24 @@ class Link(Protocol):
     desired_capabilities: tuple[str, ...]
     #: Both sides are attached.
     attached: bool
-    #: The protocol's connection object; equal for links of one connection.
+    #: The protocol's session object, the same for links of one session; and its connection.
+    session: Any
     connection: Any
+    #: Deliveries that were unsettled when the link ended: to be looked at in ``on_detached``.
+    unsettled: list[Any]
+    #: What the peer remembers of a link of this name, until both sides are attached; None if
+    #: nothing.
+    remote_unsettled: Mapping[bytes, Any] | None
+    #: Both sides have attached with an unsettled map: the link goes on where one before it ended
+    #: (Part 2 §2.6.13).
+    resumed: bool
+    #: What was handed to the attach and the peer has no record of. On a link that sends it is to be
+    #: sent anew, if at all; on one that receives it counts as settled. If the link was not
+    #: resumed, that the peer does not know it means nothing.
+    unknown: list[Unsettled]
+    #: A map did not fit its frame: nothing new can be sent on this link. It is suspended when all
+    #: that can be resumed has been, and has to be attached again then.
+    incomplete: bool
     #: Free for the owner.
     context: Any
 
@@ -107,6 +134,17 @@ class Link(Protocol):
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
         """Say detach. Nothing may be sent on the link afterwards; saying it twice is the same
         as once. The endpoint hears ``on_detached`` when the peer has answered."""
+
+    def end(self, error: Error | None, closed: bool) -> None:
+        """Be over at once, and let the endpoint hear it: for a link that another one takes over,
+        whose peer may never answer a detach. Nothing is said."""
+
+    def remember(self) -> UnsettledMap:
+        """What the link leaves unsettled, once it is over: hand it to the next attach.
+
+        What a link has sent is without its payload: put it in, or it cannot be sent again. What
+        had not left (``delivery_id`` -1) and unfinished messages are not in it.
+        """
 
 
 class ReceivingLink(Link, Protocol):
@@ -128,11 +166,18 @@ class ReceivingLink(Link, Protocol):
         rcv_settle_mode: int | None = None,
         properties: Mapping[object, object] | None = None,
         offered_capabilities: Sequence[str] = (),
+        unsettled: UnsettledMap | None = None,
     ) -> None:
-        """Attach our side. Omitted termini are answered as the peer asked for them."""
+        """Attach our side. Omitted termini are answered as the peer asked for them.
 
-    def grant(self, credit: int) -> None:
-        """Let the peer send *credit* more deliveries, counted from now (Part 2 §2.6.7)."""
+        *unsettled* is what an earlier link of this name left; None remembers nothing.
+        """
+
+    def grant(self, credit: int, *, properties: Mapping[object, object] | None = None) -> None:
+        """Let the peer send *credit* more deliveries, counted from now (Part 2 §2.6.7).
+
+        *properties* go with the flow, such as the ``txn-id`` of an acquisition.
+        """
 
     def drain(self) -> None:
         """Ask the peer to use the credit now or give it back; ``on_flow`` follows."""
@@ -148,7 +193,7 @@ class SendingLink(Link, Protocol):
     #: False while the session window or the output buffer is full. ``send`` still works
     #: then, and waits inside; a considerate endpoint waits for ``on_credit`` instead.
     writable: bool
-    #: ``properties`` of the latest flow, for example the ``txn-id`` of an acquisition.
+    #: ``properties`` of the latest flow that had some, for example the ``txn-id`` of an acquisition.
     flow_properties: Mapping[object, object] | None
 
     def accept(
@@ -160,8 +205,12 @@ class SendingLink(Link, Protocol):
         snd_settle_mode: int | None = None,
         properties: Mapping[object, object] | None = None,
         offered_capabilities: Sequence[str] = (),
+        unsettled: UnsettledMap | None = None,
     ) -> None:
-        """Attach our side. Omitted termini are answered as the peer asked for them."""
+        """Attach our side. Omitted termini are answered as the peer asked for them.
+
+        *unsettled* is what an earlier link of this name left; None remembers nothing.
+        """
 
     def send(
         self,
@@ -210,7 +259,8 @@ class ReceivingEndpoint(Protocol):
         """The link is over: detached by either side, or its session or connection ended.
 
         Called exactly once per accepted or attached link; ``closed`` is false if the peer
-        may come back for it. Unsettled deliveries can no longer be settled through it.
+        may come back for it. Outcomes that are said from now on are heard by nobody, unless what
+        ``link.remember()`` returns is handed to another attach.
         """
 
 
@@ -308,6 +358,8 @@ class Host(Protocol):
 __all__ = [
     "RCV_FIRST",
     "RCV_SECOND",
+    "RECEIVER",
+    "SENDER",
     "SND_MIXED",
     "SND_SETTLED",
     "SND_UNSETTLED",
@@ -324,4 +376,6 @@ __all__ = [
     "SendingEndpoint",
     "SendingLink",
     "ServerOptions",
+    "Unsettled",
+    "UnsettledMap",
 ]

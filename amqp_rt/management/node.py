@@ -7,7 +7,7 @@ application-properties ``operation``, ``type`` and ``name`` in, ``statusCode`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -47,6 +47,27 @@ class Managed(Protocol):
 
     def node(self, name: str) -> Mapping[str, Any]:
         """One node in numbers; an error if there is none."""
+
+    def details(self, name: str) -> Mapping[str, Any]:
+        """The same, with how far a log goes; or one partition of a log."""
+
+    def cursor(self, name: str, group: str) -> Mapping[int, int]:
+        """Where a group goes on in a log: partition → offset."""
+
+    async def set_cursor(
+        self, name: str, group: str, offsets: Mapping[int, int], incarnation: str | None
+    ) -> None:
+        """Remember where a group goes on."""
+
+    async def hold(
+        self,
+        name: str,
+        holder: str,
+        offsets: Mapping[int, int],
+        for_s: float,
+        incarnation: str | None,
+    ) -> None:
+        """Keep records of a log for a while."""
 
     def create(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Declare a node."""
@@ -113,17 +134,28 @@ class Management:
             "PEEK": self._peek,
             "PURGE": self._purge,
             "MOVE": self._move,
+            "CURSOR": self._cursor,
+        }
+        #: Those that wait until what they did is kept.
+        self._lasting: dict[str, Callable[[Managed, Message], Awaitable[tuple[int, Any]]]] = {
+            "SET-CURSOR": self._set_cursor,
+            "HOLD": self._hold,
         }
 
-    def answer(self, message: Message, virtual_host: str = "") -> Message:
+    async def answer(self, message: Message, virtual_host: str = "") -> Message:
         """The reply to *message*; what cannot be done is said in it."""
         operation = _request(message, "operation")
-        perform = self._operations.get(operation) if isinstance(operation, str) else None
+        name = operation if isinstance(operation, str) else ""
+        perform = self._operations.get(name)
+        lasting = self._lasting.get(name)
         try:
-            if perform is None:
-                known = ", ".join(self._operations)
+            if perform is not None:
+                status, body = perform(self._managed(virtual_host), message)
+            elif lasting is not None:
+                status, body = await lasting(self._managed(virtual_host), message)
+            else:
+                known = ", ".join([*self._operations, *self._lasting])
                 raise _Failed(501, f"no operation {operation!r:.50}; there are {known}")
-            status, body = perform(self._managed(virtual_host), message)
         except _Failed as failed:
             return _reply(failed.status, {}, failed.description, "amqp:invalid-field")
         except AmqpError as error:
@@ -147,7 +179,7 @@ class Management:
         return 201, managed.create(self._name(message), {str(k): v for k, v in attributes.items()})
 
     def _read(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        return 200, managed.node(self._name(message))
+        return 200, managed.details(self._name(message))
 
     def _delete(self, managed: Managed, message: Message) -> tuple[int, Any]:
         managed.delete(self._name(message))
@@ -179,6 +211,9 @@ class Management:
                 "PEEK": ["count"],
                 "PURGE": [],
                 "MOVE": ["to", "count"],
+                "CURSOR": ["group"],
+                "SET-CURSOR": ["group", "incarnation"],
+                "HOLD": ["holder", "seconds", "incarnation"],
             },
             SELF_TYPE: {"QUERY": ["offset", "count"], "GET-TYPES": [], "GET-OPERATIONS": []},
         }
@@ -202,6 +237,51 @@ class Management:
             raise _Failed(400, "where to? set the property to")
         count = _whole(message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
         return 200, {"messages": managed.move(self._name(message), to, count)}
+
+    def _cursor(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        return 200, dict(managed.cursor(self._name(message), _text(message, "group")))
+
+    async def _set_cursor(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        await managed.set_cursor(
+            self._name(message), _text(message, "group"), _offsets(message), _incarnation(message)
+        )
+        return 200, {}
+
+    async def _hold(self, managed: Managed, message: Message) -> tuple[int, Any]:
+        seconds = _request(message, "seconds")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise _Failed(400, "for how long? set the property seconds")
+        await managed.hold(
+            self._name(message),
+            _text(message, "holder"),
+            _offsets(message),
+            float(seconds),
+            _incarnation(message),
+        )
+        return 200, {}
+
+
+def _text(message: Message, name: str) -> str:
+    value = _request(message, name)
+    if not isinstance(value, str) or not value:
+        raise _Failed(400, f"set the property {name} to a text")
+    return value
+
+
+def _incarnation(message: Message) -> str | None:
+    return None if _request(message, "incarnation") is None else _text(message, "incarnation")
+
+
+def _offsets(message: Message) -> dict[int, int]:
+    """The body: a map of partitions and offsets."""
+    body = message.body
+    if not isinstance(body, Mapping) or not all(
+        isinstance(number, int) and not isinstance(number, bool)
+        for entry in body.items()
+        for number in entry
+    ):
+        raise _Failed(400, "the body must be a map of partitions and offsets")
+    return {int(partition): int(offset) for partition, offset in body.items()}
 
 
 def attributes(struct: msgspec.Struct) -> dict[str, Any]:

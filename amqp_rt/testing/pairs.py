@@ -12,7 +12,7 @@ from typing import Any
 from ..core.engine import Engine
 from ..events import AttachRequested, Event, LoginRequested
 from ..fronts import amqp10
-from ..fronts.base import ServerOptions
+from ..fronts.base import RECEIVER, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, Error, Outcome
 
@@ -41,7 +41,7 @@ class Recorder:
     def on_attached(self, link: Any) -> None:
         """Both sides are attached."""
         self.attached.append(link)
-        if self.credit and hasattr(link, "grant"):
+        if self.credit and link.role == RECEIVER:
             link.grant(self.credit)
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:

@@ -47,9 +47,10 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
 from amqp_rt.events import Closed, ConnectionFailed, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
-from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.outcomes import ACCEPTED, Received
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.unsettled import Unsettled
 
 HERE = "abuse/test_limits.py::"
 PROVED_BY: dict[str, tuple[str, ...]] = {
@@ -70,7 +71,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "unsettled_max": (
         f"{HERE}test_unsettled_max_of_what_comes",
         f"{HERE}test_unsettled_max_of_what_goes",
+        f"{HERE}test_unsettled_max_of_a_map",
     ),
+    "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
     "output_max": (f"{HERE}test_output_max", "net/test_driver.py"),
     "handshake_s": (f"{HERE}test_handshake_s",),
@@ -111,7 +114,38 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "backlog_bytes_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),
+    "transactions_max": (
+        "broker/test_transactions.py::test_transactions_of_a_session_are_bounded",
+    ),
+    "transaction_work_max": (
+        "broker/test_transactions.py::test_the_work_of_a_transaction_is_bounded",
+        "broker/test_transactions.py::test_what_is_acquired_is_bounded_too",
+    ),
+    "transaction_s": (
+        "broker/test_transactions.py::test_a_transaction_that_takes_too_long_is_rolled_back",
+    ),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
+    "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
+    "filter_entries_max": (
+        "broker/test_filters.py::test_the_entries_of_property_filters_are_bounded",
+    ),
+    "filter_text_max": (
+        "broker/test_selectors.py::test_the_bytes_of_a_selector_are_bounded",
+        "broker/test_filters.py::test_the_text_of_a_binding_and_its_subject_are_bounded",
+    ),
+    "selector_terms_max": ("broker/test_selectors.py::test_the_terms_of_a_selector_are_bounded",),
+    "selector_depth_max": ("broker/test_selectors.py::test_the_depth_of_a_selector_is_bounded",),
+    "like_wildcards_max": (
+        "broker/test_selectors.py::test_the_wildcards_of_a_selector_are_bounded",
+    ),
+    "filter_subject_max": (
+        "broker/test_selectors.py::test_the_subject_of_a_pattern_is_bounded",
+        "broker/test_filters.py::test_the_text_of_a_binding_and_its_subject_are_bounded",
+    ),
+    "filter_steps_max": (
+        "broker/test_selectors.py::test_the_steps_of_an_evaluation_are_bounded",
+        "broker/test_filters.py::test_a_message_that_takes_too_many_steps_does_not_match",
+    ),
 }
 
 
@@ -499,6 +533,54 @@ def test_unsettled_max_of_what_comes() -> None:
     engine.receive(transfer(number), 0.0)
     assert ended_with(engine) == "amqp:session:window-violation"
     assert len(endpoint.deliveries) == number
+
+
+@pytest.mark.req("X24", "X28", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+def test_unsettled_max_of_a_map(above: int) -> None:
+    """What a peer remembers of a link, and how many of ours are named to it (Part 2 §2.7.3)."""
+    engine = begun(limits=Limits(unsettled_max=10))
+    theirs = {bytes([n]): None for n in range(10 + above)}
+    attach = Attach(
+        name="l", handle=0, role=True, source=Source(), target=Target(), unsettled=theirs
+    )
+    events = engine.receive(frame(attach), 0.0)
+    if above:
+        assert events == []
+        assert detached_with(engine) == "amqp:resource-limit-exceeded"
+        return
+    (event,) = events
+    ours = {bytes([n]): Unsettled(tag=bytes([n]), payload=b"x") for n in range(11)}
+    event.link.accept(Recorder(), unsettled=ours)  # type: ignore[union-attr]
+    (_, answer) = said(engine)[0]  # type: ignore[misc]
+    assert isinstance(answer, Attach)
+    assert list(answer.unsettled or ()) == list(ours)[:10]
+    assert answer.incomplete_unsettled
+
+
+@pytest.mark.req("M25", "X28", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+def test_resume_sections_max(above: int) -> None:
+    """A delivery of too many sections is resumed from its beginning (Part 3 §3.4.1)."""
+    engine = begun(limits=Limits(resume_sections_max=10))
+    attach = Attach(
+        name="l",
+        handle=0,
+        role=False,
+        source=Source(),
+        target=Target(),
+        unsettled={b"a": None},
+        initial_delivery_count=0,
+    )
+    (event,) = engine.receive(frame(attach), 0.0)
+    payload = b"\x00\x53\x75\xa0\x01x" * (10 + above)
+    endpoint = Recorder()
+    event.link.accept(  # type: ignore[union-attr]
+        endpoint, unsettled={b"a": Unsettled(tag=b"a", payload=payload, complete=False)}
+    )
+    assert event.link.said == {b"a": None if above else Received(10, 0)}  # type: ignore[union-attr]
+    engine.receive(transfer(0, payload + b"\x00\x53\x75\xa0\x01y", tag=b"a", resume=True), 0.0)
+    assert endpoint.deliveries[0].payload == payload + b"\x00\x53\x75\xa0\x01y"
 
 
 @pytest.mark.req("X28", "SE18")

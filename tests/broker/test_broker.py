@@ -16,7 +16,7 @@ from amqp_rt.errors import AmqpError, DecodeError
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Rejected
-from amqp_rt.termini import Coordinator, Source, Target
+from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 
 
@@ -43,7 +43,7 @@ def test_declaring_again_changes_nothing_and_differently_is_an_error() -> None:
     for other in (Queue("q"), Topic("q")):
         with raises("amqp:precondition-failed"):
             world.host.declare(other)
-    with pytest.raises(TypeError, match="a Queue or a Topic"):
+    with pytest.raises(TypeError, match="a Queue, a Topic or a Log"):
         world.host.declare(Declaration("x"))
 
 
@@ -133,7 +133,7 @@ def test_addresses_of_others_are_left_to_others() -> None:
     session = joined.client.begin()
     session.attach_sender("a", Recorder(), target=Target(address="x"))
     session.attach_sender("b", Recorder(), target=Target(address=7))
-    session.attach_sender("c", Recorder(), target=Coordinator())
+    session.attach_sender("c", Recorder(), target=Target(address="y"))
     session.attach_sender("d", Recorder())
     session.attach_receiver("e", Recorder(), source=Source(address="x"))
     session.attach_receiver("f", Recorder())

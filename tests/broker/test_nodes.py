@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from brokers import World
 
-from amqp_rt.broker.nodes import Queue, Topic, declaration
+from amqp_rt.broker.nodes import Log, Queue, Topic, declaration
 from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, SND_SETTLED, SND_UNSETTLED
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
@@ -35,6 +35,9 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Topic, {"name": "t", "backlog_max": 0}, "backlog_max is at least 1"),
     (Topic, {"name": "t", "backlog_bytes_max": 0}, "backlog_bytes_max is at least 1"),
     (Topic, {"name": "t", "ttl_s": -1}, "ttl_s is at least 0"),
+    (Log, {"name": "l", "partitions": 0}, "partitions is at least 1"),
+    (Log, {"name": "l", "max_age_s": 0}, "max_age_s is at least 0.001"),
+    (Log, {"name": "l", "max_bytes": 0}, "max_bytes is at least 1"),
 ]
 
 
@@ -49,12 +52,15 @@ def test_a_wrong_declaration_says_what_is_wrong(
 def test_a_kind_by_its_name() -> None:
     assert declaration("queue", "x") == Queue("x")
     assert declaration("topic", "x") == Topic("x")
-    assert (Queue("x").kind, Topic("x").kind) == ("queue", "topic")
-    with pytest.raises(ValueError, match="a queue or a topic, not 'log'"):
-        declaration("log", "x")
+    assert declaration("log", "x") == Log("x")
+    assert (Queue("x").kind, Topic("x").kind, Log("x").kind) == ("queue", "topic", "log")
+    with pytest.raises(ValueError, match="a queue, a topic or a log, not 'heap'"):
+        declaration("heap", "x")
 
 
 # --- sources -------------------------------------------------------------------------------
+
+SELECTOR = Described(Symbol("apache.org:selector-filter:string"), "a = 1")
 
 #: address, what the receiver asks, what it is answered
 SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -84,9 +90,10 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("q", {"expiry_policy": "never"}, {"expiry_policy": "link-detach"}),
     (
         "q",
-        {"filter": {Symbol("f"): Described(Symbol("apache.org:selector-filter:string"), "a = 1")}},
-        {"filter": None},
+        {"filter": {Symbol("f"): SELECTOR, Symbol("g"): Described(Symbol("x:filter"), 1)}},
+        {"filter": {Symbol("f"): SELECTOR}},
     ),
+    ("q", {"filter": {Symbol("g"): Described(Symbol("x:filter"), 1)}}, {"filter": None}),
     ("q", {"capabilities": ("queue", "x-unknown")}, {"capabilities": ("queue",)}),
     ("t", {"capabilities": ("topic",)}, {"capabilities": ("topic",)}),
     ("q", {}, {"address": "q", "dynamic": False, "dynamic_node_properties": None}),

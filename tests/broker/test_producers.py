@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from brokers import Sending, World
 from hypothesis import given
@@ -190,33 +188,29 @@ def test_credit_used_by_aborted_messages_comes_back() -> None:
 # --- settlement ----------------------------------------------------------------------------
 
 
-def test_deliveries_of_a_chunk_are_settled_together_and_in_order() -> None:
-    seen: list[int] = []
+@pytest.mark.req("M5", "B7")
+def test_durable_messages_are_refused_by_who_cannot_keep_them() -> None:
+    world = World(Queue("q"), Topic("t"))
+    client = world.client()
+    sender = client.sender("q")
+    sender.send(1, durable=True)
+    (outcome,) = sender.outcomes
+    assert isinstance(outcome, Rejected)
+    assert outcome.error is not None
+    assert outcome.error.condition == "amqp:precondition-failed"
+    assert world.host.stats("q").available == 0
+    # A topic keeps nothing for anybody who is not there.
+    to_topic = client.sender("t")
+    to_topic.send(1, durable=True)
+    assert to_topic.outcomes == [ACCEPTED]
 
-    def settle(deliveries: list[Any]) -> None:
-        seen.append(len(deliveries))
-        for delivery in deliveries:
-            delivery.settle(ACCEPTED)
 
-    world = World(Queue("q"), settle=settle)
+@pytest.mark.req("M5")
+def test_who_wants_it_may_risk_durable_messages_in_memory() -> None:
+    world = World(Queue("q"), volatile=True)
     sender = world.client().sender("q")
-    sender.send(*range(10))
-    assert sum(seen) == 10
-    assert sender.outcomes == [ACCEPTED] * 10
-
-
-@pytest.mark.req("B7")
-def test_settlement_may_wait_for_a_store() -> None:
-    waiting: list[Any] = []
-    world = World(Queue("q"), settle=waiting.extend)
-    sender = world.client().sender("q")
-    sender.send(1, 2)
-    assert sender.outcomes == []
-    assert world.host.stats("q").available == 2
-    for delivery in waiting:
-        delivery.settle(ACCEPTED)
-    world.pump()
-    assert sender.outcomes == [ACCEPTED] * 2
+    sender.send(1, durable=True)
+    assert sender.outcomes == [ACCEPTED]
 
 
 def test_settled_messages_are_taken_too() -> None:
@@ -295,7 +289,7 @@ def test_annotation_keys_by_policy(
 
 @pytest.mark.req("M9", "M2", "M10")
 def test_delivery_annotations_were_for_us_and_do_not_go_on() -> None:
-    world = World(Queue("q"))
+    world = World(Queue("q"), volatile=True)
     client = world.client()
     message = Message(
         "m",

@@ -337,7 +337,7 @@ def test_a_message_too_large_for_one_consumer_goes_to_another() -> None:
 
 
 def test_a_message_is_given_up_after_max_deliveries_failures() -> None:
-    world = World(DEAD)
+    world = World(DEAD, volatile=True)
     client = world.client()
     client.sender("q").send("m", durable=True, ttl_s=60, message_annotations={"x-opt-a": 1})
     receiver = client.receiver("q", credit=10)
@@ -463,7 +463,7 @@ def test_a_browser_sees_what_is_available_and_not_what_others_hold() -> None:
 
 @pytest.mark.req("M7")
 def test_the_ttl_is_reduced_by_the_time_spent_here() -> None:
-    world = World(Queue("q"))
+    world = World(Queue("q"), volatile=True)
     client = world.client()
     client.sender("q").send("m", ttl_s=10, durable=True, priority=9)
     world.time.now += 4

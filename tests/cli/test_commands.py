@@ -63,7 +63,7 @@ def ok(*arguments: str, stdin: str = "", url: str = "") -> str:
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Served]:
     served = Served(
-        *("--anonymous", "--node", "queue:work", "--node", "topic:news"),
+        *("--anonymous", "--volatile", "--node", "queue:work", "--node", "topic:news"),
         *("--auto-create", "queue:orders-*", "--auto-create", "topic:orders-live-*"),
     )
     yield served
@@ -99,6 +99,17 @@ def test_whole_messages_as_json(broker: Served) -> None:
     assert message["properties"]["message_id"] == "m1"
     assert message["header"]["priority"] == 7
     assert message["header"]["durable"] is True
+
+
+def test_durable_messages_need_a_store_or_leave_to_be_lost() -> None:
+    served = Served("--node", "queue:work")
+    try:
+        done = amqp_rt("send", "work", "hello", "--durable", url=served.url)
+        assert done.returncode == 1
+        assert "this broker has no store" in done.stderr
+        assert "amqp:precondition-failed" in done.stderr
+    finally:
+        served.stop()
 
 
 def test_browsing_takes_nothing(broker: Served) -> None:
@@ -170,7 +181,7 @@ def test_what_is_not_there_is_one_sentence(
         (["send", "a", "b", "--property", "x"], "'x' is not NAME=VALUE"),
         (["serve", "--node", "orders"], "'orders' is not KIND:NAME"),
         (["serve", "--auto-create", "stack:x"], "'stack:x' is not KIND:NAME"),
-        (["serve", "--store", "sqlite:x.db"], "this version keeps messages in memory"),
+        (["serve", "--store", "postgres:x"], "it is memory: or sqlite:PATH"),
         (["serve", "--listen", "amqps://127.0.0.1:0"], "amqps:// is not spoken by this version"),
         (["serve", "--listen", "amqp://0.0.0.0:0"], "who may connect?"),
         (["serve", "--user", "ada"], "AMQP_RT_PASSWORD_ADA"),

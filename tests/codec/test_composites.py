@@ -620,7 +620,7 @@ def test_objects_as_maps_are_read_with_leniency_and_named_faults() -> None:
 
 #: Where the package declares the composite types of the standard.
 MODULES = [
-    *("amqp_rt.core.performatives", "amqp_rt.core.sasl_frames", "amqp_rt.core.transactions"),
+    *("amqp_rt.core.performatives", "amqp_rt.core.sasl_frames", "amqp_rt.transactions"),
     *("amqp_rt.outcomes", "amqp_rt.termini", "amqp_rt.message", "amqp_rt.codec.sections"),
 ]
 

@@ -30,7 +30,6 @@ from amqp_rt.core.performatives import (
     Open,
 )
 from amqp_rt.core.sasl_frames import SaslInit, SaslResponse
-from amqp_rt.core.transactions import Declared, TransactionalState
 from amqp_rt.events import AttachRequested, Event, LoginRequested
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
@@ -46,6 +45,7 @@ from amqp_rt.outcomes import (
 )
 from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.testing.pairs import Recorder
+from amqp_rt.transactions import Declared, TransactionalState
 
 FILE = Path(__file__).parent / "vectors" / "conversations.json"
 Q = Target(address="q")

@@ -24,13 +24,13 @@ from wire import (
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.frames import AMQP_HEADER
 from amqp_rt.core.performatives import Attach, Begin, Detach, End, Flow, Open
-from amqp_rt.core.transactions import TransactionalState
 from amqp_rt.errors import EncodeError, LocalProtocolError
 from amqp_rt.events import AttachRequested
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, Error, Modified, rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.transactions import TransactionalState
 
 Q = Target(address="q")
 FROM_Q = Source(address="q")

@@ -35,7 +35,6 @@ from amqp_rt.core.performatives import (
     End,
     Transfer,
 )
-from amqp_rt.core.transactions import Declared, TransactionalState
 from amqp_rt.errors import DecodeError
 from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.outcomes import (
@@ -47,6 +46,7 @@ from amqp_rt.outcomes import (
     Received,
     rejected,
 )
+from amqp_rt.transactions import Declared, TransactionalState
 
 # --- the buffer ------------------------------------------------------------------------------
 

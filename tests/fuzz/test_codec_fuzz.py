@@ -23,8 +23,8 @@ from amqp_rt.limits import DEFAULT_LIMITS
 REGISTRY = registry_of(
     *{
         value
-        for module in ("performatives", "sasl_frames", "transactions")
-        for value in vars(import_module(f"amqp_rt.core.{module}")).values()
+        for module in ("core.performatives", "core.sasl_frames", "transactions")
+        for value in vars(import_module(f"amqp_rt.{module}")).values()
         if isinstance(value, type) and "__composite__" in vars(value)
     },
 )

@@ -34,7 +34,6 @@ from amqp_rt.core.sasl_frames import (
     SaslOutcome,
     SaslResponse,
 )
-from amqp_rt.core.transactions import Declared, TransactionalState
 from amqp_rt.outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -44,6 +43,7 @@ from amqp_rt.outcomes import (
     rejected,
 )
 from amqp_rt.termini import Coordinator, Source, Target
+from amqp_rt.transactions import Declared, TransactionalState
 
 REQUIREMENTS = ("X3", "X26", "T9", "SE1")
 

@@ -446,3 +446,45 @@ async def test_a_container_has_no_such_node(peer: PeerPrograms) -> None:
     async with a_container(here) as port:
         result = await peer.run("send", port=port, address="there")
     assert result["error"]["condition"] == "amqp:not-found"
+
+
+# --- Transactions --------------------------------------------------------------------------------
+
+
+@pytest.mark.req("R1", "R2", "R3", "R4", "R7")
+@pytest.mark.parametrize("first", [False, True])
+async def test_transactions_that_commit_and_abort(
+    proton_programs: PeerPrograms, first: bool
+) -> None:
+    """rhea has no transactions of its own."""
+    async with Broker() as broker:
+        await broker.declare(Queue("q"), Queue("out"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        for number in range(4):
+            broker.host.publish("q", Message(number).encode())
+        result = await proton_programs.run(
+            "transact",
+            port=port_of(url),
+            address="q",
+            to="out",
+            count=2,
+            ends=["commit", "abort", "commit"],
+            settle_before_discharge=first,
+        )
+        assert "error" not in result
+        assert result["ended"] == ["committed", "aborted", "committed"]
+        assert result["received"] == [0, 1, 2, 3, 2, 3]
+        moved = [Message.decode(each).body for each in broker.host.peek("out", 9)]
+        assert moved == [0, 1, 2, 3]
+        stats = broker.host.stats("q")
+        assert (stats.available, stats.acquired, stats.accepted) == (0, 0, 4)
+
+
+@pytest.mark.req("R2")
+async def test_transactions_where_there_are_none(proton_programs: PeerPrograms) -> None:
+    async with a_container() as port:
+        result = await proton_programs.run(
+            "transact", port=port, address="q", to="out", count=1, ends=["commit"]
+        )
+    assert result["ended"] == []
+    assert result["error"]["scope"] == "link"

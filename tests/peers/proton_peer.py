@@ -477,6 +477,64 @@ class Quiet:
             self.receive.finish()
 
 
+class Transact(Client):
+    """One transaction after the other: take, send, accept, end."""
+
+    def begin(self, container):
+        options = self.options
+        self.ends = deque(options["ends"])
+        self.container = container
+        self.transaction = None
+        self.deliveries = []
+        self.ended = []
+        self.result |= {"received": [], "ended": self.ended}
+        self.sender = container.create_sender(self.connection, options["to"])
+        self.receiver = container.create_receiver(self.connection, options["address"])
+
+    def on_connection_opened(self, event):
+        self.declare()
+
+    def declare(self):
+        self.container.declare_transaction(
+            self.connection,
+            handler=self,
+            settle_before_discharge=self.options.get("settle_before_discharge", False),
+        )
+
+    def on_transaction_declared(self, event):
+        self.transaction = event.transaction
+        self.receiver.flow(self.options["count"])
+
+    def on_message(self, event):
+        self.result["received"].append(event.message.body)
+        self.deliveries.append(event.delivery)
+        self.transaction.accept(event.delivery)
+        self.transaction.send(self.sender, Message(body=event.message.body))
+        if len(self.deliveries) == self.options["count"]:
+            self.deliveries = []
+            self.transaction.discharge(self.ends.popleft() == "abort")
+
+    def go_on(self, how):
+        self.ended.append(how)
+        if self.ends:
+            self.declare()
+        else:
+            self.end()
+
+    def on_transaction_committed(self, event):
+        self.go_on("committed")
+
+    def on_transaction_aborted(self, event):
+        # What was accepted is released after this.
+        self.go_on("aborted")
+
+    def on_transaction_commit_failed(self, event):
+        self.go_on("failed")
+
+    def on_transaction_declare_failed(self, event):
+        self.go_on("not declared")
+
+
 class Rpc(Client):
     def begin(self, container):
         self.requests = self.options["requests"]
@@ -776,6 +834,7 @@ ROLES = {
     "open": Open,
     "send": Send,
     "receive": Receive,
+    "transact": Transact,
     "rpc": Rpc,
     "mirror": Mirror,
     "serve": Serve,

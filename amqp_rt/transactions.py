@@ -1,4 +1,7 @@
-"""What a transaction's control link and its transactional work say (Part 4 §4.5)."""
+"""What a transaction's control link and its transactional work say (Part 4 §4.5).
+
+Whoever holds messages reads them, and no transport has to: these are words of messaging.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..codec.composites import ANY, BOOLEAN, MANDATORY, any_of, composite
-from ..outcomes import Accepted, Modified, Rejected, Released
+from .codec.composites import ANY, BOOLEAN, MANDATORY, any_of, composite
+from .outcomes import Accepted, Modified, Rejected, Released
 
 
 @composite(0x31, ("global_id", ANY))

@@ -1,0 +1,461 @@
+"""What a broker has to write, and the one task that writes it (B7, security REL1).
+
+Everything that must outlive the process goes through a :class:`Journal`: whoever changes something
+adds a :class:`Unit` and says what is to happen once it is on the disk. Units gather while a batch is
+written, so that a commit serves everybody who waited for it, and its size follows the load. Nothing
+is answered before its batch has been committed.
+
+A full disk is said to those who bring more; what was consumed is still taken away, which is what
+makes room. A disk that fails is never trusted again without being opened and verified anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import trio
+
+from ..errors import AmqpError
+from ..fronts.base import IncomingDelivery
+from ..outcomes import ACCEPTED, Error, Rejected
+from ..stores.base import Batch, Store, StoreDamaged, StoreFull, StoreRefused
+from .entries import Entry, head_of
+from .queues import MessageQueue
+
+_log = logging.getLogger("amqp_rt.store")
+
+#: Bytes of one batch; more waits for the next one.
+BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Seconds without anything to write after which a store may tidy itself up.
+IDLE_S: Final = 1.0
+#: Seconds for what is to be written when the broker stops.
+LAST_COMMIT_S: Final = 30.0
+#: Seconds between attempts to write what has to be written although the disk is full.
+FULL_RETRY_S: Final = 1.0
+
+
+class Executor(Protocol):
+    """Runs blocking calls away from the event loop, one at a time and in order."""
+
+    def __call__(self, call: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+
+
+class Threaded:
+    """A worker thread. The call in hand is finished when its caller is cancelled."""
+
+    def __init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+        with trio.CancelScope(shield=True):
+            return await trio.to_thread.run_sync(call, *args, limiter=self._limiter)
+
+
+class Appended(Protocol):
+    """Records of logs, the offsets of which are known only when they are written."""
+
+    def write(self, batch: Batch) -> None:
+        """Add them to *batch*, which may be done again with another one."""
+
+    def verify(self, store: Store) -> None:
+        """See whether *store* has them, after a commit of which nothing was heard. Called in the
+        worker thread; :meth:`write` adds nothing after that if it has."""
+
+
+class Unit:
+    """Changes that are written together, and what follows.
+
+    Args:
+        refused: Called instead of what follows if there is no room for them. Without it they are
+            tried again until there is, which is for changes that make room.
+    """
+
+    __slots__ = ("_changes", "_follow", "_undo", "appended", "refused")
+
+    def __init__(self, refused: Callable[[Error], None] | None = None) -> None:
+        self.refused = refused
+        #: What of it goes to logs.
+        self.appended: list[Appended] = []
+        self._follow: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], None]] = []
+        self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def then(self, call: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
+        """Call *call* once this is on the disk; several are called in order.
+
+        *undo* is what :meth:`undo` calls instead if it never is.
+        """
+        self._follow.append(call)
+        if undo is not None:
+            self._undo.append(undo)
+
+    def undo(self) -> None:
+        """It was refused: take back what was prepared for it."""
+        for call in self._undo:
+            call()
+
+    def kept(self) -> None:
+        """It is on the disk."""
+        for call in self._follow:
+            call()
+
+    def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
+        self._changes.append((Batch.put, (node, sequence, head, payload)))
+
+    def update(self, node: int, sequence: int, head: bytes) -> None:
+        self._changes.append((Batch.update, (node, sequence, head)))
+
+    def remove(self, node: int, sequence: int) -> None:
+        self._changes.append((Batch.remove, (node, sequence)))
+
+    def keep(self, kind: str, key: bytes, value: bytes) -> None:
+        self._changes.append((Batch.keep, (kind, key, value)))
+
+    def forget(self, kind: str, key: bytes) -> None:
+        self._changes.append((Batch.forget, (kind, key)))
+
+    def clear(self, node: int) -> None:
+        self._changes.append((Batch.clear, (node,)))
+
+    def append(self, records: Appended) -> None:
+        """Add *records* to their logs."""
+        self.appended.append(records)
+
+    def trim(self, log: int, offset: int) -> None:
+        self._changes.append((Batch.trim, (log, offset)))
+
+    def __bool__(self) -> bool:
+        return bool(self._changes or self.appended)
+
+    def write(self, batch: Batch) -> None:
+        """Add the changes to *batch*."""
+        for change, args in self._changes:
+            change(batch, *args)
+        for records in self.appended:
+            records.write(batch)
+
+
+class Journal:
+    """Gathers units and commits them to *store*.
+
+    Args:
+        store: Where everything is kept; :meth:`open` comes first.
+        executor: Where its methods run; by default a thread.
+    """
+
+    def __init__(self, store: Store, executor: Executor | None = None) -> None:
+        self.store = store
+        self.is_open = False
+        #: Why nothing is kept any more.
+        self.failure: AmqpError | None = None
+        self.call: Executor = executor or Threaded()
+        #: Units that no batch has taken up.
+        self._waiting: list[Unit] = []
+        #: Takes what is changed one by one, between two chunks of input.
+        self._loose: Unit | None = None
+        #: The unit of a transaction that is being put together.
+        self.joins: Unit | None = None
+        self._work = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+
+    async def open(self) -> None:
+        """Open the store; what it lost is in the log, by name.
+
+        Raises:
+            AmqpError: It cannot be opened; see :meth:`~amqp_rt.stores.base.Store.open`.
+        """
+        opened = await self.call(self.store.open)
+        self.is_open = True
+        for damage in opened.damage:
+            _log.error(
+                "lost: %s %d to %d of node %d: %s",
+                damage.what,
+                damage.first,
+                damage.last,
+                damage.node,
+                damage.reason,
+            )
+        if opened.aside is not None:
+            _log.error("the damaged store is kept as %s", opened.aside)
+
+    async def close(self) -> None:
+        """Close the store; what was never written is not there when it is opened again."""
+        if self.is_open:
+            self.is_open = False
+            await self.call(self.store.close)
+
+    def add(self, unit: Unit) -> None:
+        """Write *unit* with the next batch. Units are written in the order in which they come."""
+        if self.failure is not None:
+            if unit.refused is not None:
+                unit.refused(Error.of(self.failure))
+            return
+        self._loose = None
+        self._waiting.append(unit)
+        self._wake()
+
+    @property
+    def loose(self) -> Unit:
+        """The unit for changes that cannot be refused, until the next batch or unit."""
+        if self.failure is not None:
+            return Unit()
+        unit = self._loose
+        if unit is None:
+            unit = self._loose = Unit()
+            self._waiting.append(unit)
+            self._wake()
+        return unit
+
+    @contextmanager
+    def joined(self, unit: Unit) -> Iterator[None]:
+        """Let *unit*, which is to be added afterwards, take all that is changed meanwhile."""
+        self._loose = self.joins = unit
+        try:
+            yield
+        finally:
+            self._loose = self.joins = None
+
+    async def keep(self, fill: Callable[[Unit], None]) -> None:
+        """Write what *fill* puts into a unit, and wait until it is on the disk.
+
+        Raises:
+            AmqpError: It cannot be kept.
+        """
+        done = trio.Event()
+        errors: list[Error] = []
+
+        def refused(error: Error) -> None:
+            errors.append(error)
+            done.set()
+
+        unit = Unit(refused)
+        fill(unit)
+        unit.then(done.set)
+        self.add(unit)
+        await done.wait()
+        if errors:
+            raise AmqpError(errors[0].description or "", condition=errors[0].condition)
+
+    def _wake(self) -> None:
+        self._work.set()
+        if self._idle.is_set():
+            self._idle = trio.Event()
+
+    async def wait_kept(self) -> None:
+        """Wait until everything that was added so far is on the disk, or never will be."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Commit what comes, until cancelled; what was added by then is committed first.
+
+        When there has been nothing to commit for a while the store gets to tidy itself up, a step
+        at a time.
+        """
+        try:
+            while True:
+                with trio.move_on_after(IDLE_S) as idle:
+                    await self._work.wait()
+                if idle.cancelled_caught:
+                    await self._tidy()
+                    await self._work.wait()
+                await self._commit_all()
+        finally:
+            with trio.move_on_after(LAST_COMMIT_S, shield=True):
+                await self._commit_all()
+
+    async def _tidy(self) -> None:
+        if self.failure is not None:
+            return
+        try:
+            while await self.call(self.store.tidy):
+                if self._work.is_set():
+                    return
+        except StoreFull:
+            _log.debug("there is no room to tidy up the store")
+        except AmqpError as error:
+            await self._reopen([], error)
+
+    async def _commit_all(self) -> None:
+        while self._waiting and self.failure is None:
+            units = self._take()
+            try:
+                await self._commit(units)
+            except (StoreFull, StoreRefused) as error:
+                await self._one_by_one(units, error)
+            except AmqpError as error:
+                await self._reopen(units, error)
+        self._work = trio.Event()
+        self._idle.set()
+
+    def _take(self) -> list[Unit]:
+        self._loose = None
+        units, self._waiting = self._waiting, []
+        return units
+
+    async def _commit(self, units: list[Unit]) -> None:
+        """Write *units* in batches and say so.
+
+        Raises:
+            StoreFull: Nothing of the units that are left in *units* was kept.
+            StoreFailed: The store is of no use any more.
+        """
+        while units:
+            batch = Batch()
+            count = 0
+            for unit in units:
+                unit.write(batch)
+                count += 1
+                if batch.size >= BATCH_BYTES_MAX:
+                    break
+            if batch:
+                await self.call(self.store.commit, batch)
+            done = units[:count]
+            del units[:count]
+            for unit in done:
+                unit.kept()
+
+    async def _one_by_one(self, units: list[Unit], error: AmqpError) -> None:
+        """The disk is full, or one of *units* cannot be kept: see which of them can."""
+        _log.error("%s", error)
+        while units:
+            unit = units[0]
+            try:
+                await self._commit([unit])
+            except StoreFull as full:
+                if unit.refused is None:
+                    # It takes away what has gone, and has to be written some time.
+                    await trio.sleep(FULL_RETRY_S)
+                    continue
+                unit.refused(Error.of(full))
+            except StoreRefused as refused:
+                _log.error("%s", refused)
+                if unit.refused is not None:
+                    unit.refused(Error.of(refused))
+            except AmqpError as failed:
+                await self._reopen(units, failed)
+                return
+            del units[0]
+
+    async def _reopen(self, units: list[Unit], error: AmqpError) -> None:
+        """Whether *units* were kept is unknown: verify the store, and write them once more.
+
+        What they do comes to the same when it is done twice.
+        """
+        _log.critical("%s", error)
+        try:
+            await self.call(self.store.close)
+        except AmqpError as again:
+            _log.error("%s", again)
+        try:
+            opened = await self.call(self.store.open)
+            if opened.damage:
+                raise StoreDamaged(f"{len(opened.damage)} things are damaged: start again with it")
+            for unit in units:
+                for records in unit.appended:
+                    await self.call(records.verify, self.store)
+            try:
+                await self._commit(units)
+            except (StoreFull, StoreRefused) as refused:
+                await self._one_by_one(units, refused)
+        except AmqpError as again:
+            _log.critical("the store is given up: %s", again)
+            self.failure = again
+            units += self._take()
+            for unit in units:
+                if unit.refused is not None:
+                    unit.refused(Error.of(again))
+
+
+class QueueLedger:
+    """Keeps the durable messages of *queue*, which is the node *number* of the store.
+
+    A message is put into its queue when it is on the disk, and what comes after it waits with it:
+    nobody gets, settles or counts what could still be lost, and order stays order.
+    """
+
+    def __init__(self, journal: Journal, number: int, queue: MessageQueue) -> None:
+        self.number = number
+        self._journal = journal
+        self._queue = queue
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether *entry* has to be staged: it is durable, or it is behind one that waits."""
+        return entry.durable or self._queue.pending > 0
+
+    def reserve(self, entry: Entry) -> None:
+        """Give *entry* its place; :meth:`stage` follows."""
+        self._queue.reserve(entry)
+
+    def stage(
+        self,
+        entries: list[Entry],
+        deliveries: list[IncomingDelivery],
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Put *entries* once they are kept, and answer *deliveries* then, which brought them.
+
+        *done* is called last, whatever became of them.
+        """
+
+        def kept() -> None:
+            for entry in entries:
+                self._queue.put(entry)
+            for delivery in deliveries:
+                delivery.settle(ACCEPTED)
+            if done is not None:
+                done()
+
+        def refused(error: Error) -> None:
+            _log.warning("%d messages were refused: %s", len(entries), error)
+            for entry in entries:
+                entry.stored = False
+                self._queue.withhold(entry)
+            for delivery in deliveries:
+                delivery.settle(Rejected(error))
+            if done is not None:
+                done()
+
+        unit = Unit(refused)
+        unit.then(kept)
+        self._write(unit, entries)
+        self._journal.add(unit)
+
+    def receive(self, entry: Entry) -> None:
+        """Put *entry*, which is in the broker already and cannot be refused, once it is kept.
+
+        It is written together with what is changed next, such as its removal from another node.
+        """
+        unit = self._journal.loose
+        self._queue.reserve(entry)
+        self._write(unit, [entry])
+
+        def undo() -> None:
+            entry.stored = False
+            self._queue.withhold(entry)
+
+        unit.then(lambda: self._queue.put(entry), undo)
+
+    def _write(self, unit: Unit, entries: list[Entry]) -> None:
+        number = self.number
+        for entry in entries:
+            if entry.durable:
+                unit.put(number, entry.sequence, head_of(entry), entry.payload)
+                entry.stored = True
+
+    # --- What the queue says (queues.Ledger) ---
+
+    def remove(self, entry: Entry) -> None:
+        self._journal.loose.remove(self.number, entry.sequence)
+
+    def update(self, entry: Entry) -> None:
+        self._journal.loose.update(self.number, entry.sequence, head_of(entry))
+
+    def rewrite(self, entry: Entry) -> None:
+        self._journal.loose.put(self.number, entry.sequence, head_of(entry), entry.payload)
+
+    def settle(self, delivery: Any, outcome: Any) -> None:
+        self._journal.loose.then(lambda: delivery.settle(outcome))

@@ -1,0 +1,1012 @@
+r"""The languages of selectors, from text to a function over messages.
+
+Two families are spoken on the wire: the selectors of JMS (``apache.org:selector-filter:string``)
+and the SQL filter of the OASIS filter expressions (``amqp:sql-filter``). Their grammar is one; the
+words, literals and names differ, and so do a few rules, which :class:`Dialect` names.
+
+A selector is compiled once, into functions that call each other, and only reads the fields that it
+names. Its logic has three values: ``True``, ``False`` and ``None``, which is *unknown*, the result
+of whatever has to do with an absent field. A message passes if the result is ``True``.
+
+Nothing in a selector loops: each term is evaluated at most once for a message, so the bounds for
+text, terms and depth bound the work. LIKE is matched without backtracking and counts its steps.
+
+What the texts leave open is decided here:
+
+* Numbers are compared by their exact values, whatever their types. Integers outside 64 bits,
+  infinities, what is not a number, and a division by zero are *unknown*.
+* Texts are also ordered, by code points, and ``+`` joins them.
+* The patterns of LIKE are literals, so that they are judged when the link attaches. An escape
+  character before anything but a wildcard or itself stands for itself.
+* ``UTC()`` is the moment when the link attached: a filter gives the same result for the same
+  message however often it is asked (Part 3 §3.5.1).
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
+from uuid import UUID
+
+from msgspec import Struct
+
+from ..errors import AmqpError
+from ..limits import DEFAULT_LIMITS, Limits
+from ..message import Properties
+from ..values import (
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Float32,
+    Int,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+from .views import MessageView
+
+if TYPE_CHECKING:
+    from lark import Lark, Token, Tree
+
+__all__ = [
+    "FILTEX",
+    "JMS",
+    "KINDS",
+    "QPID",
+    "Dialect",
+    "Evaluate",
+    "InvalidFilter",
+    "compile_selector",
+]
+
+#: A compiled expression: the value for a message, ``None`` if it is unknown.
+Evaluate: TypeAlias = Callable[[MessageView], Any]
+
+
+class InvalidFilter(AmqpError):
+    """A filter does not say what its kind has to say; its link is refused.
+
+    Args:
+        description: What is wrong, with the place in a text and what was expected there.
+        position: The character at which a text stops making sense, counted from 0.
+        expected: What would have made sense there.
+    """
+
+    default_condition = "amqp:invalid-field"
+
+    def __init__(
+        self, description: str, *, position: int | None = None, expected: Sequence[str] = ()
+    ) -> None:
+        super().__init__(description, info={Symbol("invalid-field"): Symbol("filter")})
+        self.position = position
+        self.expected = tuple(expected)
+
+
+class Dialect(Struct, frozen=True):
+    """The rules in which selectors differ."""
+
+    name: str
+    #: Whose words, literals and names it has.
+    words: Literal["jms", "filtex"]
+    #: What comparing values of different kinds gives.
+    unlike: bool | None
+    #: A blank selector selects everything; otherwise it is an error.
+    blank_passes: bool
+    #: Numbers and texts cannot stand where a condition belongs; otherwise they are unknown there.
+    conditions_only: bool
+    #: The quotient of two integers is an integer, cut off.
+    whole_quotients: bool
+    #: A wildcard can be its own escape character, and '' is none.
+    wildcard_escapes: bool
+
+
+#: As ActiveMQ, Artemis and Qpid Broker-J read JMS selectors.
+JMS: Final = Dialect(
+    name="JMS",
+    words="jms",
+    unlike=False,
+    blank_passes=True,
+    conditions_only=True,
+    whole_quotients=False,
+    wildcard_escapes=True,
+)
+#: As the C++ broker of Qpid reads them.
+QPID: Final = Dialect(
+    name="Qpid C++",
+    words="jms",
+    unlike=False,
+    blank_passes=True,
+    conditions_only=False,
+    whole_quotients=True,
+    wildcard_escapes=False,
+)
+#: ``amqp:sql-filter``, as far as RabbitMQ 4 implements it.
+FILTEX: Final = Dialect(
+    name="AMQP SQL",
+    words="filtex",
+    unlike=None,
+    blank_passes=False,
+    conditions_only=False,
+    whole_quotients=False,
+    wildcard_escapes=True,
+)
+
+
+def compile_selector(
+    text: str,
+    dialect: Dialect = JMS,
+    *,
+    now_ms: int = 0,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Evaluate:
+    """The function that says of a message whether *text* selects it.
+
+    Args:
+        text: The selector.
+        dialect: The rules to read it by.
+        now_ms: What ``UTC()`` says: milliseconds since 1970.
+        limits: Bounds of the text and what it does.
+
+    Raises:
+        InvalidFilter: It is no selector, or too long, too deep or too large a one.
+    """
+    if len(text.encode("utf-8", "surrogatepass")) > limits.filter_text_max:
+        raise InvalidFilter(f"the selector has more than {limits.filter_text_max} bytes")
+    if not text.strip():
+        if dialect.blank_passes:
+            return _always
+        raise _unexpected(text, 0, ("a condition",))
+    tree = _parse(text, dialect, limits)
+    compiler = _Compiler(text, dialect, now_ms, limits)
+    return compiler.condition(tree, 1).evaluate
+
+
+# --- Parsing -----------------------------------------------------------------------------------
+
+_RULES: Final = r"""
+?start: disjunction
+?disjunction: conjunction (_OR conjunction)*
+?conjunction: negation (_AND negation)*
+?negation: predicate | NOT negation
+?predicate: sum
+    | sum COMPARE sum -> comparison
+    | sum _IS [NOT] _NULL -> is_null
+    | sum [NOT] _LIKE TEXT [_ESCAPE TEXT] -> like
+    | sum [NOT] _IN "(" sum ("," sum)* ")" -> membership
+    | sum [NOT] _BETWEEN sum _AND sum -> between
+?sum: product ((PLUS | MINUS) product)*
+?product: sign ((STAR | SLASH | PERCENT) sign)*
+?sign: operand | (PLUS | MINUS) sign
+?operand: TEXT -> text
+    | NUMBER -> number
+    | BINARY -> binary
+    | (TRUE | FALSE) -> boolean
+    | NAME -> name
+    | _UTC "(" ")" -> utc
+    | "(" disjunction ")" -> group
+
+COMPARE: "<>" | "!=" | "<=" | ">=" | "=" | "<" | ">"
+PLUS: "+"
+MINUS: "-"
+STAR: "*"
+SLASH: "/"
+%ignore /[ \t\r\n\f\v]+/
+%declare _OR _AND NOT _IS _NULL _LIKE _ESCAPE _IN _BETWEEN TRUE FALSE _UTC
+"""
+
+#: Literals are those of Java (JMS 1.1 §3.8.1.1), names may have dots, and quotation marks make a
+#: name of anything. The keys of annotations have hyphens, so these are taken whole.
+_JMS_TERMINALS: Final = r"""
+TEXT: /'(?:[^']|'')*'/
+NUMBER: /0[xX][0-9a-fA-F_]+(?:\.[0-9a-fA-F_]*)?[pP][+-]?[0-9]+[fFdD]?|0[xX][0-9a-fA-F_]+[lL]?|0[bB][01_]+[lL]?|(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][+-]?[0-9]+)?[fFdDlL]?/
+NAME: /amqp\.annotation\.[\w$.:-]+|(?:[^\W0-9]|\$)[\w$]*(?:\.[\w$]+)*|"(?:[^"]|"")*"/
+%declare BINARY PERCENT
+"""
+
+#: AMQP Filter Expressions v1.0 §6.4.4.2 and §6.4.4.6.
+_FILTEX_TERMINALS: Final = r"""
+TEXT: /'(?:[^'\x00-\x1f\x7f]|'')*'|"(?:[^"\x00-\x1f\x7f]|"")*"/
+BINARY.1: /0x(?:[0-9A-F]{2})+(?![0-9A-Za-z_])/
+NUMBER: /[0-9]+(?:\.[0-9]+(?:E[+-]?[0-9]+)?)?/
+NAME: /(?:[^\W\d_]\w*\.)?(?:[^\W\d_]\w*|\[(?:[^\[\]\x00-\x1f\x7f]|\[\[|\]\])+\])/
+PERCENT: "%"
+"""
+
+_KEYWORDS: Final[Mapping[str, str]] = {
+    "AND": "_AND",
+    "OR": "_OR",
+    "NOT": "NOT",
+    "IS": "_IS",
+    "NULL": "_NULL",
+    "LIKE": "_LIKE",
+    "ESCAPE": "_ESCAPE",
+    "IN": "_IN",
+    "BETWEEN": "_BETWEEN",
+    "TRUE": "TRUE",
+    "FALSE": "FALSE",
+}
+_FILTEX_KEYWORDS: Final[Mapping[str, str]] = {
+    **{word: token for word, token in _KEYWORDS.items() if word != "BETWEEN"},
+    "UTC": "_UTC",
+}
+#: Words that cannot be names in ``amqp:sql-filter``, in capitals or not.
+_FILTEX_RESERVED: Final = frozenset(_FILTEX_KEYWORDS) | {
+    *("BETWEEN", "DATE", "EXISTS", "INF", "LEFT", "LOWER", "NAN", "RIGHT", "SUBSTRING", "UPPER"),
+}
+
+#: Terminals that begin a value, and those that stand between values.
+_OPERANDS: Final = frozenset(
+    {"TEXT", "NUMBER", "BINARY", "TRUE", "FALSE", "NAME", "_UTC", "PLUS", "MINUS", "LPAR", "NOT"}
+)
+_OPERATORS: Final = frozenset(
+    {"COMPARE", "PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "_AND", "_OR", "NOT"}
+    | {"_BETWEEN", "_IN", "_IS", "_LIKE"}
+)
+#: What the other terminals are called.
+_EXPECTED: Final[Mapping[str, str]] = {
+    "LPAR": "(",
+    "RPAR": ")",
+    "COMMA": ",",
+    "TEXT": "a string",
+    "$END": "the end",
+}
+
+
+def _jms_word(token: Token) -> Token:
+    """A keyword if it is one, in capitals or not."""
+    kind = _KEYWORDS.get(token.upper())
+    return token if kind is None else token.update(type=kind)
+
+
+def _filtex_word(token: Token) -> Token:
+    kind = _FILTEX_KEYWORDS.get(token)
+    if kind is not None:
+        return token.update(type=kind)
+    if token.upper() in _FILTEX_RESERVED:
+        raise InvalidFilter(
+            f"the selector: at character {token.start_pos}: {str(token)!r} is a reserved word: "
+            f"write [{token}] for the name",
+            position=token.start_pos,
+            expected=("a name",),
+        )
+    return token
+
+
+@lru_cache(maxsize=2)
+def _parser(words: Literal["jms", "filtex"]) -> Lark:
+    """The parser of a family, built when its first selector comes."""
+    from lark import Lark
+
+    jms = words == "jms"
+    return Lark(
+        _RULES + (_JMS_TERMINALS if jms else _FILTEX_TERMINALS),
+        parser="lalr",
+        lexer="basic",
+        maybe_placeholders=True,
+        lexer_callbacks={"NAME": _jms_word if jms else _filtex_word},
+    )
+
+
+def _parse(text: str, dialect: Dialect, limits: Limits) -> Tree[Token]:
+    from lark.exceptions import UnexpectedCharacters, UnexpectedToken
+
+    parser: Any = _parser(dialect.words).parse_interactive(text)  # partly untyped
+    terms = 0
+    try:
+        for _token in parser.iter_parse():
+            terms += 1
+            if terms > limits.selector_terms_max:
+                raise InvalidFilter(f"the selector has more than {limits.selector_terms_max} terms")
+        return cast("Tree[Token]", parser.feed_eof())
+    except UnexpectedToken as error:
+        at = len(text) if error.token.type == "$END" else error.token.start_pos or 0
+    except UnexpectedCharacters as error:
+        at = error.pos_in_stream
+    raise _unexpected(text, at, _expectations(parser.accepts()))
+
+
+def _expectations(terminals: Iterable[str]) -> list[str]:
+    """*terminals* in the words of the language; values and operators are not told one by one."""
+    wanted = set(terminals)
+    found = []
+    if "NAME" in wanted:
+        found.append("a value")
+        wanted -= _OPERANDS
+    if "STAR" in wanted:
+        found.append("an operator")
+        wanted -= _OPERATORS
+    return found + [_EXPECTED.get(name, name.removeprefix("_")) for name in sorted(wanted)]
+
+
+def _unexpected(text: str, at: int, expected: Sequence[str]) -> InvalidFilter:
+    there = f"not {text[at : at + 16]!r}" if at < len(text) else "but it ends there"
+    return InvalidFilter(
+        f"the selector: at character {at}: {' or '.join(expected)} expected, {there}",
+        position=at,
+        expected=expected,
+    )
+
+
+# --- Values ------------------------------------------------------------------------------------
+
+# Values are comparable if they are of one kind.
+_NUMBER: Final = 1
+_TEXT: Final = 2
+_OCTETS: Final = 3
+_BOOLEAN: Final = 4
+_UUID: Final = 5
+
+_ORDERED: Final[dict[type, int]] = {
+    **dict.fromkeys((int, UByte, UShort, UInt, ULong, Byte, Short, Int, Timestamp), _NUMBER),
+    **dict.fromkeys((float, Float32), _NUMBER),
+    **dict.fromkeys((str, Symbol, Char), _TEXT),
+    bytes: _OCTETS,
+}
+#: The kind of each type that a selector can compare.
+KINDS: Final[dict[type, int]] = {**_ORDERED, bool: _BOOLEAN, UUID: _UUID}
+
+_LEAST: Final = -0x8000_0000_0000_0000
+_MOST: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+#: Bits of the exponent, bits of the coefficient that follow it, and bias (IEEE 754-2008 §3.5.2).
+_DECIMALS: Final[dict[type, tuple[int, int, int]]] = {
+    Decimal32: (8, 23, 101),
+    Decimal64: (10, 53, 398),
+    Decimal128: (14, 113, 6176),
+}
+
+
+def _of_decimal(value: Any) -> float | None:
+    """The number next to a decimal, in the binary encoding that AMQP takes (Part 1 §1.6.13)."""
+    exponent_bits, coefficient_bits, bias = _DECIMALS[type(value)]
+    bits = int.from_bytes(value.octets, "big")
+    size = 8 * value.WIDTH
+    coefficient_high = 0
+    if bits >> (size - 3) & 3 == 3:
+        if bits >> (size - 5) & 15 == 15:
+            return None  # an infinity, or not a number
+        coefficient_bits -= 2
+        coefficient_high = 4 << coefficient_bits
+    exponent = bits >> coefficient_bits & ((1 << exponent_bits) - 1)
+    coefficient = coefficient_high | bits & ((1 << coefficient_bits) - 1)
+    found = float(f"{coefficient}e{exponent - bias}")
+    return (-found if bits >> (size - 1) else found) if isfinite(found) else None
+
+
+def _always(view: MessageView) -> bool:
+    return True
+
+
+def _in_range(result: float) -> float | None:
+    """The result of arithmetic, unless it left the range of AMQP's numbers."""
+    if type(result) is int:
+        return result if _LEAST <= result <= _MOST else None
+    return result if isfinite(result) else None
+
+
+def _plus(longest: int, left: Any, right: Any) -> Any:
+    kind = _ORDERED.get(type(left), 0)
+    if kind != _ORDERED.get(type(right), -1):
+        return None
+    if kind == _NUMBER:
+        return _in_range(left + right)
+    if kind == _TEXT and len(left) + len(right) <= longest:
+        return left + right
+    return None
+
+
+def _minus(left: Any, right: Any) -> Any:
+    if _ORDERED.get(type(left), 0) == _ORDERED.get(type(right), -1) == _NUMBER:
+        return _in_range(left - right)
+    return None
+
+
+def _times(left: Any, right: Any) -> Any:
+    if _ORDERED.get(type(left), 0) == _ORDERED.get(type(right), -1) == _NUMBER:
+        return _in_range(left * right)
+    return None
+
+
+def _divided(whole: bool, left: Any, right: Any) -> Any:
+    if not (_ORDERED.get(type(left), 0) == _ORDERED.get(type(right), -1) == _NUMBER) or not right:
+        return None
+    if whole and isinstance(left, int) and isinstance(right, int):
+        quotient = abs(left) // abs(right)
+        return quotient if (left < 0) == (right < 0) else -quotient
+    return _in_range(left / right)
+
+
+def _remainder(left: Any, right: Any) -> Any:
+    """The remainder has the sign of what was divided, as in SQL."""
+    if not (_ORDERED.get(type(left), 0) == _ORDERED.get(type(right), -1) == _NUMBER) or not right:
+        return None
+    if isinstance(left, float) or isinstance(right, float):
+        return None
+    found = abs(left) % abs(right)
+    return -found if left < 0 else found
+
+
+def _minus_sign(value: Any) -> Any:
+    return _in_range(-value) if _ORDERED.get(type(value), 0) == _NUMBER else None
+
+
+def _plus_sign(value: Any) -> Any:
+    return value if _ORDERED.get(type(value), 0) == _NUMBER else None
+
+
+_COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+# --- LIKE --------------------------------------------------------------------------------------
+
+
+class _Segment(NamedTuple):
+    """What stands between two ``%`` of a pattern."""
+
+    #: How many characters it matches.
+    length: int
+    #: Its literal texts, with their places; between them is ``_``.
+    pieces: tuple[tuple[int, str], ...]
+
+    def stands_at(self, text: str, at: int) -> bool:
+        return all(text.startswith(piece, at + place) for place, piece in self.pieces)
+
+
+def _like_segments(
+    pattern: str, escape: str | None, wildcards_max: int
+) -> tuple[list[_Segment], int]:
+    """*pattern* in segments, and its number of wildcards.
+
+    Raises:
+        InvalidFilter: The wildcards are more than *wildcards_max*.
+    """
+    segments: list[_Segment] = []
+    pieces: list[tuple[int, str]] = []
+    literal: list[str] = []
+    length = 0
+    wildcards = 0
+    at = 0
+
+    def end_of_literal() -> None:
+        if literal:
+            pieces.append((length - len(literal), "".join(literal)))
+            literal.clear()
+
+    while at < len(pattern):
+        character = pattern[at]
+        at += 1
+        if character == escape and at < len(pattern) and pattern[at] in ("%", "_", escape):
+            literal.append(pattern[at])
+            length += 1
+            at += 1
+        elif character in ("%", "_"):
+            wildcards += 1
+            if wildcards > wildcards_max:
+                raise InvalidFilter("the selector has too many LIKE wildcards")
+            end_of_literal()
+            if character == "_":
+                length += 1
+            else:
+                segments.append(_Segment(length, tuple(pieces)))
+                pieces.clear()
+                length = 0
+        else:
+            literal.append(character)
+            length += 1
+    end_of_literal()
+    segments.append(_Segment(length, tuple(pieces)))
+    return segments, wildcards
+
+
+def _is_like(segments: Sequence[_Segment], view: MessageView, text: str) -> bool:
+    """Whether *text* consists of *segments* with anything between them.
+
+    The first and the last have their places. Those between them are looked for from the left, and
+    the first place that fits is never given up: a later one would leave less room for the rest.
+    """
+    view.spend(1)
+    first = segments[0]
+    size = len(text)
+    if len(segments) == 1:
+        return size == first.length and first.stands_at(text, 0)
+    last = segments[-1]
+    end = size - last.length
+    at = first.length
+    if at > end or not first.stands_at(text, 0) or not last.stands_at(text, end):
+        return False
+    for segment in segments[1:-1]:
+        if segment.pieces:
+            place, piece = segment.pieces[0]
+            while True:
+                view.spend(len(segment.pieces))
+                found = text.find(piece, at + place, end)
+                if found < 0:
+                    return False
+                at = found - place
+                if segment.stands_at(text, at):
+                    break
+                at += 1
+        at += segment.length
+        if at > end:
+            return False
+    return True
+
+
+# --- Names -------------------------------------------------------------------------------------
+
+
+def _property(field: str, view: MessageView) -> Any:
+    return getattr(view.properties(), field)
+
+
+def _id_text(field: str, view: MessageView) -> Any:
+    """An id as JMS shows it: a text, whatever its type."""
+    found = getattr(view.properties(), field)
+    if found is None or isinstance(found, str):
+        return found
+    if isinstance(found, UUID):
+        return f"ID:AMQP_UUID:{found}"
+    if isinstance(found, bytes):
+        return f"ID:AMQP_BINARY:{found.hex().upper()}"
+    return f"ID:AMQP_ULONG:{int(found)}"
+
+
+def _annotation(key: str, view: MessageView) -> Any:
+    found = view.message_annotations().get(key)
+    return _of_decimal(found) if type(found) in _DECIMALS else found
+
+
+def _application_property(name: str) -> Evaluate:
+    def evaluate(view: MessageView) -> Any:
+        found = view.application_properties().get(name)
+        return _of_decimal(found) if type(found) in _DECIMALS else found
+
+    return evaluate
+
+
+def _user_text(view: MessageView) -> str | None:
+    found = view.properties().user_id
+    return None if found is None else found.decode("utf-8", "replace")
+
+
+_HEADER_FIELDS: Final[Mapping[str, Evaluate]] = {
+    "durable": lambda view: view.entry.durable,
+    "priority": lambda view: view.entry.priority,
+    "ttl": lambda view: view.ttl(),
+    "first_acquirer": lambda view: view.entry.first_acquirer and not view.entry.attempts,
+    "delivery_count": lambda view: view.entry.delivery_count,
+}
+_PROPERTY_FIELDS: Final[Mapping[str, Evaluate]] = {
+    field: partial(_property, field) for field in Properties.__struct_fields__
+}
+_ID_TEXTS: Final[Mapping[str, Evaluate]] = {
+    field: partial(_id_text, field) for field in ("message_id", "correlation_id")
+}
+#: Names of JMS (JMS 1.1 §3.8.1.1), and those that clients write instead (``apache-filters``).
+_JMS_NAMES: Final[Mapping[str, Evaluate]] = {
+    "JMSMessageID": _ID_TEXTS["message_id"],
+    "JMSCorrelationID": _ID_TEXTS["correlation_id"],
+    "JMSPriority": _HEADER_FIELDS["priority"],
+    "JMSTimestamp": _PROPERTY_FIELDS["creation_time"],
+    "JMSExpiration": _PROPERTY_FIELDS["absolute_expiry_time"],
+    "JMSType": _PROPERTY_FIELDS["subject"],
+    "JMSDestination": _PROPERTY_FIELDS["to"],
+    "JMSReplyTo": _PROPERTY_FIELDS["reply_to"],
+    "JMSDeliveryMode": lambda view: "PERSISTENT" if view.entry.durable else "NON_PERSISTENT",
+    "JMSRedelivered": lambda view: view.entry.delivery_count > 0,
+    "JMSXDeliveryCount": lambda view: view.entry.delivery_count + 1,
+    "JMSXGroupID": _PROPERTY_FIELDS["group_id"],
+    "JMSXGroupSeq": _PROPERTY_FIELDS["group_sequence"],
+    "JMSXUserID": _user_text,
+    **{
+        f"amqp.{field}": read
+        for field, read in {**_HEADER_FIELDS, **_PROPERTY_FIELDS, **_ID_TEXTS}.items()
+    },
+}
+#: Sections by the names that ``amqp:sql-filter`` has for them (§6.4.4.4).
+_FILTEX_SECTIONS: Final[Mapping[str, Mapping[str, Evaluate] | None]] = {
+    **dict.fromkeys(("header", "h"), _HEADER_FIELDS),
+    **dict.fromkeys(("properties", "p"), _PROPERTY_FIELDS),
+    **dict.fromkeys(("application_properties", "a"), None),
+}
+
+
+# --- Compiling ---------------------------------------------------------------------------------
+
+_VARIES: Final[Any] = object()
+
+
+class _Node(NamedTuple):
+    evaluate: Evaluate
+    #: Whether it may be true or false: a number or a text may not.
+    condition: bool = True
+    #: The value if it is a literal.
+    constant: Any = _VARIES
+
+
+def _constant(value: Any) -> _Node:
+    return _Node(lambda view: value, type(value) is bool, value)
+
+
+class _Compiler:
+    """Makes the functions of one selector, from its tree."""
+
+    def __init__(self, text: str, dialect: Dialect, now_ms: int, limits: Limits) -> None:
+        self.text = text
+        self.dialect = dialect
+        self.now_ms = now_ms
+        self.limits = limits
+        self.wildcards = 0
+        self.operators: Mapping[str, Callable[[Any, Any], Any]] = {
+            "+": partial(_plus, limits.filter_subject_max),
+            "-": _minus,
+            "*": _times,
+            "/": partial(_divided, dialect.whole_quotients),
+            "%": _remainder,
+        }
+
+    def node(self, tree: Tree[Token], depth: int) -> _Node:
+        """The function for *tree*, which is *depth* levels deep in the selector."""
+        if depth > self.limits.selector_depth_max:
+            raise InvalidFilter(
+                f"the selector is more than {self.limits.selector_depth_max} levels deep"
+            )
+        make = cast("Callable[[list[Any], int], _Node]", getattr(self, f"_{tree.data}"))
+        return make(tree.children, depth + 1)
+
+    def condition(self, tree: Tree[Token], depth: int) -> _Node:
+        """The same where a condition belongs."""
+        found = self.node(tree, depth)
+        if self.dialect.conditions_only and not found.condition:
+            at = next(tree.scan_values(lambda token: token is not None)).start_pos or 0
+            raise _unexpected(self.text, at, ("a condition",))
+        return found
+
+    def value(self, tree: Tree[Token], depth: int) -> Evaluate:
+        return self.node(tree, depth).evaluate
+
+    # Logic, by the tables of three values: unknown unless the known operands decide.
+
+    def _disjunction(self, children: list[Tree[Token]], depth: int) -> _Node:
+        terms = tuple(self.condition(child, depth).evaluate for child in children)
+
+        def evaluate(view: MessageView) -> bool | None:
+            result: bool | None = False
+            for term in terms:
+                found = term(view)
+                if found is True:
+                    return True
+                if found is not False:
+                    result = None
+            return result
+
+        return _Node(evaluate)
+
+    def _conjunction(self, children: list[Tree[Token]], depth: int) -> _Node:
+        terms = tuple(self.condition(child, depth).evaluate for child in children)
+
+        def evaluate(view: MessageView) -> bool | None:
+            result: bool | None = True
+            for term in terms:
+                found = term(view)
+                if found is False:
+                    return False
+                if found is not True:
+                    result = None
+            return result
+
+        return _Node(evaluate)
+
+    def _negation(self, children: list[Any], depth: int) -> _Node:
+        return _negated(self.condition(children[1], depth).evaluate)
+
+    def _group(self, children: list[Tree[Token]], depth: int) -> _Node:
+        return self.node(children[0], depth)
+
+    # Predicates
+
+    def _comparison(self, children: list[Any], depth: int) -> _Node:
+        left = self.node(children[0], depth)
+        right = self.node(children[2], depth)
+        sign = str(children[1])
+        if left.constant is not _VARIES:
+            left, right = right, left
+            sign = _MIRRORED.get(sign, sign)
+        kinds = (KINDS if sign in ("=", "<>", "!=") else _ORDERED).get
+        compare = _COMPARISONS[sign]
+        unlike = self.dialect.unlike
+        first = left.evaluate
+        second = right.evaluate
+        if right.constant is not _VARIES:
+            constant = right.constant
+            kind = kinds(type(constant), -1)
+
+            def with_a_constant(view: MessageView) -> bool | None:
+                value = first(view)
+                if kinds(type(value), 0) == kind:
+                    return compare(value, constant)
+                return None if value is None else unlike
+
+            return _Node(with_a_constant)
+
+        def evaluate(view: MessageView) -> bool | None:
+            one = first(view)
+            other = second(view)
+            if one is None or other is None:
+                return None
+            if kinds(type(one), 0) == kinds(type(other), -1):
+                return compare(one, other)
+            return unlike
+
+        return _Node(evaluate)
+
+    def _is_null(self, children: list[Any], depth: int) -> _Node:
+        operand = self.value(children[0], depth)
+        if children[1] is None:
+            return _Node(lambda view: operand(view) is None)
+        return _Node(lambda view: operand(view) is not None)
+
+    def _like(self, children: list[Any], depth: int) -> _Node:
+        operand = self.value(children[0], depth)
+        escape = self._escape(children[3])
+        pattern = _unquoted(children[2])
+        wildcards_max = self.limits.like_wildcards_max - self.wildcards
+        segments, wildcards = _like_segments(pattern, escape, wildcards_max)
+        self.wildcards += wildcards
+        longest = self.limits.filter_subject_max
+        unlike = self.dialect.unlike
+
+        def evaluate(view: MessageView) -> bool | None:
+            value = operand(view)
+            if _ORDERED.get(type(value), 0) != _TEXT:
+                return None if value is None else unlike
+            return _is_like(segments, view, value) if len(value) <= longest else None
+
+        return _Node(evaluate) if children[1] is None else _negated(evaluate)
+
+    def _escape(self, token: Token | None) -> str | None:
+        if token is None:
+            return None
+        escape = _unquoted(token)
+        if self.dialect.wildcard_escapes:
+            if len(escape) == 1:
+                return escape
+        elif len(escape) <= 1 and escape not in ("%", "_"):
+            return escape or None
+        raise _unexpected(self.text, token.start_pos or 0, ("one escape character",))
+
+    def _membership(self, children: list[Any], depth: int) -> _Node:
+        operand = self.value(children[0], depth)
+        absent = children[1] is not None
+        present = not absent
+        items = [self.node(child, depth) for child in children[2:]]
+        unlike = self.dialect.unlike
+        kinds = KINDS.get
+        if all(item.constant is not _VARIES for item in items):
+            # By kinds, since True equals 1 in Python.
+            by_kind: dict[int, set[object]] = {}
+            for item in items:
+                by_kind.setdefault(KINDS[type(item.constant)], set()).add(item.constant)
+            other_kinds = len(by_kind) > 1
+
+            def among_constants(view: MessageView) -> bool | None:
+                value = operand(view)
+                if value is None:
+                    return None
+                alike = by_kind.get(kinds(type(value), 0))
+                if alike is None:
+                    return unlike
+                if value in alike:
+                    return present
+                return unlike if other_kinds else absent
+
+            return _Node(among_constants)
+        readers = tuple(item.evaluate for item in items)
+
+        def evaluate(view: MessageView) -> bool | None:
+            value = operand(view)
+            if value is None:
+                return None
+            kind = kinds(type(value), 0)
+            result: bool | None = absent
+            unknown = False
+            for read in readers:
+                item = read(view)
+                if item is None:
+                    unknown = True
+                elif kinds(type(item), -1) != kind:
+                    result = unlike
+                elif value == item:
+                    return present
+            return None if unknown else result
+
+        return _Node(evaluate)
+
+    def _between(self, children: list[Any], depth: int) -> _Node:
+        operand = self.value(children[0], depth)
+        low = self.value(children[2], depth)
+        high = self.value(children[3], depth)
+        unlike = self.dialect.unlike
+
+        def at_most(one: Any, other: Any) -> bool | None:
+            if one is None or other is None:
+                return None
+            if _ORDERED.get(type(one), 0) == _ORDERED.get(type(other), -1):
+                return cast("bool", one <= other)
+            return unlike
+
+        def evaluate(view: MessageView) -> bool | None:
+            value = operand(view)
+            above = at_most(low(view), value)
+            below = at_most(value, high(view))
+            if above is False or below is False:
+                return False
+            return None if above is None or below is None else True
+
+        return _Node(evaluate) if children[1] is None else _negated(evaluate)
+
+    # Values
+
+    def _sum(self, children: list[Any], depth: int) -> _Node:
+        first = self.value(children[0], depth)
+        rest = tuple(
+            (self.operators[str(sign)], self.value(child, depth))
+            for sign, child in zip(children[1::2], children[2::2], strict=True)
+        )
+
+        def evaluate(view: MessageView) -> Any:
+            result = first(view)
+            for combine, operand in rest:
+                if result is None:
+                    return None
+                result = combine(result, operand(view))
+            return result
+
+        return _Node(evaluate, condition=False)
+
+    _product = _sum
+
+    def _sign(self, children: list[Any], depth: int) -> _Node:
+        operand, _, constant = self.node(children[1], depth)
+        apply = _minus_sign if str(children[0]) == "-" else _plus_sign
+        if constant is not _VARIES:
+            signed = apply(constant)
+            if signed is not None:
+                return _constant(signed)
+        return _Node(lambda view: apply(operand(view)), condition=False)
+
+    def _text(self, children: list[Token], depth: int) -> _Node:
+        return _constant(_unquoted(children[0]))
+
+    def _number(self, children: list[Token], depth: int) -> _Node:
+        token = children[0]
+        found = _jms_number(token) if self.dialect.words == "jms" else _filtex_number(token)
+        if found is None:
+            raise _unexpected(self.text, token.start_pos or 0, ("a number within its range",))
+        return _constant(found)
+
+    def _binary(self, children: list[Token], depth: int) -> _Node:
+        return _constant(bytes.fromhex(children[0][2:]))
+
+    def _boolean(self, children: list[Token], depth: int) -> _Node:
+        return _constant(children[0].type == "TRUE")
+
+    def _utc(self, children: list[Token], depth: int) -> _Node:
+        return _constant(self.now_ms)
+
+    def _name(self, children: list[Token], depth: int) -> _Node:
+        token = children[0]
+        if self.dialect.words == "jms":
+            return _Node(self._jms_name(token))
+        return _Node(self._filtex_name(token))
+
+    def _jms_name(self, token: Token) -> Evaluate:
+        if token.startswith('"'):
+            return _application_property(_unquoted(token))
+        name = str(token)
+        known = _JMS_NAMES.get(name)
+        if known is not None:
+            return known
+        if name.startswith("amqp.annotation."):
+            return partial(_annotation, name.removeprefix("amqp.annotation."))
+        if name.startswith("amqp."):
+            raise _unexpected(
+                self.text, token.start_pos or 0, ("the name of a field of AMQP 1.0 after amqp.",)
+            )
+        return _application_property(name)
+
+    def _filtex_name(self, token: Token) -> Evaluate:
+        # Only the first dot outside brackets parts the section from the name.
+        section, dot, name = token.partition("." if not token.startswith("[") else "\0")
+        if not dot:
+            section, name = "a", str(token)
+        if name.startswith("["):
+            name = name[1:-1].replace("[[", "[").replace("]]", "]")
+        if section not in _FILTEX_SECTIONS:
+            raise _unexpected(
+                self.text,
+                token.start_pos or 0,
+                ("header. or properties. or application_properties.",),
+            )
+        fields = _FILTEX_SECTIONS[section]
+        if fields is None:
+            return _application_property(name)
+        if name not in fields:
+            raise _unexpected(
+                self.text,
+                (token.start_pos or 0) + len(section) + 1,
+                (f"a field of the section {section}",),
+            )
+        return fields[name]
+
+
+def _negated(operand: Evaluate) -> _Node:
+    def evaluate(view: MessageView) -> bool | None:
+        found = operand(view)
+        return False if found is True else True if found is False else None
+
+    return _Node(evaluate)
+
+
+def _unquoted(token: Token) -> str:
+    quote = token[0]
+    return token[1:-1].replace(quote + quote, quote)
+
+
+# --- Numbers -----------------------------------------------------------------------------------
+
+_PLAIN_DIGITS: Final = re.compile("[0-9]{1,20}")
+
+
+def _jms_number(literal: str) -> float | None:
+    """A literal of Java; hexadecimal, octal and binary ones are the bits of a long."""
+    text = literal.replace("_", "").lower()
+    try:
+        if text.startswith("0x"):
+            if "p" in text:
+                return _in_range(float.fromhex(text.rstrip("fd")))
+            return _as_long(int(text.rstrip("l"), 16))
+        if text.startswith("0b"):
+            return _as_long(int(text.rstrip("l"), 2))
+        digits = text.rstrip("l")
+        if _PLAIN_DIGITS.fullmatch(digits):
+            if digits.startswith("0"):
+                return _as_long(int(digits, 8))
+            return _in_range(int(digits))
+        if digits.isdigit():
+            return None
+        value = float(text.rstrip("fd"))
+        return _in_range(float(Float32(value)) if text.endswith("f") else value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _as_long(bits: int) -> int | None:
+    if bits > _MOST:
+        return None
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _filtex_number(literal: str) -> float | None:
+    if "." in literal:
+        return _in_range(float(literal))
+    return _in_range(int(literal)) if _PLAIN_DIGITS.fullmatch(literal) else None

@@ -1,0 +1,486 @@
+"""Transactions: posts, retirements and acquisitions that happen together or not at all (Part 4).
+
+A :class:`Transaction` gathers work and lets nobody see it. Posted messages have room in their node
+and no place; deliveries that are retired stay acquired. Discharged, everything is written as one
+unit of the journal, and only when that is kept does anything become visible and the controller
+hear so. Rolled back, room is given back and deliveries are what they were before; credit that was
+used stays used (decision 8).
+
+A transaction belongs to the control link on which it was declared and goes with it. Any link of the
+same connection may use it; links of other connections cannot name it, whatever id they say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ..codec.composites import from_described
+from ..errors import AmqpError, DecodeError
+from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..limits import DEFAULT_LIMITS, Limits
+from ..message import Message
+from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected
+from ..termini import Coordinator
+from ..transactions import Declare, Declared, Discharge, TransactionalState
+from ..values import Symbol
+from .entries import NEVER, Entry
+from .journal import Journal, Unit
+from .queues import MessageQueue
+from .subscriptions import Enlisted, Subscription
+
+if TYPE_CHECKING:
+    from .producers import Inlet
+
+#: What a coordinator here can do: any number of transactions in a session, each usable from all
+#: sessions of the connection. None are distributed, and none can become so.
+CAPABILITIES: Final = tuple(
+    Symbol(each)
+    for each in (
+        "amqp:local-transactions",
+        "amqp:multi-txns-per-ssn",
+        "amqp:multi-ssns-per-txn",
+    )
+)
+
+#: Credit of a control link, and bytes of a message there.
+_CREDIT: Final = 100
+_MESSAGE_MAX: Final = 16 * 1024
+
+_ROLLBACK: Final = "amqp:transaction:rollback"
+_REJECTED: Final = "amqp:rejected:list"
+
+
+class Transaction:
+    """Work that waits for its discharge."""
+
+    def __init__(
+        self,
+        control: CoordinatorEndpoint,
+        txn_id: bytes,
+        deadline: float,
+        journal: Journal | None,
+        work_max: int,
+    ) -> None:
+        self.control = control
+        self.id = txn_id
+        self.deadline = deadline
+        #: What acquired messages are sent with.
+        self.state = TransactionalState(txn_id)
+        #: Why it was rolled back before it was discharged.
+        self.error: Error | None = None
+        #: It was discharged, and is being written perhaps.
+        self.over = False
+        self._journal = journal
+        self._work_max = work_max
+        #: What was posted, where, and the delivery if its sender waits to settle it after us.
+        self._posts: list[tuple[Inlet, Entry, IncomingDelivery | None]] = []
+        self._work: dict[Enlisted, None] = {}
+        self._acquiring: dict[Subscription, None] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """There may be more work in it."""
+        return len(self._posts) + len(self._work) < self._work_max
+
+    # --- Work ---
+
+    def post(self, inlet: Inlet, entry: Entry, delivery: IncomingDelivery) -> None:
+        """Put *entry* once discharged; its sender hears that it will be accepted then (§4.4.1)."""
+        inlet.node.hold(entry)
+        waits = delivery.second and not delivery.settled
+        self._posts.append((inlet, entry, delivery if waits else None))
+        delivery.settle(TransactionalState(self.id, ACCEPTED))
+
+    def refuse(self, delivery: IncomingDelivery, outcome: Rejected) -> None:
+        """A post is not wanted. Who settled it cannot hear that, so that all of it fails then."""
+        if delivery.settled:
+            self.fail(f"a settled message was rejected: {outcome.error}")
+        delivery.settle(TransactionalState(self.id, outcome))
+
+    def takes(self, subscription: Subscription, outcome: Any) -> bool:
+        """Whether a delivery may be retired with *outcome*; if not, the transaction has failed."""
+        if self.error is not None:
+            return False
+        if not subscription.allows(outcome):
+            self.fail(f"{outcome!r} is not among the outcomes of the link")
+        elif not self.has_room:
+            self.fail(f"there may be {self._work_max} posts and deliveries in a transaction")
+        return self.error is None
+
+    def enlist(self, enlisted: Enlisted) -> None:
+        """A delivery was acquired or retired in it."""
+        self._work[enlisted] = None
+
+    def acquire(self, subscription: Subscription) -> None:
+        """What is sent to *subscription* is acquired in it until it is discharged (§4.4.3)."""
+        self._acquiring[subscription] = None
+
+    def hears(self, enlisted: Enlisted) -> bool:
+        """The consumer has said more of its delivery; false if that is not within this transaction.
+
+        It is rolled back in that case, and so are the others of its control link: what belongs to a
+        transaction has no other fate before the discharge (§4.4.2, §4.4.4).
+        """
+        if self.over:
+            # It is being written as it was.
+            return True
+        delivery = enlisted.delivery
+        state = delivery.state
+        subscription = enlisted.subscription
+        if type(state) is TransactionalState and state.txn_id == self.id:
+            if state.outcome is None or not subscription.allows(state.outcome):
+                self.fail(f"{state.outcome!r} is not among the outcomes of the link")
+            else:
+                enlisted.outcome = state.outcome
+        elif state is None or type(state) is Received:
+            if delivery.remote_settled:
+                enlisted.outcome = subscription.default_outcome
+        else:
+            if not enlisted.acquired:
+                # What it says now is heard, and nothing is left to be rolled back.
+                del self._work[enlisted]
+                delivery.context = enlisted.entry
+            self.control.abort(
+                Error(_ROLLBACK, "a delivery got an outcome outside the transaction that has it")
+            )
+            return False
+        return True
+
+    def keeps(self, enlisted: Enlisted) -> bool:
+        """The link of a delivery is over; whether its outcome is still to come from here."""
+        if enlisted.outcome is None and not self.over:
+            del self._work[enlisted]
+            return False
+        enlisted.left = True
+        return True
+
+    # --- Ends ---
+
+    def fail(self, description: str, condition: str = _ROLLBACK) -> None:
+        """It cannot be committed any more: roll back now, and say so at the discharge."""
+        if self.error is None and not self.over:
+            self.error = Error(condition, description)
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """Nothing of it has happened (§4.4.4).
+
+        What its consumer still holds unsettled is as it was; what was acquired in it, or cannot go
+        back to who had it, is available again, or gets the default outcome of its link.
+        """
+        posts, self._posts = self._posts, []
+        for inlet, entry, _ in posts:
+            inlet.node.let_go(entry)
+        for inlet in dict.fromkeys(inlet for inlet, _, _ in posts):
+            inlet.node.room_again()
+        work, self._work = self._work, {}
+        self._stop_acquiring()
+        for enlisted in work:
+            delivery = enlisted.delivery
+            subscription = enlisted.subscription
+            if enlisted.acquired:
+                outcome: Any = RELEASED
+            elif delivery.remote_settled or enlisted.left:
+                outcome = subscription.default_outcome
+            else:
+                delivery.context = enlisted.entry
+                delivery.state = None
+                continue
+            self._conclude(enlisted, outcome)
+        self._tell(work)
+
+    def commit(self, done: Callable[[Error | None], None]) -> None:
+        """Let all of it happen, and call *done* then; with an error if nothing has happened."""
+        self.over = True
+        if any(inlet.node.deleted for inlet, _, _ in self._posts):
+            self.roll_back()
+            done(Error(_ROLLBACK, "a node to which a message was posted has been deleted"))
+            return
+        self._stop_acquiring()
+        journal = self._journal
+        if journal is None:
+            for inlet, entry, _ in self._posts:
+                self._put(inlet, entry)
+            self._finish({}, done)
+            return
+        #: What becomes of stored messages, which is written now and done when it is kept.
+        verdicts: dict[Enlisted, int] = {}
+        before: dict[Enlisted, Entry] = {}
+
+        def refused(error: Error) -> None:
+            unit.undo()
+            for enlisted, entry in before.items():
+                node = enlisted.subscription.node
+                assert isinstance(node, MessageQueue)
+                node.reprieve(enlisted.entry, entry)
+            self._posts.clear()
+            self.roll_back()
+            done(Error(_ROLLBACK, f"it cannot be kept: {error.description or error.condition}"))
+
+        unit = Unit(refused)
+        with journal.joined(unit):
+            for inlet, entry, _ in self._posts:
+                if inlet.ledger is None:
+                    unit.then(
+                        partial(self._put, inlet, entry), partial(self._give_room, inlet, entry)
+                    )
+                else:
+                    inlet.node.let_go(entry)
+                    inlet.ledger.receive(entry)
+            for enlisted in self._work:
+                node = enlisted.subscription.node
+                entry = enlisted.entry
+                if enlisted.outcome is not None and entry.stored and isinstance(node, MessageQueue):
+                    before[enlisted] = copy(entry)
+                    verdicts[enlisted] = node.judge(enlisted.subscription, entry, enlisted.outcome)
+        unit.then(partial(self._finish, verdicts, done))
+        journal.add(unit)
+
+    def _put(self, inlet: Inlet, entry: Entry) -> None:
+        inlet.node.let_go(entry)
+        inlet.node.put(entry)
+
+    def _give_room(self, inlet: Inlet, entry: Entry) -> None:
+        inlet.node.let_go(entry)
+        inlet.node.room_again()
+
+    def _finish(self, verdicts: dict[Enlisted, int], done: Callable[[Error | None], None]) -> None:
+        """It is kept, and the posts are there: do the rest."""
+        for inlet, entry, delivery in self._posts:
+            if entry.expires_at != NEVER:
+                inlet.on_expiring()
+            if delivery is not None and not delivery.settled:
+                # The outcome depends on nothing any more.
+                delivery.settle(ACCEPTED)
+        for enlisted in self._work:
+            verdict = verdicts.get(enlisted)
+            outcome = enlisted.outcome
+            node = enlisted.subscription.node
+            if verdict is not None and isinstance(node, MessageQueue):
+                node.carry_out(enlisted.entry, verdict)
+                self._answer(enlisted, outcome)
+            elif outcome is not None:
+                self._conclude(enlisted, outcome)
+            elif enlisted.left:
+                self._conclude(enlisted, enlisted.subscription.default_outcome)
+            else:
+                # Acquired, and nothing more said of it so far.
+                enlisted.delivery.context = enlisted.entry
+        self._tell(self._work)
+        done(None)
+
+    def _conclude(self, enlisted: Enlisted, outcome: Any) -> None:
+        subscription = enlisted.subscription
+        subscription.node.conclude(subscription, enlisted.entry, outcome)
+        self._answer(enlisted, outcome)
+
+    def _answer(self, enlisted: Enlisted, outcome: Any) -> None:
+        delivery = enlisted.delivery
+        delivery.context = outcome
+        if not (delivery.settled or enlisted.left):
+            delivery.settle(outcome)
+
+    def _tell(self, work: dict[Enlisted, None]) -> None:
+        for node in dict.fromkeys(enlisted.subscription.node for enlisted in work):
+            node.concluded()
+
+    def _stop_acquiring(self) -> None:
+        """Credit stays, and what is sent for it from now on is in no transaction."""
+        for subscription in self._acquiring:
+            if subscription.acquiring is self:
+                subscription.acquiring = None
+        self._acquiring.clear()
+
+
+class Transactions:
+    """The transactions of a broker.
+
+    Args:
+        journal: Where they are written when they are committed, None for nowhere.
+        monotonic: The clock of their timeout.
+        limits: Bounds.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None,
+        monotonic: Callable[[], float],
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.journal = journal
+        self.monotonic = monotonic
+        self.limits = limits
+        #: By connection and id, oldest first.
+        self._open: dict[tuple[Any, bytes], Transaction] = {}
+        self._sessions: Counter[Any] = Counter()
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def attach(self, link: ReceivingLink) -> None:
+        """Make *link*, whose target is a coordinator, a control link (§4.5.1)."""
+        link.accept(
+            CoordinatorEndpoint(self, link),
+            target=Coordinator(capabilities=CAPABILITIES),
+            max_message_size=_MESSAGE_MAX,
+        )
+
+    def find(self, connection: Any, txn_id: object) -> Transaction | None:
+        """The transaction that links of *connection* call *txn_id*."""
+        return self._open.get((connection, txn_id)) if isinstance(txn_id, bytes) else None
+
+    def declare(self, control: CoordinatorEndpoint) -> Transaction | Error:
+        """A new transaction, unless the session has too many."""
+        session = control.link.session
+        limits = self.limits
+        if self._sessions[session] >= limits.transactions_max:
+            return Error(
+                "amqp:resource-limit-exceeded",
+                f"a session may have {limits.transactions_max} transactions at a time",
+            )
+        self._sessions[session] += 1
+        self._last += 1
+        transaction = Transaction(
+            control,
+            self._last.to_bytes(8, "big"),
+            self.monotonic() + limits.transaction_s,
+            self.journal,
+            limits.transaction_work_max,
+        )
+        self._open[control.link.connection, transaction.id] = transaction
+        return transaction
+
+    def forget(self, transaction: Transaction) -> None:
+        """It is discharged, or its control link is over."""
+        link = transaction.control.link
+        del self._open[link.connection, transaction.id]
+        self._sessions[link.session] -= 1
+        if not self._sessions[link.session]:
+            del self._sessions[link.session]
+
+    def sweep(self) -> None:
+        """Roll back what takes too long; its controller hears so when it discharges it."""
+        now = self.monotonic()
+        for transaction in list(self._open.values()):
+            if transaction.deadline > now:
+                break
+            transaction.fail(
+                f"it was not discharged within {self.limits.transaction_s:g} seconds",
+                "amqp:transaction:timeout",
+            )
+
+
+class CoordinatorEndpoint:
+    """A control link: transactions are declared and discharged on it, and go with it (§4.1)."""
+
+    def __init__(self, transactions: Transactions, link: ReceivingLink) -> None:
+        self.link = link
+        self._transactions = transactions
+        self._open: dict[bytes, Transaction] = {}
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        link.grant(_CREDIT)
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        for delivery in deliveries:
+            if not link.attached:
+                return
+            self._take(delivery)
+        if link.credit * 2 <= _CREDIT:
+            link.grant(_CREDIT)
+
+    def _take(self, delivery: IncomingDelivery) -> None:
+        if delivery.settled:
+            # Its sender has to hear the answer (§4.2, §4.3).
+            self.abort(Error("amqp:not-allowed", "declare and discharge are not sent settled"))
+            return
+        if delivery.state is not None and type(delivery.state) is not Received:
+            self.abort(Error("amqp:not-allowed", "a control link has no transactional work"))
+            return
+        try:
+            said = from_described(Message.decode(delivery.payload).body, Declare, Discharge)
+        except DecodeError as error:
+            self._refuse(delivery, Error.of(error))
+            return
+        except AmqpError as error:
+            self._refuse(delivery, Error("amqp:decode-error", error.description))
+            return
+        if isinstance(said, Declare):
+            self._declare(delivery, said)
+        elif isinstance(said, Discharge):
+            self._discharge(delivery, said)
+
+    def _declare(self, delivery: IncomingDelivery, declare: Declare) -> None:
+        if declare.global_id is not None:
+            self._refuse(
+                delivery, Error("amqp:not-implemented", "there are no distributed transactions")
+            )
+            return
+        declared = self._transactions.declare(self)
+        if isinstance(declared, Error):
+            self._refuse(delivery, declared)
+        else:
+            self._open[declared.id] = declared
+            delivery.settle(Declared(declared.id))
+
+    def _discharge(self, delivery: IncomingDelivery, discharge: Discharge) -> None:
+        txn_id = discharge.txn_id
+        transaction = self._open.pop(txn_id, None) if isinstance(txn_id, bytes) else None
+        if transaction is None:
+            self._refuse(
+                delivery,
+                Error("amqp:transaction:unknown-id", "no such transaction was declared here"),
+            )
+            return
+        self._transactions.forget(transaction)
+        if discharge.fail:
+            transaction.roll_back()
+            delivery.settle(ACCEPTED)
+        elif transaction.error is not None:
+            self._refuse(delivery, transaction.error)
+        else:
+            transaction.commit(partial(self._discharged, delivery))
+
+    def _discharged(self, delivery: IncomingDelivery, error: Error | None) -> None:
+        if error is None:
+            delivery.settle(ACCEPTED)
+        else:
+            self._refuse(delivery, error)
+
+    def _refuse(self, delivery: IncomingDelivery, error: Error) -> None:
+        """Say so as the link's source lets us: where it has no *rejected*, with a detach (§4.2)."""
+        source = self.link.source
+        if source is not None and source.outcomes and _REJECTED not in source.outcomes:
+            self.abort(error)
+        else:
+            delivery.settle(Rejected(error))
+
+    def abort(self, error: Error) -> None:
+        """Roll back everything that was declared here, and detach with *error*."""
+        self._roll_back()
+        self.link.detach(error)
+
+    def _roll_back(self) -> None:
+        lost, self._open = self._open, {}
+        for transaction in lost.values():
+            self._transactions.forget(transaction)
+            transaction.over = True
+            transaction.roll_back()
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Messages come whole."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """The controller has heard the answer."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Nothing to grant."""
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """What was not discharged is rolled back (§4.1)."""
+        self._roll_back()

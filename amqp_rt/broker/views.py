@@ -1,0 +1,116 @@
+"""What a filter may look at of a message: each section decoded on first use, the body never.
+
+A node holds a message encoded. Filters name a few fields of it, so only the sections where these
+lie are decoded, once for all filters of a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..codec.sections import (
+    MESSAGE_ANNOTATIONS,
+    read_annotation_map,
+    read_application_properties,
+    read_header_fields,
+    read_properties,
+    read_section_code,
+    walk_front,
+)
+from ..limits import Limits
+from ..message import Properties
+from .entries import Entry
+
+__all__ = ["Exhausted", "MessageView"]
+
+_NO_PROPERTIES = Properties()
+
+
+class Exhausted(Exception):
+    """The filters of a link have taken all the steps that one message is worth."""
+
+
+class MessageView:
+    """One message while the filters of one link look at it.
+
+    Reading a section that is malformed raises ``DecodeError``.
+    """
+
+    __slots__ = (
+        "_application_properties",
+        "_front",
+        "_limits",
+        "_message_annotations",
+        "_properties",
+        "_steps",
+        "entry",
+    )
+
+    def __init__(self, entry: Entry, limits: Limits) -> None:
+        self.entry = entry
+        self._limits = limits
+        self._front: tuple[int, int, int, int, int] | None = None
+        self._message_annotations: Mapping[Any, object] | None = None
+        self._properties: Properties | None = None
+        self._application_properties: Mapping[str, object] | None = None
+        self._steps = limits.filter_steps_max
+
+    def spend(self, steps: int) -> None:
+        """Count *steps* that a filter takes.
+
+        Raises:
+            Exhausted: They are more than are left.
+        """
+        self._steps -= steps
+        if self._steps < 0:
+            raise Exhausted
+
+    def ttl(self) -> int | None:
+        """The time to live that the message came with (§3.2.1).
+
+        The other fields of the header are attributes of the entry.
+        """
+        header_end = (self._front or self._find())[0]
+        return read_header_fields(self.entry.payload, header_end, self._limits)[2]
+
+    def message_annotations(self) -> Mapping[Any, object]:
+        """The message annotations (§3.2.3)."""
+        found = self._message_annotations
+        if found is None:
+            payload = self.entry.payload
+            _, at, end, _, _ = self._front or self._find()
+            found = {}
+            if at < end:
+                _, content = read_section_code(payload, at, self._limits)
+                found = read_annotation_map(
+                    payload, MESSAGE_ANNOTATIONS, content, end, self._limits
+                )
+            self._message_annotations = found
+        return found
+
+    def properties(self) -> Properties:
+        """The standard properties; all None if the section is absent (§3.2.4)."""
+        found = self._properties
+        if found is None:
+            _, _, at, end, _ = self._front or self._find()
+            found = _NO_PROPERTIES
+            if at < end:
+                found = read_properties(self.entry.payload, at, end, self._limits)
+            self._properties = found
+        return found
+
+    def application_properties(self) -> Mapping[str, object]:
+        """The application properties (§3.2.5)."""
+        found = self._application_properties
+        if found is None:
+            _, _, _, at, end = self._front or self._find()
+            found = {}
+            if at < end:
+                found = read_application_properties(self.entry.payload, at, end, self._limits)
+            self._application_properties = found
+        return found
+
+    def _find(self) -> tuple[int, int, int, int, int]:
+        self._front = front = walk_front(self.entry.payload, self._limits)
+        return front

@@ -1,0 +1,83 @@
+"""``amqp-rt store``: look at the file of a durable broker, copy it, bring it up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from ..errors import AmqpError
+from ..stores import sqlite
+
+T = TypeVar("T")
+
+
+def _path(text: str) -> Path:
+    """PATH, also as ``sqlite:PATH``, the way ``serve`` takes it."""
+    return Path(text.removeprefix("sqlite:"))
+
+
+def _ask(call: Callable[[], T]) -> T:
+    """The result of *call*; what is wrong with a store is a sentence."""
+    try:
+        return call()
+    except AmqpError as error:
+        raise click.ClickException(error.description) from None
+    except OSError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.group()
+def store() -> None:
+    """Look at the file in which a broker keeps its messages, copy it, upgrade it."""
+
+
+@store.command()
+@click.argument("path", type=_path)
+def check(path: Path) -> None:
+    """Read everything that is in store PATH and name what is damaged.
+
+    No broker may be running on it; to check one that is in use, check a backup of it. Nothing is
+    changed: a broker that opens a damaged store saves what can be read and puts the old file aside.
+    The exit code is 1 if anything is damaged.
+    """
+    found = _ask(lambda: sqlite.check(path))
+    click.echo(f"{path}: {found.size} bytes, schema version {found.version}")
+    if found.damage:
+        for damage in found.damage:
+            click.echo(f"damaged: {sqlite.described(damage)}")
+        raise click.exceptions.Exit(1)
+    click.echo(f"messages: {found.messages} in {found.nodes} nodes")
+    click.echo(f"logs:     {found.logs}")
+    click.echo(f"facts:    {found.facts}")
+    if not found.clean:
+        click.echo("It was not closed in good order; everything that was committed is there.")
+
+
+@store.command()
+@click.argument("path", type=_path)
+@click.argument("to", type=_path)
+def backup(path: Path, to: Path) -> None:
+    """Copy store PATH into the new file TO, also while a broker is running on it.
+
+    The copy is what was on the disk after one of the broker's commits, and has been verified. While
+    it is made the broker goes on, and the log beside its store grows.
+    """
+    _ask(lambda: sqlite.backup(path, to))
+    click.echo(f"{to}: {to.stat().st_size} bytes")
+
+
+@store.command()
+@click.argument("path", type=_path)
+def upgrade(path: Path) -> None:
+    """Bring store PATH, written by an earlier release, up to this one.
+
+    It cannot be undone: make a backup before. No broker may be running on it.
+    """
+    old, new = _ask(lambda: sqlite.upgrade(path))
+    if old == new:
+        click.echo(f"{path} is up to date: schema version {new}")
+    else:
+        click.echo(f"{path}: schema version {old} is now {new}")

@@ -1,0 +1,1 @@
+"""Where a broker keeps what must outlive its process."""

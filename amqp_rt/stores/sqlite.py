@@ -1,0 +1,1328 @@
+"""The durable store: one SQLite file, written through apsw.
+
+A commit is on the disk when it returns (WAL, ``synchronous=FULL``; there is no other mode). Every
+page carries a checksum (:mod:`.pages`). A store that was not closed in good order is verified when it
+is opened; what is damaged is put aside, what can be read is saved, what cannot is named
+(:mod:`.salvage`). Decision 0015 says what is detected and what is not.
+
+Where a message is makes its row: ``node << 40 | sequence``, so that what is appended to one node lies
+together. What goes in masses, such as a node of a million messages or a message of a gigabyte, is
+marked as gone in the commit and deleted by :meth:`SQLiteStore.tidy` in steps.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from ..errors import AmqpError
+from . import salvage
+from .base import (
+    PIECE_MAX,
+    SEQUENCE_MAX,
+    Batch,
+    Chunk,
+    Damage,
+    Head,
+    Opened,
+    StoreBusy,
+    Stored,
+    StoreDamaged,
+    StoreFailed,
+    StoreFull,
+    StoreRefused,
+    refuse,
+)
+from .locks import FileLock
+from .pages import LOG_HEADER, PAGE, PENDING_PAGE, RESERVED, USABLE, Files, PageDamaged
+
+__all__ = ["MIGRATIONS", "VERSION", "SQLiteStore", "backup", "check", "upgrade"]
+
+_log = logging.getLogger("amqp_rt.store")
+
+#: ``AMQP``: what ``file`` shows of a store, and what tells it from other SQLite files.
+APPLICATION_ID: Final = 0x414D5150
+#: What turns a store of version n, counted from 1, into one of version n + 1, in order.
+MIGRATIONS: Final[tuple[str, ...]] = ()
+VERSION: Final = 1 + len(MIGRATIONS)
+
+#: Each table has a plain rowid: pages of such a table can be understood one by one.
+SCHEMA: Final = """
+CREATE TABLE state (id INTEGER PRIMARY KEY, clean INTEGER NOT NULL) STRICT;
+CREATE TABLE messages (
+    place INTEGER PRIMARY KEY, pieces INTEGER NOT NULL, size INTEGER NOT NULL,
+    head BLOB NOT NULL, payload BLOB NOT NULL
+) STRICT;
+CREATE TABLE bodies (place INTEGER PRIMARY KEY, body INTEGER NOT NULL) STRICT;
+CREATE TABLE pieces (id INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+CREATE TABLE chunks (
+    place INTEGER PRIMARY KEY, count INTEGER NOT NULL, first_ms INTEGER NOT NULL,
+    last_ms INTEGER NOT NULL, latest_ms INTEGER NOT NULL, size INTEGER NOT NULL,
+    before INTEGER NOT NULL, data BLOB NOT NULL
+) STRICT;
+CREATE TABLE logs (
+    log INTEGER PRIMARY KEY, first INTEGER NOT NULL, next INTEGER NOT NULL,
+    latest_ms INTEGER NOT NULL, written INTEGER NOT NULL, dropped INTEGER NOT NULL
+) STRICT;
+CREATE TABLE facts (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL
+) STRICT;
+CREATE TABLE cleared (
+    id INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL
+) STRICT;
+CREATE TABLE dead (first INTEGER PRIMARY KEY, last INTEGER NOT NULL) STRICT;
+CREATE UNIQUE INDEX facts_by_key ON facts (kind, key);
+INSERT INTO state VALUES (1, 1);
+"""
+
+#: The same columns as in the store itself, in a file that lives as long as it is open.
+_SPILL_SCHEMA: Final = """
+CREATE TABLE spill.spilled (
+    place INTEGER PRIMARY KEY, pieces INTEGER NOT NULL, size INTEGER NOT NULL,
+    head BLOB NOT NULL, payload BLOB NOT NULL
+) STRICT;
+"""
+
+#: Bits of a sequence number and of the index of a piece.
+_BITS: Final = SEQUENCE_MAX.bit_length()
+_PIECE_BITS: Final = PIECE_MAX.bit_length()
+#: Frames in the log before they are copied into the database.
+CHECKPOINT_FRAMES: Final = 1000
+#: Bytes of a log file that stay allocated once its frames have been copied.
+_LOG_BYTES: Final = 16 * 1024 * 1024
+#: Bytes that are set aside on the disk: what is given back when it is full, so that what has been
+#: consumed can still be taken away.
+_RESERVE_BYTES: Final = 8 * 1024 * 1024
+#: Bytes of the page cache.
+_CACHE_BYTES: Final = 16 * 1024 * 1024
+#: Rows and bytes that are deleted at once, and heads that are read at once.
+_STEP_ROWS: Final = 1000
+_STEP_BYTES: Final = 4 * 1024 * 1024
+#: Free pages that a store may have, and how many are given back at once.
+_FREE_PAGES: Final = 1024
+_VACUUM_PAGES: Final = 256
+#: A store that was closed in good order is verified as well if it is no larger than this.
+_VERIFIED_ANYWAY_BYTES: Final = 64 * 1024 * 1024
+#: Seconds that a backup waits for another one, or for the store to copy its log into its database,
+#: and between two looks.
+_COPY_PATIENCE_S: Final = 30.0
+_LOCK_POLL_S: Final = 0.002
+#: Bytes that are copied at once.
+_COPY_BYTES: Final = 1024 * 1024
+#: Two kinds of places that can be cleared.
+_MESSAGES: Final = 0
+_CHUNKS: Final = 1
+#: How the operating system says that there is no room.
+_NO_ROOM: Final = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+_Row = tuple[Any, ...]
+
+
+class SQLiteStore:
+    """A :class:`~amqp_rt.stores.base.Store` in the file *path*, with ``-wal``, ``.lock`` and others
+    beside it while it is open.
+
+    Args:
+        path: Of the file. It is made if it is not there; its folder has to be.
+        vfs: SQLite's name for the VFS underneath, for those who test what happens when it fails.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, vfs: str = "") -> None:
+        self.path = Path(os.path.abspath(path))
+        self._vfs = vfs
+        self._lock = FileLock(_beside(self.path, ".lock"))
+        self._files: Files | None = None
+        self._db: apsw.Connection | None = None
+        #: Why nothing more is taken.
+        self._failed = ""
+        #: Something damaged was read: what is there has to be verified.
+        self._damaged = False
+        #: The disk was full, and what was set aside has been given back.
+        self._full = False
+        self._forget()
+
+    def _forget(self) -> None:
+        #: kind, node → first and last sequence number of what is gone but not deleted yet
+        self._cleared: dict[tuple[int, int], tuple[int, int]] = {}
+        #: Logs with chunks that are trimmed but not deleted yet.
+        self._trimmed: set[int] = set()
+        self._has_bodies = False
+        self._next_body = 0
+        self._spilling = False
+
+    def __repr__(self) -> str:
+        return f"<SQLiteStore {str(self.path)!r}>"
+
+    # -- opening and closing -----------------------------------------------------------------------
+
+    def open(self) -> Opened:
+        if self._db is not None:
+            raise StoreBusy(f"{self.path} is open already")
+        _take(self._lock, self.path)
+        try:
+            return self._open()
+        except (apsw.Error, OSError) as error:
+            self._let_go()
+            raise StoreFailed(f"{self.path} cannot be opened: {error}") from error
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open(self) -> Opened:
+        self._failed, self._damaged = "", False
+        finish_salvage(self.path)
+        _beside(self.path, ".spill").unlink(missing_ok=True)
+        if not self.path.exists():
+            create(self.path, self._vfs)
+        refuse_foreign(self.path)
+        with _CopyLock(self.path):
+            opened = self._verified()
+        db = self._connection
+        _refuse_version(self.path, db.pragma("user_version"))
+        db.execute("UPDATE state SET clean = 0")
+        self._full = not self._set_aside()
+        self._load()
+        self._drop_orphans()
+        for damage in opened.damage:
+            _log.error("%s: %s", self.path, described(damage))
+        if opened.aside is not None:
+            _log.error("%s was damaged; what it was is in %s", self.path, opened.aside)
+        return opened
+
+    def _verified(self) -> Opened:
+        """Connect to a store that can be trusted: this one, or what could be saved of it."""
+        clean, reason, tail = self._examine()
+        if not reason:
+            return Opened(clean, tail.damage)
+        _log.error("%s is damaged: %s", self.path, reason)
+        self._disconnect(checkpoint=False)
+        _refuse_version(self.path, salvage.version(self.path))
+        found, aside = save(self.path, salvage.Pages(self.path, tail), self._vfs)
+        self._connect()
+        damage = (*tail.damage, *found) or (_harmless(reason),)
+        return Opened(False, damage, aside)
+
+    def _examine(self) -> tuple[bool, str, salvage.Tail]:
+        """Connect and read. Whether the store was closed in good order, what is wrong with it, and
+        what its log has that SQLite passed over."""
+        log = _beside(self.path, "-wal")
+        if self.path.stat().st_size < PAGE:
+            # SQLite would take it for a new file, and its log for an old one.
+            return False, "the file is empty", salvage.read_tail(log, 0, everything=True)
+        try:
+            self._connect()
+            db = self._connection
+            frames = max(db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)[0], 0)
+            tail = salvage.read_tail(log, frames)
+            if tail.pages or tail.lost:
+                return False, tail.damage[0].reason, tail
+            clean = bool(db.execute("SELECT clean FROM state").get) and not tail.damage
+            size = self.path.stat().st_size
+            if clean and size > _VERIFIED_ANYWAY_BYTES:
+                return clean, "", tail
+            if not clean:
+                _log.warning("%s was not closed in good order: reading %d bytes", self.path, size)
+            return clean, _verify(db, self.path), tail
+        except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
+            # Whatever SQLite has copied from the log, to apply it once more changes nothing.
+            return False, str(error), salvage.read_tail(log, 0, everything=True)
+
+    def _connect(self) -> None:
+        self._files = Files(f"amqp-rt-{id(self):x}", str(self.path), self._vfs)
+        self._db = connect(self._files, self.path)
+
+    @property
+    def _connection(self) -> apsw.Connection:
+        db = self._db
+        if db is None:
+            raise StoreFailed(f"{self.path} is not open")
+        return db
+
+    def _load(self) -> None:
+        """Learn what is kept in memory from what is kept in the store."""
+        db = self._connection
+        spilling = self._spilling
+        self._forget()
+        self._spilling = spilling
+        for key, first, last in db.execute("SELECT id, first, last FROM cleared"):
+            self._cleared[key & 1, key >> 1] = (first, last)
+        self._trimmed = set(
+            _column(
+                db,
+                "SELECT log FROM logs WHERE EXISTS (SELECT 1 FROM chunks WHERE place >= log << 40"
+                " AND place < log << 40 | first)",
+            )
+        )
+        top_piece, top_body, top_dead = db.execute(
+            "SELECT (SELECT max(id) FROM pieces), (SELECT max(body) FROM bodies),"
+            " (SELECT max(last) FROM dead)"
+        ).fetchone() or (None, None, None)
+        self._has_bodies = top_body is not None
+        self._next_body = 1 + max(
+            (top_piece or 0) >> _PIECE_BITS, top_body or 0, (top_dead or 0) >> _PIECE_BITS
+        )
+
+    def _drop_orphans(self) -> None:
+        """Forget pieces of messages that were never put, or were only spilled."""
+        db = self._connection
+        orphans = list(
+            _column(
+                db,
+                "SELECT place FROM bodies WHERE NOT EXISTS"
+                " (SELECT 1 FROM messages WHERE messages.place = bodies.place)",
+            )
+        )
+        if orphans:
+            with db:
+                for place in orphans:
+                    self._drop_body(place)
+
+    def close(self) -> None:
+        db = self._db
+        if db is None:
+            return
+        try:
+            if not self._failed and not self._damaged:
+                db.execute("UPDATE state SET clean = 1")
+                lock = FileLock(_beside(self.path, ".copying"))
+                free = lock.acquire()
+                try:
+                    self._disconnect(checkpoint=free)
+                finally:
+                    lock.release()
+        except (apsw.Error, OSError) as error:
+            # It was not left in good order, and will be verified.
+            _log.error("%s could not be closed in good order: %s", self.path, error)
+        finally:
+            self._let_go()
+
+    def _disconnect(self, *, checkpoint: bool) -> None:
+        db, self._db = self._db, None
+        files, self._files = self._files, None
+        try:
+            if db is not None:
+                disconnect(db, checkpoint=checkpoint)
+        finally:
+            if files is not None:
+                files.unregister()
+
+    def _let_go(self) -> None:
+        """Let go of everything as it is, without another word to the disk."""
+        try:
+            self._disconnect(checkpoint=False)
+        except apsw.Error as error:
+            _log.error("%s: %s", self.path, error)
+        for suffix in (".spill", ".reserve"):
+            _beside(self.path, suffix).unlink(missing_ok=True)
+        self._forget()
+        self._lock.release()
+
+    def inspect(self) -> Contents:
+        """What :func:`check` says."""
+        if not self.path.is_file():
+            raise StoreFailed(f"there is no store {self.path}")
+        refuse_foreign(self.path)
+        _take(self._lock, self.path)
+        try:
+            with _CopyLock(self.path):
+                clean, reason, tail = self._examine()
+                damage = list(tail.damage)
+                _refuse_version(self.path, salvage.version(self.path))
+                if reason:
+                    pages = salvage.Pages(self.path, tail)
+                    try:
+                        damage += salvage.copy(pages, roots(), None)
+                    finally:
+                        pages.close()
+                    damage = damage or [_harmless(reason)]
+                size = self.path.stat().st_size
+                if damage:
+                    return Contents(VERSION, False, size, -1, -1, -1, -1, tuple(damage))
+                db = self._connection
+                counts: list[Any] = db.execute(
+                    "SELECT (SELECT count(*) FROM messages),"
+                    " (SELECT count(DISTINCT place >> ?) FROM messages),"
+                    " (SELECT count(*) FROM facts), (SELECT count(*) FROM logs)",
+                    (_BITS,),
+                ).fetchall()
+                messages, nodes, facts, logs = counts[0]
+                return Contents(VERSION, clean, size, messages, nodes, facts, logs, ())
+        except (apsw.Error, OSError) as error:
+            raise StoreFailed(f"{self.path} cannot be read: {error}") from error
+        finally:
+            self._let_go()
+
+    def migrate(self, migrations: tuple[str, ...] = MIGRATIONS) -> tuple[int, int]:
+        """What :func:`upgrade` does, with the steps in order."""
+        if not self.path.is_file():
+            raise StoreFailed(f"there is no store {self.path}")
+        refuse_foreign(self.path)
+        _take(self._lock, self.path)
+        try:
+            with _CopyLock(self.path):
+                self._connect()
+                db = self._connection
+                version: int = db.pragma("user_version")
+                if version > 1 + len(migrations):
+                    raise _wrong_version(self.path, version)
+                with db:
+                    for step in migrations[version - 1 :]:
+                        db.execute(step)
+                    db.pragma("user_version", 1 + len(migrations))
+                self._disconnect(checkpoint=True)
+                return version, 1 + len(migrations)
+        except (apsw.Error, OSError) as error:
+            raise StoreFailed(f"{self.path} cannot be upgraded: {error}") from error
+        finally:
+            self._let_go()
+
+    # -- trouble -----------------------------------------------------------------------------------
+
+    def _usable(self) -> apsw.Connection:
+        db = self._connection
+        if self._failed:
+            raise StoreFailed(f"{self.path} has to be opened again: {self._failed}")
+        return db
+
+    def _refused(self, error: apsw.Error) -> AmqpError:
+        """What it means that a batch or a piece of housekeeping ran into *error*."""
+        db = self._connection
+        full = isinstance(error, apsw.FullError) or (
+            isinstance(error, apsw.IOError) and db.system_errno in _NO_ROOM
+        )
+        try:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            if full:
+                self._load()
+                self._give_back(db)
+                return StoreFull(f"there is no room for {self.path}: {error}")
+        except apsw.Error as worse:
+            error = worse
+        self._failed = str(error) or type(error).__name__
+        return StoreFailed(f"{self.path} cannot be written: {self._failed}")
+
+    def _set_aside(self) -> bool:
+        """Take room on the disk. Whether there is some."""
+        path = _beside(self.path, ".reserve")
+        try:
+            with path.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                else:
+                    file.write(bytes(_RESERVE_BYTES))
+            return True
+        except OSError:
+            path.unlink(missing_ok=True)
+            return False
+
+    def _has_room(self, db: apsw.Connection, size: int) -> bool:
+        """Whether there are so many free pages inside the file that it need not grow."""
+        return bool(db.pragma("freelist_count") * USABLE >= size + _RESERVE_BYTES)
+
+    def _give_back(self, db: apsw.Connection) -> None:
+        """Give room back that was set aside, and use it to begin the log anew: what only takes away
+        needs no more than the log has then."""
+        self._full = True
+        _beside(self.path, ".reserve").unlink(missing_ok=True)
+        self._checkpoint(db)
+
+    def _unreadable(self, error: apsw.Error) -> AmqpError:
+        self._damaged = True
+        if isinstance(error, PageDamaged | apsw.CorruptError | apsw.NotADBError):
+            return StoreDamaged(f"{self.path}: {error}; opening it again saves what can be read")
+        self._failed = str(error) or type(error).__name__
+        return StoreFailed(f"{self.path} cannot be read: {self._failed}")
+
+    def _rows(self, sql: str, bindings: _Row = ()) -> list[_Row]:
+        try:
+            return self._usable().execute(sql, bindings).fetchall()
+        except apsw.Error as error:
+            raise self._unreadable(error) from error
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> None:
+        db = self._usable()
+        refuse(batch)
+        if not batch:
+            return
+        # Facts are small, and say how far readers have come: they are kept as long as possible.
+        adds = batch.puts or batch.pieces or batch.appends
+        if self._full and adds:
+            self._full = not self._set_aside()
+        try:
+            if self._full and adds and not self._has_room(db, batch.size):
+                raise StoreFull(f"there is no room for {self.path}")
+            if not self._spilling and any(put[2] for put in batch.puts.values()):
+                self._spill()
+            db.execute("BEGIN IMMEDIATE")
+            self._write(db, batch)
+            db.execute("COMMIT")
+            files = self._files
+            if files is not None and files.frames >= CHECKPOINT_FRAMES:
+                self._checkpoint(db)
+        except apsw.Error as error:
+            raise self._refused(error) from error
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+                self._load()
+            raise
+
+    def _checkpoint(self, db: apsw.Connection) -> None:
+        """Copy what is in the log into the database, unless somebody is copying that."""
+        lock = FileLock(_beside(self.path, ".copying"))
+        try:
+            if not lock.acquire():
+                return
+            db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.FullError:
+            _log.warning("%s: no room to copy the log into the database; it grows", self.path)
+        except OSError as error:
+            _log.warning("%s: the log cannot be copied into the database now: %s", self.path, error)
+        finally:
+            lock.release()
+
+    def _spill(self) -> None:
+        """Make room for what need not last: a file of its own that is never synchronized."""
+        db = self._connection
+        path = _beside(self.path, ".spill")
+        _make(path)
+        db.execute("ATTACH ? AS spill", (str(path),))
+        # In memory, so that a batch is undone as a whole.
+        db.execute("PRAGMA spill.journal_mode = MEMORY; PRAGMA spill.synchronous = OFF")
+        db.execute(_SPILL_SCHEMA)
+        self._spilling = True
+
+    def _write(self, db: apsw.Connection, batch: Batch) -> None:
+        moves = [
+            (_place(*source), _place(*to), to, head)
+            for source, to, head in batch.moves
+            if not self._is_gone(*source)
+        ]
+        for at, (source, _, _, _) in enumerate(moves):
+            # Out of the way first: their old node may be cleared.
+            self._rename(db, source, -1 - at)
+        for node in batch.cleared:
+            self._clear(db, node)
+        if self._cleared:
+            for (node, sequence), *_ in chain(
+                ((place, put) for place, put in batch.puts.items()),
+                ((place[:2], data) for place, data in batch.pieces.items()),
+                ((to, head) for _, _, to, head in moves),
+            ):
+                self._reclaim(db, _MESSAGES, node, sequence)
+            for log, chunk in batch.appends:
+                self._reclaim(db, _CHUNKS, log, chunk.offset)
+        if batch.pieces:
+            self._put_pieces(db, batch.pieces)
+        if batch.puts:
+            self._put(db, batch.puts)
+        if batch.updates:
+            updates = [
+                (head, _place(*place))
+                for place, head in batch.updates.items()
+                if not self._is_gone(*place)
+            ]
+            for table in self._tables():
+                db.executemany(f"UPDATE {table} SET head = ? WHERE place = ?", updates)  # noqa: S608
+        for at, (_, place, _, head) in enumerate(moves):
+            self._rename(db, -1 - at, place)
+            for table in self._tables():
+                db.execute(f"UPDATE {table} SET head = ? WHERE place = ?", (head, place))  # noqa: S608
+        if batch.removes:
+            places = [(_place(*place),) for place in batch.removes]
+            for table in self._tables():
+                db.executemany(f"DELETE FROM {table} WHERE place = ?", places)  # noqa: S608
+            if self._has_bodies:
+                for (place,) in places:
+                    self._drop_body(place)
+        for (kind, key), value in batch.facts.items():
+            if value is None:
+                db.execute("DELETE FROM facts WHERE kind = ? AND key = ?", (kind, key))
+            else:
+                db.execute(
+                    "INSERT INTO facts (kind, key, value) VALUES (?, ?, ?)"
+                    " ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value",
+                    (kind, key, value),
+                )
+        for log, chunk in batch.appends:
+            self._append(db, log, chunk)
+        for log, offset in batch.trims.items():
+            self._trim(db, log, offset)
+
+    def _tables(self) -> tuple[str, ...]:
+        """Where messages are."""
+        return ("messages", "spilled") if self._spilling else ("messages",)
+
+    def _rename(self, db: apsw.Connection, place: int, to: int) -> None:
+        for table in (*self._tables(), "bodies"):
+            db.execute(f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?", (to, place))  # noqa: S608
+
+    def _put(
+        self, db: apsw.Connection, puts: dict[tuple[int, int], tuple[bytes, bytes, bool]]
+    ) -> None:
+        durable: list[_Row] = []
+        spilled: list[_Row] = []
+        for (node, sequence), (head, payload, volatile) in puts.items():
+            place = node << _BITS | sequence
+            size = len(payload)
+            pieces = 0
+            if not size and self._has_bodies:
+                pieces, size = self._count_pieces(db, place)
+            (spilled if volatile else durable).append((place, pieces, size, head, payload))
+        if self._spilling:
+            gone = [(row[0],) for row in durable]
+            db.executemany("DELETE FROM spilled WHERE place = ?", gone)
+        if spilled:
+            gone = [(row[0],) for row in spilled]
+            db.executemany("DELETE FROM messages WHERE place = ?", gone)
+            db.executemany("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?, ?)", spilled)
+        if durable:
+            db.executemany("INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?)", durable)
+
+    # -- pieces ------------------------------------------------------------------------------------
+
+    def _body(self, db: apsw.Connection, place: int) -> int | None:
+        """The number under which the pieces of a message are kept."""
+        row = db.execute("SELECT body FROM bodies WHERE place = ?", (place,)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _count_pieces(self, db: apsw.Connection, place: int) -> tuple[int, int]:
+        body = self._body(db, place)
+        if body is None:
+            return 0, 0
+        count, size = db.execute(
+            "SELECT count(*), total(length(data)) FROM pieces WHERE id BETWEEN ? AND ?",
+            (body << _PIECE_BITS, body << _PIECE_BITS | PIECE_MAX),
+        ).fetchone() or (0, 0)
+        return int(count), int(size)
+
+    def _put_pieces(self, db: apsw.Connection, pieces: dict[tuple[int, int, int], bytes]) -> None:
+        bodies: dict[int, int] = {}
+        rows = []
+        for (node, sequence, index), data in pieces.items():
+            place = node << _BITS | sequence
+            body = bodies.get(place)
+            if body is None:
+                body = self._body(db, place)
+            if body is None:
+                body, self._next_body = self._next_body, self._next_body + 1
+                db.execute("INSERT INTO bodies VALUES (?, ?)", (place, body))
+                self._has_bodies = True
+            bodies[place] = body
+            rows.append((body << _PIECE_BITS | index, data))
+        db.executemany("INSERT OR REPLACE INTO pieces VALUES (?, ?)", rows)
+
+    def _drop_body(self, place: int) -> None:
+        """The pieces of a message are gone; :meth:`tidy` deletes them."""
+        db = self._connection
+        body = self._body(db, place)
+        if body is not None:
+            db.execute("DELETE FROM bodies WHERE place = ?", (place,))
+            db.execute(
+                "INSERT OR REPLACE INTO dead VALUES (?, ?)",
+                (body << _PIECE_BITS, body << _PIECE_BITS | PIECE_MAX),
+            )
+
+    # -- what goes in masses -----------------------------------------------------------------------
+
+    def _is_gone(self, node: int, sequence: int) -> bool:
+        first, last = self._cleared.get((_MESSAGES, node), (0, -1))
+        return first <= sequence <= last
+
+    def _clear(self, db: apsw.Connection, node: int) -> None:
+        for kind, tables in ((_MESSAGES, (*self._tables(), "bodies")), (_CHUNKS, ("chunks",))):
+            bounds = _place(node, 0), _place(node, SEQUENCE_MAX)
+            tops = [
+                db.execute(
+                    f"SELECT max(place) FROM {table} WHERE place BETWEEN ? AND ?",  # noqa: S608
+                    bounds,
+                ).get
+                for table in tables
+            ]
+            last = max((top for top in tops if top is not None), default=None)
+            if last is not None:
+                self._set_cleared(db, kind, node, 0, last & SEQUENCE_MAX)
+                # Little is deleted at once.
+                self._delete_some(db, kind, node)
+        db.execute("DELETE FROM logs WHERE log = ?", (node,))
+        self._trimmed.discard(node)
+
+    def _set_cleared(
+        self, db: apsw.Connection, kind: int, node: int, first: int, last: int
+    ) -> None:
+        key = node << 1 | kind
+        if first > last:
+            self._cleared.pop((kind, node), None)
+            db.execute("DELETE FROM cleared WHERE id = ?", (key,))
+        else:
+            self._cleared[kind, node] = first, last
+            db.execute("INSERT OR REPLACE INTO cleared VALUES (?, ?, ?)", (key, first, last))
+
+    def _reclaim(self, db: apsw.Connection, kind: int, node: int, sequence: int) -> None:
+        """Delete what is in the way of something new at *sequence*."""
+        while (bounds := self._cleared.get((kind, node))) and bounds[0] <= sequence <= bounds[1]:
+            self._delete_some(db, kind, node, sequence)
+
+    def _delete_some(
+        self, db: apsw.Connection, kind: int, node: int, until: int = SEQUENCE_MAX
+    ) -> None:
+        """Delete a bounded part of what was cleared, as far as *until*."""
+        first, last = self._cleared[kind, node]
+        until = min(last, until)
+        start, end = _place(node, first), _place(node, until)
+        tables = ("chunks",) if kind == _CHUNKS else self._tables()
+        for table in tables:
+            end = _step_end(db, table, "size", start, end)
+        if kind == _MESSAGES and self._has_bodies:
+            end = _step_end(db, "bodies", "0", start, end)
+            for place in list(
+                _column(db, "SELECT place FROM bodies WHERE place BETWEEN ? AND ?", (start, end))
+            ):
+                self._drop_body(place)
+        for table in tables:
+            db.execute(f"DELETE FROM {table} WHERE place BETWEEN ? AND ?", (start, end))  # noqa: S608
+        self._set_cleared(db, kind, node, (end & SEQUENCE_MAX) + 1, last)
+
+    def tidy(self) -> bool:
+        db = self._usable()
+        try:
+            with db:
+                more = self._tidy(db)
+            if more and self._files is not None and self._files.frames >= CHECKPOINT_FRAMES:
+                self._checkpoint(db)
+            return more
+        except apsw.Error as error:
+            raise self._refused(error) from error
+
+    def _tidy(self, db: apsw.Connection) -> bool:
+        if self._cleared:
+            kind, node = next(iter(self._cleared))
+            self._delete_some(db, kind, node)
+            return True
+        dead = db.execute("SELECT first, last FROM dead LIMIT 1").fetchone()
+        if dead is not None:
+            first, last = dead
+            end = _step_end(db, "pieces", "length(data)", first, last, key="id")
+            db.execute("DELETE FROM pieces WHERE id BETWEEN ? AND ?", (first, end))
+            if end == last:
+                db.execute("DELETE FROM dead WHERE first = ?", (first,))
+            else:
+                db.execute("UPDATE dead SET first = ? WHERE first = ?", (end + 1, first))
+            return True
+        if self._trimmed:
+            log = next(iter(self._trimmed))
+            first = db.execute("SELECT first FROM logs WHERE log = ?", (log,)).get
+            start, last = _place(log, 0), _place(log, first) - 1
+            end = _step_end(db, "chunks", "size", start, last)
+            db.execute("DELETE FROM chunks WHERE place BETWEEN ? AND ?", (start, end))
+            if end == last:
+                self._trimmed.discard(log)
+            return True
+        free = db.pragma("freelist_count")
+        if free > max(_FREE_PAGES, db.pragma("page_count") // 4):
+            db.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            return True
+        return False
+
+    # -- logs --------------------------------------------------------------------------------------
+
+    def _append(self, db: apsw.Connection, log: int, chunk: Chunk) -> None:
+        known = db.execute(
+            "SELECT next, latest_ms, written FROM logs WHERE log = ?", (log,)
+        ).fetchone()
+        size = len(chunk.data)
+        end = chunk.offset + chunk.count
+        latest_ms, before = chunk.last_ms, 0
+        if known is None:
+            db.execute(
+                "INSERT INTO logs VALUES (?, ?, ?, ?, ?, 0)",
+                (log, chunk.offset, end, latest_ms, size),
+            )
+        else:
+            if chunk.offset != known[0]:
+                raise StoreRefused(f"log {log} goes on at offset {known[0]}, not {chunk.offset}")
+            latest_ms, before = max(latest_ms, known[1]), known[2]
+            db.execute(
+                "UPDATE logs SET next = ?, latest_ms = ?, written = ? WHERE log = ?",
+                (end, latest_ms, before + size, log),
+            )
+        db.execute(
+            "INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(_place(log, chunk.offset), chunk.count, chunk.first_ms, chunk.last_ms),
+                *(latest_ms, size, before, chunk.data),
+            ),
+        )
+
+    def _trim(self, db: apsw.Connection, log: int, offset: int) -> None:
+        known = db.execute("SELECT first, next, written FROM logs WHERE log = ?", (log,)).fetchone()
+        if known is None or offset <= known[0]:
+            return
+        first, dropped = known[1], known[2]
+        if offset < first:
+            row = db.execute(
+                "SELECT place, count, before, size FROM chunks WHERE place BETWEEN ? AND ?"
+                " ORDER BY place DESC LIMIT 1",
+                (_place(log, known[0]), _place(log, offset)),
+            ).fetchone()
+            if row is None:
+                return
+            place, count, before, size = row
+            first, dropped = place & SEQUENCE_MAX, before
+            if first + count <= offset:
+                first, dropped = first + count, before + size
+        if first > known[0]:
+            db.execute(
+                "UPDATE logs SET first = ?, dropped = ? WHERE log = ?", (first, dropped, log)
+            )
+            self._trimmed.add(log)
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    def facts(self, kind: str) -> list[tuple[bytes, bytes]]:
+        rows = self._rows("SELECT key, value FROM facts WHERE kind = ? ORDER BY key", (kind,))
+        return [(key, value) for key, value in rows]
+
+    def _segments(self, node: int, first: int) -> Iterator[tuple[int, int]]:
+        """From and to which place there can be messages of *node*, from *first* on."""
+        gone = self._cleared.get((_MESSAGES, node))
+        if gone is None:
+            yield _place(node, first), _place(node, SEQUENCE_MAX)
+            return
+        if first < gone[0]:
+            yield _place(node, first), _place(node, gone[0] - 1)
+        if gone[1] < SEQUENCE_MAX:
+            yield _place(node, max(first, gone[1] + 1)), _place(node, SEQUENCE_MAX)
+
+    def _select(self, columns: str, limit: str = "") -> str:
+        """A query for messages between two places, which are bound once for every table."""
+        parts = [
+            f"SELECT {columns} FROM {table} WHERE place BETWEEN ?1 AND ?2"  # noqa: S608
+            for table in self._tables()
+        ]
+        return f"{' UNION ALL '.join(parts)} ORDER BY 1 {limit}"
+
+    def messages(self, node: int, first: int, count: int, size_max: int) -> list[Stored]:
+        db = self._usable()
+        found: list[Stored] = []
+        size = 0
+        try:
+            sql = self._select("place, pieces, head, payload", "LIMIT ?3")
+            for start, end in self._segments(node, first):
+                cursor = db.execute(sql, (start, end, count - len(found)))
+                for place, pieces, head, payload in cursor:
+                    found.append(Stored(place & SEQUENCE_MAX, head, payload, pieces))
+                    size += len(payload)
+                    if size >= size_max:
+                        cursor.close(True)
+                        return found
+        except apsw.Error as error:
+            raise self._unreadable(error) from error
+        return found
+
+    def read(self, node: int, sequences: Iterable[int]) -> list[Stored]:
+        db = self._usable()
+        found: list[Stored] = []
+        try:
+            sql = self._select("place, pieces, head, payload")
+            for sequence in sequences:
+                if self._is_gone(node, sequence):
+                    continue
+                place = _place(node, sequence)
+                for _, pieces, head, payload in db.execute(sql, (place, place)):
+                    found.append(Stored(sequence, head, payload, pieces))
+        except apsw.Error as error:
+            raise self._unreadable(error) from error
+        return found
+
+    def heads(self, node: int) -> Iterator[Head]:
+        # By pages, so that no reader is left open between two calls.
+        self._usable()
+        first = 0
+        while True:
+            rows: list[_Row] = []
+            for start, end in self._segments(node, first):
+                sql = self._select("place, head, size, pieces", "LIMIT ?3")
+                rows += self._rows(sql, (start, end, _STEP_ROWS - len(rows)))
+            for place, head, size, pieces in rows:
+                yield Head(place & SEQUENCE_MAX, head, size, pieces)
+            if len(rows) < _STEP_ROWS:
+                return
+            first = (rows[-1][0] & SEQUENCE_MAX) + 1
+
+    def summary(self, node: int) -> tuple[int, int, int, int]:
+        count = size = 0
+        ends: list[int] = []
+        for start, end in self._segments(node, 0):
+            for table in self._tables():
+                ((rows, bytes_, first, last),) = self._rows(
+                    f"SELECT count(*), sum(size), min(place), max(place) FROM {table}"  # noqa: S608
+                    " WHERE place BETWEEN ? AND ?",
+                    (start, end),
+                )
+                if rows:
+                    count, size = count + rows, size + bytes_
+                    ends += first & SEQUENCE_MAX, last & SEQUENCE_MAX
+        return (count, size, min(ends), max(ends)) if ends else (0, 0, -1, -1)
+
+    def piece(self, node: int, sequence: int, index: int) -> bytes:
+        if not 0 <= index <= PIECE_MAX or self._is_gone(node, sequence):
+            return b""
+        rows = self._rows(
+            "SELECT data FROM pieces WHERE id = (SELECT body << ? | ? FROM bodies WHERE place = ?)",
+            (_PIECE_BITS, index, _place(node, sequence)),
+        )
+        return rows[0][0] if rows else b""
+
+    def chunks(self, log: int, offset: int, size_max: int) -> list[Chunk]:
+        first, end, _ = self.extent(log)
+        db = self._usable()
+        found: list[Chunk] = []
+        if max(offset, first) >= end:
+            return found
+        try:
+            start = _place(log, max(offset, first))
+            holder = db.execute(
+                "SELECT place, count FROM chunks WHERE place BETWEEN ? AND ?"
+                " ORDER BY place DESC LIMIT 1",
+                (_place(log, first), start),
+            ).fetchone()
+            if holder is not None and holder[0] + holder[1] > start:
+                start = holder[0]
+            cursor = db.execute(
+                "SELECT place, count, first_ms, last_ms, data FROM chunks"
+                " WHERE place BETWEEN ? AND ? ORDER BY place",
+                (start, _place(log, end) - 1),
+            )
+            size = 0
+            for place, count, first_ms, last_ms, data in cursor:
+                found.append(Chunk(place & SEQUENCE_MAX, count, first_ms, last_ms, data))
+                size += len(data)
+                if size >= size_max:
+                    cursor.close(True)
+                    break
+        except apsw.Error as error:
+            raise self._unreadable(error) from error
+        return found
+
+    def chunk_at(self, log: int, time_ms: int) -> Chunk | None:
+        first, end, _ = self.extent(log)
+        low, high = _place(log, first), _place(log, end)
+        # The first chunk up to which the latest record is not older: found by halving, as the
+        # latest never decreases. If the clock was set back, it need not be the chunk's own.
+        while low < high:
+            middle = (low + high) // 2
+            rows = self._rows(
+                "SELECT place, latest_ms FROM chunks WHERE place BETWEEN ? AND ? ORDER BY place LIMIT 1",
+                (middle, _place(log, end) - 1),
+            )
+            if not rows or rows[0][1] >= time_ms:
+                high = middle
+            else:
+                low = rows[0][0] + 1
+        rows = self._rows(
+            "SELECT place, count, first_ms, last_ms, data FROM chunks"
+            " WHERE place BETWEEN ? AND ? AND last_ms >= ? ORDER BY place LIMIT 1",
+            (low, _place(log, end) - 1, time_ms),
+        )
+        if not rows:
+            return None
+        place, count, first_ms, last_ms, data = rows[0]
+        return Chunk(place & SEQUENCE_MAX, count, first_ms, last_ms, data)
+
+    def extent(self, log: int) -> tuple[int, int, int]:
+        rows = self._rows("SELECT first, next, written - dropped FROM logs WHERE log = ?", (log,))
+        return rows[0] if rows else (0, 0, 0)
+
+
+def _place(node: int, sequence: int) -> int:
+    return node << _BITS | sequence
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _column(db: apsw.Connection, sql: str, bindings: _Row = ()) -> Iterator[Any]:
+    return (row[0] for row in db.execute(sql, bindings))
+
+
+def _step_end(
+    db: apsw.Connection, table: str, size: str, start: int, end: int, *, key: str = "place"
+) -> int:
+    """As far towards *end* as rows of *table* can be deleted in one step."""
+    total = 0
+    cursor = db.execute(
+        f"SELECT {key}, {size} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}",  # noqa: S608
+        (start, end),
+    )
+    for rows, (at, bytes_) in enumerate(cursor, 1):
+        total += bytes_
+        if rows >= _STEP_ROWS or total >= _STEP_BYTES:
+            cursor.close(True)
+            return int(at)
+    return end
+
+
+# -- files -------------------------------------------------------------------------------------------
+
+
+class _CopyLock:
+    """Nobody copies the files while this is held, and nobody copies the log into the database.
+
+    Args:
+        path: Of the store.
+        patience_s: How long to wait for whoever holds it.
+    """
+
+    def __init__(self, path: Path, patience_s: float = 0.0) -> None:
+        self._path = path
+        self._patience_s = patience_s
+        self._lock = FileLock(_beside(path, ".copying"))
+
+    def __enter__(self) -> None:
+        until = time.monotonic() + self._patience_s
+        while not self._lock.acquire():
+            if time.monotonic() >= until:
+                raise StoreBusy(f"{self._path} is being copied by {self._lock.holder()}")
+            time.sleep(_LOCK_POLL_S)
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _take(lock: FileLock, path: Path) -> None:
+    try:
+        free = lock.acquire()
+    except OSError as error:
+        raise StoreFailed(f"{path} cannot be opened: {error}") from error
+    if not free:
+        raise StoreBusy(f"{path} is in use by {lock.holder()}")
+
+
+def connect(files: Files, path: Path) -> apsw.Connection:
+    """A connection to the database at *path*, which is there, through *files*."""
+    db = apsw.Connection(str(path), vfs=files.name, flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+        db.pragma("locking_mode", "EXCLUSIVE")
+        db.pragma("synchronous", "FULL")
+        db.pragma("journal_size_limit", _LOG_BYTES)
+        db.pragma("cache_size", -_CACHE_BYTES // 1024)
+        db.wal_autocheckpoint(0)
+        # macOS: only this waits for the disk itself.
+        db.pragma("fullfsync", True)
+        db.pragma("checkpoint_fullfsync", True)
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    except BaseException:
+        disconnect(db, checkpoint=False)
+        raise
+    return db
+
+
+def disconnect(db: apsw.Connection, *, checkpoint: bool) -> None:
+    """Close *db*, with or without copying its log into the database first."""
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0 if checkpoint else 1)
+    db.close(True)
+
+
+def create(path: Path, vfs: str = "") -> None:
+    """Make an empty store. It is there as a whole or not at all."""
+    made = _beside(path, ".new")
+    build(made, vfs)
+    os.replace(made, path)
+    _sync_folder(path)
+
+
+def build(path: Path, vfs: str = "") -> None:
+    """Make an empty store at *path*, where a former attempt may have left something."""
+    for suffix in ("", "-wal", "-journal"):
+        _beside(path, suffix).unlink(missing_ok=True)
+    _make(path)
+    files = Files(f"amqp-rt-new-{id(path):x}", str(path), vfs)
+    try:
+        db = apsw.Connection(str(path), vfs=files.name)
+        try:
+            db.reserve_bytes("main", RESERVED)
+            prepare(db)
+            db.pragma("locking_mode", "EXCLUSIVE")
+            db.pragma("journal_mode", "wal")
+            db.pragma("synchronous", "FULL")
+            with db:
+                db.execute(SCHEMA)
+                db.pragma("user_version", VERSION)
+        finally:
+            db.close(True)
+    finally:
+        files.unregister()
+
+
+def _make(path: Path) -> None:
+    """Make an empty file that nobody else can read; SQLite gives its log the same mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def prepare(db: apsw.Connection) -> None:
+    """Settings that are part of the file."""
+    db.pragma("page_size", PAGE)
+    db.pragma("auto_vacuum", "INCREMENTAL")
+    db.pragma("application_id", APPLICATION_ID)
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name != "nt":  # Windows cannot, and need not.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Look whether *path* is a store at all.
+
+    Raises:
+        StoreFailed: It is something else, which is left alone.
+    """
+    if not salvage.is_store(path, APPLICATION_ID):
+        raise StoreFailed(f"{path} is no store: give another path, or move that file away")
+
+
+def _refuse_version(path: Path, version: int | None) -> None:
+    """Look whether this release can read a store of schema *version*, None if that is not known.
+
+    Raises:
+        AmqpError: It cannot.
+    """
+    if version is not None and version != VERSION:
+        raise _wrong_version(path, version)
+
+
+def _wrong_version(path: Path, version: int) -> AmqpError:
+    if version >= VERSION:
+        text = f"a later release: version {version} of its schema, and this release knows {VERSION}"
+    else:
+        text = (
+            f"an earlier release: version {version} of its schema, and this release needs {VERSION};"
+            f" amqp-rt store upgrade {path} brings it there"
+        )
+    return AmqpError(f"{path} was written by {text}", condition="amqp:not-allowed")
+
+
+def _verify(db: apsw.Connection, path: Path) -> str:
+    """Read everything. What is wrong, "" if nothing is."""
+    pages = db.pragma("page_count")
+    if path.stat().st_size < pages * PAGE:
+        return f"the file is shorter than its {pages} pages"
+    told = db.execute("PRAGMA integrity_check(1)").get
+    if told != "ok":
+        return str(told).replace("\n", "; ")
+    broken = db.execute(
+        "SELECT count(*) FROM messages WHERE pieces > 0 AND NOT EXISTS"
+        " (SELECT 1 FROM bodies WHERE bodies.place = messages.place)"
+    ).get
+    return f"{broken} messages have lost their pieces" if broken else ""
+
+
+def _harmless(reason: str) -> Damage:
+    return Damage("page", -1, -1, -1, f"{reason}; nothing that is kept was on it")
+
+
+# -- what is damaged ---------------------------------------------------------------------------------
+
+
+def described(damage: Damage) -> str:
+    """A sentence on *damage*."""
+    where = "" if damage.node < 0 else f" of node {damage.node}"
+    if damage.first < 0:
+        return f"{damage.what}{where}: {damage.reason}"
+    span = str(damage.first) if damage.first == damage.last else f"{damage.first} to {damage.last}"
+    return f"{damage.what} {span}{where}: {damage.reason}"
+
+
+def save(path: Path, pages: salvage.Pages, vfs: str) -> tuple[list[Damage], str]:
+    """Put the store at *path* aside and what can be read of it in its place.
+
+    Returns:
+        What is lost, and where the old file is.
+    """
+    fresh = _beside(path, ".new")
+    build(fresh, vfs)
+    files = Files(f"amqp-rt-save-{id(path):x}", str(fresh), vfs)
+    try:
+        db = connect(files, fresh)
+        done = False
+        try:
+            damage = salvage.copy(pages, roots(), db)
+            done = True
+        finally:
+            disconnect(db, checkpoint=done)
+    finally:
+        files.unregister()
+        pages.close()
+    aside = salvage.free_name(path)
+    os.replace(fresh, _beside(path, ".saved"))
+    _sync_folder(path)
+    os.replace(path, aside)
+    finish_salvage(path, aside)
+    return damage, str(aside)
+
+
+def finish_salvage(path: Path, aside: Path | None = None) -> None:
+    """Do the last steps of :func:`save`, which may have been interrupted before them.
+
+    While the damaged file is in its place it has to be read again; from then on what was saved
+    counts, and the log of the damaged file must not be applied to it.
+    """
+    saved = _beside(path, ".saved")
+    if not saved.exists():
+        return
+    if path.exists():
+        saved.unlink()
+        return
+    log = _beside(path, "-wal")
+    if log.exists():
+        os.replace(log, _beside(aside or salvage.free_name(path), "-wal"))
+    os.replace(saved, path)
+    _sync_folder(path)
+
+
+def roots() -> dict[str, int]:
+    """Where the tables of a store begin: in every one of this version at the same pages."""
+    db = apsw.Connection(":memory:")
+    try:
+        db.reserve_bytes("main", RESERVED)
+        prepare(db)
+        db.execute(SCHEMA)
+        sql = "SELECT name, rootpage FROM sqlite_schema WHERE type = 'table'"
+        rows: list[Any] = db.execute(sql).fetchall()
+        return dict(rows)
+    finally:
+        db.close()
+
+
+# -- what the command line does ----------------------------------------------------------------------
+
+
+class Contents(NamedTuple):
+    """What there is in a store, and what is wrong with it."""
+
+    version: int
+    clean: bool
+    size: int
+    messages: int
+    nodes: int
+    facts: int
+    logs: int
+    damage: tuple[Damage, ...]
+
+
+def check(path: str | os.PathLike[str]) -> Contents:
+    """Read everything in the store at *path*, which nobody has open, and change nothing.
+
+    Raises:
+        StoreBusy: Somebody has it open.
+        StoreFailed: It is no store, or cannot be read.
+    """
+    store = SQLiteStore(path)
+    return store.inspect()
+
+
+def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
+    """Copy the store at *path* into the new file *to*, consistent as of one batch, while a broker may
+    be running on it: meanwhile that does not touch the database, and its log grows.
+
+    Raises:
+        StoreBusy: Somebody else copies it.
+        StoreDamaged: What was copied is damaged.
+        StoreFailed: It is no store, cannot be read, or *to* cannot be written or is there already.
+    """
+    source, target = Path(os.path.abspath(path)), Path(os.path.abspath(to))
+    if not source.is_file():
+        raise StoreFailed(f"there is no store {source}")
+    refuse_foreign(source)
+    if target.exists():
+        raise StoreFailed(f"{target} is there already")
+    made = _beside(target, ".new")
+    try:
+        with _CopyLock(source, _COPY_PATIENCE_S):
+            _copy_file(source, made)
+            _copy_log(_beside(source, "-wal"), _beside(made, "-wal"))
+        files = Files(f"amqp-rt-copy-{id(made):x}", str(made))
+        try:
+            db = connect(files, made)
+            whole = False
+            try:
+                db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                wrong = _verify(db, made)
+                if wrong:
+                    raise StoreDamaged(f"{source} is damaged: {wrong}; nothing was copied")
+                db.execute("UPDATE state SET clean = 1")
+                whole = True
+            finally:
+                disconnect(db, checkpoint=whole)
+        finally:
+            files.unregister()
+        os.replace(made, target)
+        _sync_folder(target)
+    except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
+        raise StoreDamaged(f"{source} is damaged: {error}; nothing was copied") from error
+    except (apsw.Error, OSError) as error:
+        raise StoreFailed(f"{source} could not be copied to {target}: {error}") from error
+    finally:
+        for suffix in ("", "-wal"):
+            _beside(made, suffix).unlink(missing_ok=True)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    locked = (PENDING_PAGE - 1) * PAGE
+    with source.open("rb") as old, target.open("wb") as new:
+        while data := old.read(
+            min(_COPY_BYTES, locked - old.tell()) if old.tell() < locked else _COPY_BYTES
+        ):
+            new.write(data)
+            if old.tell() == locked:
+                # SQLite's locks lie there: on Windows it cannot be read, and nothing is in it.
+                old.seek(PAGE, os.SEEK_CUR)
+                new.seek(PAGE, os.SEEK_CUR)
+
+
+def _copy_log(source: Path, target: Path) -> None:
+    """Copy a log to which frames are being added, and which may begin anew once."""
+    while True:
+        try:
+            with source.open("rb") as old, target.open("wb") as new:
+                header = old.read(LOG_HEADER)
+                new.write(header)
+                while data := old.read(_COPY_BYTES):
+                    new.write(data)
+                old.seek(0)
+                if old.read(LOG_HEADER) == header:
+                    return
+        except FileNotFoundError:
+            return
+
+
+def upgrade(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Bring the store at *path* up to the schema of this release, in one transaction.
+
+    Returns:
+        The version it had, and the one it has.
+
+    Raises:
+        StoreBusy: Somebody has it open.
+        StoreFailed: It is no store, or cannot be read or written.
+        AmqpError: It was written by a later release.
+    """
+    return SQLiteStore(path).migrate()

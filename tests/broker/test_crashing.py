@@ -1,0 +1,135 @@
+"""A broker that is killed: what it has acknowledged is there, what it has settled is gone (REL1–REL4)."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from amqp_rt import Connection, Sender, connect
+from amqp_rt.errors import ConnectionLost, LinkDetached
+from amqp_rt.fronts.base import RCV_SECOND
+
+
+class Served:
+    """``amqp-rt serve`` with a store, in a process of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "amqp_rt.cli", "serve", "--listen", "amqp://127.0.0.1:0"),
+                *("--node", "queue:work", "--store", f"sqlite:{path}", "--log-level", "warning"),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), line
+        self.url: str = json.loads(line.removeprefix("ready "))["listeners"][0]
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        self.process.communicate()
+        return self.process.returncode
+
+
+def body_of(number: int) -> bytes:
+    text = b"%d " % number + bytes(number % 251 for _ in range(number % 900))
+    return text + zlib.crc32(text).to_bytes(4, "big")
+
+
+def number_of(body: bytes) -> int:
+    text, crc = body[:-4], body[-4:]
+    assert zlib.crc32(text).to_bytes(4, "big") == crc
+    return int(text.split(b" ")[0])
+
+
+@contextmanager
+def suppress_lost() -> Iterator[None]:
+    """The connection is to be lost."""
+    try:
+        yield
+    except* (ConnectionLost, LinkDetached):
+        pass
+
+
+class Ledger:
+    """What each side was told."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.acknowledged: set[int] = set()
+        self.received: set[int] = set()
+        #: Accepted by us, and settled by the broker.
+        self.done: set[int] = set()
+
+    async def work(self, url: str, kill: trio.Event, luck: random.Random) -> None:
+        """Send and consume until the broker is gone, which it is some time after *kill*."""
+        with suppress_lost():
+            async with connect(url, reconnect=None) as peer, trio.open_nursery() as nursery:
+                nursery.start_soon(self.produce, peer)
+                nursery.start_soon(self.consume, peer)
+                await trio.sleep(luck.uniform(0.05, 0.4))
+                kill.set()
+
+    async def produce(self, peer: Connection) -> None:
+        async with peer.sender("work") as out, trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(self.send, out)
+
+    async def send(self, out: Sender) -> None:
+        while True:
+            number = self.sent
+            self.sent += 1
+            await out.send(body_of(number), durable=True)
+            self.acknowledged.add(number)
+
+    async def consume(self, peer: Connection) -> None:
+        async with peer.receiver("work", credit=20, rcv_settle_mode=RCV_SECOND) as messages:
+            async for delivery in messages:
+                number = number_of(delivery.body)
+                assert number not in self.done
+                self.received.add(number)
+                delivery.accept()
+                await delivery.settled()
+                self.done.add(number)
+
+
+@pytest.mark.req("B7", "B26", "M5")
+async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
+    tmp_path: Path, long_run: bool
+) -> None:
+    luck = random.Random(7)
+    ledger = Ledger()
+    path = tmp_path / "broker.db"
+    for _ in range(100 if long_run else 3):
+        served = await trio.to_thread.run_sync(Served, path)
+        kill = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ledger.work, served.url, kill, luck)
+            await kill.wait()
+            await trio.to_thread.run_sync(served.end, signal.SIGKILL)
+    served = await trio.to_thread.run_sync(Served, path)
+    left: list[int] = []
+    async with connect(served.url) as peer, peer.receiver("work") as messages:
+        while (delivery := await messages.get(within=0.3)) is not None:
+            left.append(number_of(delivery.body))
+            delivery.accept()
+    assert await trio.to_thread.run_sync(served.end, signal.SIGTERM) == 0
+    assert len(ledger.acknowledged) > 100
+    assert len(set(left)) == len(left), "something is there twice"
+    assert left == sorted(left), "the order is another one"
+    assert not ledger.done & set(left), "something settled came back"
+    lost = ledger.acknowledged - ledger.received - set(left)
+    assert not lost, f"{len(lost)} acknowledged messages are lost"
+    assert all(number < ledger.sent for number in left), "something was invented"

@@ -1,0 +1,318 @@
+"""What a broker keeps over its end: nodes, durable messages and what was done with them (B7, M5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from amqp_rt import Broker, Message
+from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.nodes import Queue, Topic
+from amqp_rt.errors import AmqpError, DeliveryRejected, LocalProtocolError
+from amqp_rt.stores.base import Batch, Opened, Store, StoreFailed, StoreFull
+from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
+
+
+class Troubled(MemoryStore):
+    """A disk that can be full, or fail, or be slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        self.fails = 0
+        self.commits = 0
+        self.opened = 0
+
+    def open(self) -> Opened:
+        self.opened += 1
+        return super().open()
+
+    def commit(self, batch: Batch) -> None:
+        if self.full and batch.puts:
+            raise StoreFull("the disk is full")
+        if self.fails:
+            self.fails -= 1
+            raise StoreFailed("the disk failed")
+        super().commit(batch)
+        self.commits += 1
+
+
+class Gate:
+    """An executor that waits for a sign before it writes."""
+
+    def __init__(self) -> None:
+        self.opened = trio.Event()
+        self.opened.set()
+
+    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+        if getattr(call, "__name__", "") == "commit":
+            await self.opened.wait()
+        await trio.lowlevel.checkpoint()
+        return call(*args)
+
+
+async def bodies(broker: Broker, address: str) -> list[Any]:
+    """Everything that is available there, in order; it is left there."""
+    await broker.host.wait_kept()
+    found = [Message.decode(each) for each in broker.host.peek(address, 1_000)]
+    return [each.body for each in found]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Gives the same store again, as it would be found after a restart."""
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")
+
+
+@pytest.mark.req("B7", "M5", "B26")
+async def test_durable_messages_and_nodes_outlive_the_broker(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept(), auto_create=["queue:auto-*"]) as broker:
+        await broker.declare(Queue("work", max_deliveries=3, dead_letter="dead"), Topic("news"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            await out.send("kept", durable=True)
+            await out.send("lost")
+            await out.send("kept too", durable=True, priority=7, ttl_s=3600)
+            async with peer.sender("auto-1") as other:
+                await other.send("there", durable=True)
+    async with Broker(store=kept()) as broker:
+        names = {each.name: each for each in broker.host.nodes()}
+        assert set(names) == {"work", "dead", "news", "auto-1"}
+        assert names["work"] == Queue("work", max_deliveries=3, dead_letter="dead")
+        assert await bodies(broker, "work") == ["kept", "kept too"]
+        async with broker.local() as peer, peer.receiver("work") as messages:
+            first = await messages.receive()
+            second = await messages.receive()
+            assert (second.message.priority, second.message.durable) == (7, True)
+            assert 3590 < second.message.ttl_s <= 3600
+            first.accept()
+            second.accept()
+    async with Broker(store=kept()) as broker:
+        assert await bodies(broker, "work") == []
+        assert await bodies(broker, "auto-1") == ["there"]
+
+
+@pytest.mark.req("B7")
+async def test_nothing_is_settled_or_delivered_before_it_is_kept() -> None:
+    gate = Gate()
+    store = MemoryStore()
+    broker = Broker(store=store)
+    broker.host.journal = Journal(store, gate)
+    async with broker:
+        await broker.declare(Queue("work"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            gate.opened = trio.Event()
+            receipt = out.send_nowait("m", durable=True)
+            behind = out.send_nowait("not durable, behind it")
+            with trio.move_on_after(0.05):
+                await behind.outcome()
+            assert not receipt.done
+            assert not behind.done
+            assert broker.host.stats("work").available == 0
+            gate.opened.set()
+            await receipt.accepted()
+            await behind.accepted()
+            assert await bodies(broker, "work") == ["m", "not durable, behind it"]
+
+
+@pytest.mark.req("B7", "M23", "B16")
+async def test_what_became_of_messages_is_kept(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept()) as broker:
+        await broker.declare(Queue("work", dead_letter="dead"), Queue("other"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            for name in ("accepted", "modified", "rejected", "moved", "released"):
+                await out.send(name, durable=True)
+            async with peer.receiver("work", credit=5) as messages:
+                held = {}
+                for _ in range(5):
+                    delivery = await messages.receive()
+                    held[delivery.message.body] = delivery
+                held["accepted"].accept()
+                held["rejected"].reject("why not")
+                held["modified"].modify(annotations={"x-opt-note": "tried"})
+                held["moved"].release()
+                held["released"].release()
+        assert await bodies(broker, "work") == ["modified", "moved", "released"]
+        assert broker.host.move("work", "other", 1) == 1
+    async with Broker(store=kept()) as broker:
+        assert await bodies(broker, "work") == ["moved", "released"]
+        (moved,) = [Message.decode(each) for each in broker.host.peek("other", 9)]
+        assert moved.body == "modified"
+        assert moved.delivery_count == 1
+        assert moved.message_annotations == {"x-opt-note": "tried"}
+        (dead,) = [Message.decode(each) for each in broker.host.peek("dead", 9)]
+        assert dead.body == "rejected"
+        assert dead.message_annotations["x-opt-dead-letter-reason"] == "rejected"
+        assert broker.host.purge("work") == 2
+        await broker.delete("other")
+    async with Broker(store=kept()) as broker:
+        assert {each.name for each in broker.host.nodes()} == {"work", "dead"}
+        assert await bodies(broker, "work") == []
+        assert await bodies(broker, "dead") == ["rejected"]
+
+
+@pytest.mark.req("B7")
+async def test_what_is_declared_now_counts_and_not_what_was_before(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept()) as broker:
+        await broker.declare(Queue("work", max_deliveries=3))
+    async with Broker(store=kept()) as broker:
+        await broker.declare(Queue("work", max_deliveries=5))
+        with pytest.raises(AmqpError, match="exists as"):
+            await broker.declare(Queue("work", max_deliveries=7))
+        with pytest.raises(AmqpError, match="exists as"):
+            await broker.declare(Topic("work"))
+    async with Broker(store=kept()) as broker:
+        assert broker.host.nodes() == [Queue("work", max_deliveries=5)]
+
+
+@pytest.mark.req("B7", "M6")
+async def test_priorities_are_kept_and_so_is_the_order(kept: Callable[[], Store]) -> None:
+    async with Broker(store=kept()) as broker:
+        await broker.declare(Queue("work", priorities=5))
+        async with broker.local() as peer, peer.sender("work") as out:
+            for number, priority in enumerate([4, 0, 9, 4, 9]):
+                await out.send(number, durable=True, priority=priority)
+    async with Broker(store=kept()) as broker:
+        assert await bodies(broker, "work") == [2, 4, 0, 3, 1]
+        # Messages are in that order already: a queue cannot become another kind of queue.
+        with pytest.raises(AmqpError, match="exists as"):
+            await broker.declare(Queue("work"))
+
+
+@pytest.mark.req("B7", "B24")
+async def test_a_full_disk_is_said_to_who_brings_more_and_passes() -> None:
+    store = Troubled()
+    async with Broker(store=store) as broker:
+        await broker.declare(Queue("work"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            await out.send("before", durable=True)
+            store.full = True
+            with pytest.raises(DeliveryRejected) as refused:
+                await out.send("too much", durable=True)
+            assert refused.value.condition == "amqp:resource-limit-exceeded"
+            # What is not durable, and who consumes, does not suffer.
+            await out.send("in memory")
+            async with peer.receiver("work") as messages:
+                for expected in ("before", "in memory"):
+                    delivery = await messages.receive()
+                    assert delivery.message.body == expected
+                    delivery.accept()
+            store.full = False
+            await out.send("after", durable=True)
+    async with Broker(store=store) as broker:
+        assert await bodies(broker, "work") == ["after"]
+
+
+@pytest.mark.req("B7")
+async def test_after_a_failure_the_store_is_opened_anew_and_nothing_is_lost() -> None:
+    store = Troubled()
+    async with Broker(store=store) as broker:
+        await broker.declare(Queue("work"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            await out.send("one", durable=True)
+            opened = store.opened
+            store.fails = 1
+            await out.send("two", durable=True)
+            assert store.opened == opened + 1
+            # If it fails again at once it is given up, and says so.
+            store.fails = 2
+            with pytest.raises(DeliveryRejected) as refused:
+                await out.send("three", durable=True)
+            assert refused.value.condition == "amqp:internal-error"
+            with pytest.raises(DeliveryRejected):
+                await out.send("four", durable=True)
+            await out.send("in memory")
+    async with Broker(store=store) as broker:
+        assert await bodies(broker, "work") == ["one", "two"]
+
+
+@pytest.mark.req("B7")
+async def test_many_messages_share_a_commit() -> None:
+    store = Troubled()
+    async with Broker(store=store) as broker:
+        await broker.declare(Queue("work"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            before = store.commits
+            receipts = [out.send_nowait(number, durable=True) for number in range(500)]
+            for receipt in receipts:
+                await receipt.accepted()
+            assert store.commits - before < 100
+    async with Broker(store=store) as broker:
+        assert await bodies(broker, "work") == list(range(500))
+
+
+@pytest.mark.req("B7", "A9")
+async def test_a_handler_that_fails_is_counted_over_a_restart(
+    kept: Callable[[], Store],
+) -> None:
+    async with Broker(store=kept()) as broker:
+        await broker.declare(Queue("work", max_deliveries=2, dead_letter="dead"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            await out.send("m", durable=True)
+            async with peer.receiver("work", credit=1) as messages:
+                delivery = await messages.receive()
+                delivery.modify()
+    async with Broker(store=kept()) as broker, broker.local() as peer:
+        async with peer.receiver("work", credit=1) as messages:
+            delivery = await messages.receive()
+            assert delivery.message.delivery_count == 1
+            delivery.modify()
+        assert await bodies(broker, "dead") == ["m"]
+
+
+@pytest.mark.req("B26")
+async def test_a_store_tidies_itself_up_when_nothing_is_written(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Untidy(MemoryStore):
+        steps = 3
+
+        def tidy(self) -> bool:
+            self.steps -= 1
+            return self.steps > 0
+
+    class Plain:
+        async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+            await trio.lowlevel.checkpoint()
+            return call(*args)
+
+    store = Untidy()
+    broker = Broker(store=store)
+    broker.host.journal = Journal(store, Plain())
+    async with broker:
+        await broker.declare(Queue("work"))
+        await trio.sleep(0.5)
+        assert store.steps == 3
+        await trio.sleep(1)
+        assert store.steps == 0
+        await trio.sleep(10)
+        assert store.steps == 0
+        await broker.declare(Queue("more"))
+        await trio.sleep(2)
+        assert store.steps < 0
+
+
+@pytest.mark.req("B7")
+async def test_nodes_are_declared_when_the_store_is_open() -> None:
+    broker = Broker(store=MemoryStore())
+    with pytest.raises(LocalProtocolError, match="enter the broker first"):
+        await broker.declare(Queue("work"))
+
+
+def test_a_store_is_named_by_its_kind(tmp_path: Path) -> None:
+    with pytest.raises(AmqpError, match="memory: or sqlite:PATH"):
+        Broker(store="postgres:x")

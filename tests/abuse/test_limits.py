@@ -124,6 +124,26 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "transaction_s": (
         "broker/test_transactions.py::test_a_transaction_that_takes_too_long_is_rolled_back",
     ),
+    "log_partitions_max": ("broker/test_logs.py::test_the_partitions_of_a_log_are_bounded",),
+    "log_bytes_max": (
+        "broker/test_logs.py::test_a_log_in_memory_is_bounded_unless_it_says_otherwise",
+    ),
+    "log_tail_bytes_max": (
+        "broker/test_log_keeping.py::test_who_is_far_behind_is_served_from_the_store",
+    ),
+    "log_read_bytes_max": (
+        "broker/test_log_keeping.py::test_who_is_far_behind_is_served_from_the_store",
+    ),
+    "log_cache_bytes_max": (
+        "broker/test_log_keeping.py::test_who_is_far_behind_is_served_from_the_store",
+    ),
+    "log_groups_max": ("broker/test_logs.py::test_the_groups_of_a_log_are_bounded",),
+    "log_holds_max": (
+        "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
+    ),
+    "log_hold_max_s": (
+        "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
+    ),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
     "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
     "filter_entries_max": (

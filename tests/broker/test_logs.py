@@ -387,3 +387,56 @@ async def test_cursors_and_holds() -> None:
     world.time.now += 60
     host.sweep()
     assert host.log_stats("log").partitions[0].first == 20
+
+
+@pytest.mark.req("K4")
+def test_the_partitions_of_a_log_are_bounded() -> None:
+    world = World(limits=Limits(log_partitions_max=3))
+    world.host.declare(Log("log", partitions=3))
+    with pytest.raises(AmqpError, match="at most 3 partitions") as failed:
+        world.host.declare(Log("more", partitions=4))
+    assert failed.value.condition == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.req("K4")
+def test_a_log_in_memory_is_bounded_unless_it_says_otherwise() -> None:
+    world = World(Log("log"), Log("large", max_bytes=50_000), limits=Limits(log_bytes_max=8_000))
+    for address in ("log", "large"):
+        sender = world.client().sender(address)
+        for _ in range(200):
+            sender.send(bytes(100))
+    (bounded,) = world.host.log_stats("log").partitions
+    assert 7_000 - 200 < bounded.bytes <= 8_000
+    assert bounded.first > 0
+    (large,) = world.host.log_stats("large").partitions
+    assert large.bytes > 8_000
+    assert large.first == 0
+
+
+@pytest.mark.req("K4")
+async def test_the_groups_of_a_log_are_bounded() -> None:
+    host = World(Log("log"), limits=Limits(log_groups_max=2)).host
+    for group in ("a", "b"):
+        await host.set_cursor("log", group, {0: 1})
+    with pytest.raises(AmqpError, match="has 2 groups already") as failed:
+        await host.set_cursor("log", "c", {0: 1})
+    assert failed.value.condition == "amqp:resource-limit-exceeded"
+    await host.set_cursor("log", "a", {0: 2})
+    await host.set_cursor("log", "b", {})
+    await host.set_cursor("log", "c", {0: 1})
+    assert host.log_stats("log").groups == ["a", "c"]
+
+
+@pytest.mark.req("K4")
+async def test_the_holds_on_a_log_are_bounded_in_number_and_time() -> None:
+    host = World(Log("log"), limits=Limits(log_holds_max=2, log_hold_max_s=60)).host
+    for holder in ("a", "b"):
+        await host.hold("log", holder, {0: 0}, 60)
+    with pytest.raises(AmqpError, match="is held by 2 already") as failed:
+        await host.hold("log", "c", {0: 0}, 60)
+    assert failed.value.condition == "amqp:resource-limit-exceeded"
+    with pytest.raises(AmqpError, match="0 to 60 seconds") as failed:
+        await host.hold("log", "a", {0: 0}, 60.1)
+    assert failed.value.condition == "amqp:not-allowed"
+    await host.hold("log", "b", {}, 0)
+    await host.hold("log", "c", {0: 0}, 60)

@@ -7,13 +7,19 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import trio
 
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.journal import Journal
-from .broker.nodes import KINDS, LOG, Declaration, declaration, split_partition
+from .broker.nodes import (
+    KINDS,
+    LOG,
+    Declaration,
+    declaration,
+    declaration_of,
+    split_partition,
+)
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container
@@ -293,19 +299,9 @@ class _Managed:
         )
 
     def create(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        wanted = dict(given)
-        kind = str(wanted.pop("kind", "queue"))
-        if kind not in KINDS:
-            raise AmqpError(
-                f"a node is a queue, a topic or a log, not {kind!r:.50}",
-                condition="amqp:invalid-field",
-            )
         try:
-            declared = msgspec.convert(wanted | {"name": name}, KINDS[kind], strict=False)
-            known = set(KINDS[kind].__struct_fields__)
-            if unknown := sorted(set(wanted) - known):
-                raise ValueError(f"{kind} has no attribute {unknown[0]!r}")
-        except (msgspec.ValidationError, ValueError) as error:
+            declared = declaration_of({**given, "name": name}, strict=False)
+        except ValueError as error:
             raise AmqpError(str(error), condition="amqp:invalid-field") from error
         self._host.declare(declared, virtual_host=self._in)
         return self.node(name)

@@ -26,6 +26,7 @@ from ..message import (
 )
 from ..outcomes import Error
 from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
+from .schedule import Due, due_of
 
 __all__ = [
     "NEVER",
@@ -65,6 +66,10 @@ class Entry(Struct, gc=False):
     stored: bool = False
     #: The container-id of who sent it, where that is known.
     publisher: str | None = None
+    #: When it may be delivered at the earliest, None for at once.
+    due: Due | None = None
+    #: What its queue has read of it, if it reads anything; see :mod:`~amqp_rt.broker.keyed`.
+    marks: Any = None
 
     def again(self) -> Entry:
         """The same message for another node."""
@@ -78,6 +83,7 @@ class Entry(Struct, gc=False):
             self.expires_at,
             self.altered,
             publisher=self.publisher,
+            due=self.due,
         )
 
 
@@ -94,6 +100,8 @@ class _Known(Struct, gc=False, array_like=True):
     altered: bool
     attempts: int
     publisher: str | None = None
+    due_at: float | None = None
+    delay_s: float | None = None
 
 
 _head_encoder = msgspec.msgpack.Encoder()
@@ -113,6 +121,8 @@ def head_of(entry: Entry) -> bytes:
             entry.altered,
             entry.attempts,
             entry.publisher,
+            None if entry.due is None else entry.due.at,
+            None if entry.due is None else entry.due.delay_s,
         )
     )
 
@@ -138,6 +148,7 @@ def restored(sequence: int, head: bytes, payload: bytes) -> Entry:
         None,
         True,
         known.publisher,
+        None if known.due_at is None else Due(known.due_at, known.delay_s),
     )
 
 
@@ -175,6 +186,7 @@ class Door:
         if message_format != MESSAGE_FORMAT:
             return Entry(payload, message_format, expires_at=expiry(None, ttl_s, now))
         head = walk_head(payload, self.limits)
+        due: Due | None = None
         if head.delivery_annotations or head.message_annotations:
             error = check_annotations(head, self.annotations, limits=self.limits)
             if error is not None:
@@ -182,6 +194,8 @@ class Door:
             if head.delivery_annotations:
                 # They were said to us and do not go on (§3.2.2).
                 payload = head.header + head.message_annotations + head.rest
+            if head.message_annotations:
+                due = due_of(head.message_annotations, now, self.limits)
         return Entry(
             payload,
             MESSAGE_FORMAT,
@@ -191,6 +205,7 @@ class Door:
             head.delivery_count,
             expiry(head.ttl_ms, ttl_s, now),
             head.ttl_ms is not None,
+            due=due,
         )
 
 

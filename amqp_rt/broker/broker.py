@@ -369,8 +369,12 @@ class BrokerHost:
             return
         else:
             self._make(virtual_host, declared)
+        self._make_dead(virtual_host, declared)
+
+    def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
+        """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
-        if dead is not None and dead not in space:
+        if dead is not None and dead not in self._spaces[virtual_host]:
             self._make(virtual_host, Queue(dead))
 
     def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
@@ -702,7 +706,9 @@ class BrokerHost:
         declared = None if self._auto_create is None else self._auto_create(address)
         if declared is None or (kind is not None and declared.kind != kind):
             return None
-        return self._make(virtual_host, declared)
+        node = self._make(virtual_host, declared)
+        self._make_dead(virtual_host, declared)
+        return node
 
     def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:
         """One partition of *log*, as a node of its own for those who attach there."""

@@ -596,6 +596,11 @@ class BrokerHost:
             return Error.of(error)
         return None if node is None else node.inlet
 
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Whether *address* is that of a dynamic node."""
+        node = self._space(virtual_host).get(address)
+        return node is not None and node.owner is not None
+
     def _inlet(self, virtual_host: str, address: str) -> Inlet | None:
         try:
             node = self._resolve(virtual_host, address)

@@ -115,6 +115,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0
+    #: Times that a message was given up, of which it tells in its annotations.
+    dead_letter_history_max: int = 16
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
     #: Transactions of one session that are not discharged.

@@ -149,6 +149,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
+    "dead_letter_history_max": (
+        "broker/test_queues.py::test_a_message_that_was_given_up_often_tells_of_the_last_times",
+    ),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
     "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
     "filter_entries_max": (

@@ -181,6 +181,8 @@ def test_what_is_not_there_is_one_sentence(
         (["send", "a", "b", "--property", "x"], "'x' is not NAME=VALUE"),
         (["serve", "--node", "orders"], "'orders' is not KIND:NAME"),
         (["serve", "--auto-create", "stack:x"], "'stack:x' is not KIND:NAME"),
+        (["serve", "--node", "queue:x?prioritys=5"], "is 'priorities' meant?"),
+        (["serve", "--auto-create", "queue:*?lock_s=long"], "lock_s"),
         (["serve", "--store", "postgres:x"], "it is memory: or sqlite:PATH"),
         (["serve", "--listen", "amqps://127.0.0.1:0"], "amqps:// is not spoken by this version"),
         (["serve", "--listen", "amqp://0.0.0.0:0"], "who may connect?"),

@@ -7,11 +7,13 @@ protocol: whatever a front makes of its wire can attach here.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Any, Final, cast
 
 import msgspec
@@ -22,7 +24,7 @@ from ..clock import Clock, SystemClock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..message import AnnotationPolicy
+from ..message import MESSAGE_FORMAT, AnnotationPolicy
 from ..outcomes import Error
 from ..stores.base import SEQUENCE_MAX
 from ..termini import (
@@ -34,14 +36,18 @@ from ..termini import (
     Source,
     Target,
 )
-from ..values import Symbol
+from ..values import Int, Symbol
+from .claims import check_claims
 from .entries import NEVER, Door, Entry, dead_letter, departing, restored
 from .journal import Journal, QueueLedger
+from .keyed import Field, marker
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
+    EXCLUSIVE,
     KINDS,
     LOG,
     NAME_MAX,
+    PRIORITIES,
     QUEUE,
     SHARED,
     Declaration,
@@ -56,7 +62,7 @@ from .nodes import (
     split_partition,
     terms_again,
 )
-from .producers import Inlet, Intake, Ledger, Place, Producer
+from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
 from .subscriptions import Subscription
@@ -76,6 +82,7 @@ from .termini import (
 )
 from .topics import MessageTopic, TopicLedger
 from .transactions import Transactions
+from .views import MessageView
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -89,6 +96,8 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     #: Waiting, delivered and not settled, and payload bytes of both.
     available: int
     acquired: int
+    #: Not due yet; their bytes are counted too.
+    delayed: int
     bytes: int
     consumers: int
     producers: int
@@ -154,7 +163,7 @@ class _Node:
         self.abandoned = False
         #: Of a log, the partition that is meant, None for all.
         self.partition = partition
-        #: It was found in the store, and nobody has declared it since.
+        #: It was found in the store, or made for dead letters, and nobody has declared it since.
         self.found = False
         self.virtual_host = virtual_host
         #: Of its links those that may come back, attached or not.
@@ -175,6 +184,8 @@ class _Node:
         ]
         return [*found, *(producer.link for producer in self.intake.producers)]
 
+
+_REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
@@ -199,7 +210,12 @@ def _alike(one: Declaration, other: Declaration) -> bool:
     """Whether a node that is declared as *one* can become one that is declared as *other*."""
     if isinstance(one, Queue) and isinstance(other, Queue):
         # Its messages are in this order already.
-        return one.priorities == other.priorities
+        return (
+            one.priorities == other.priorities
+            and one.sort_key == other.sort_key
+            and one.last_value_key == other.last_value_key
+            and one.groups == other.groups
+        )
     if isinstance(one, Log) and isinstance(other, Log):
         # So are the places of its records.
         return one.partitions == other.partitions
@@ -216,6 +232,16 @@ def _way_in(
         entrance = Entrance(held, partition)
         return entrance, None if held.reading is None else entrance
     return held, ledger
+
+
+def _check(declared: Declaration) -> Check | None:
+    wished = isinstance(declared, Queue) and declared.check_properties
+    return check_claims if wished else None
+
+
+def _locked(node: _Node, terms: Terms) -> bool:
+    """Whether a consumer with *terms* has to stay away because of another one."""
+    return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
 
 
 def _key(number: int) -> bytes:
@@ -299,6 +325,11 @@ class BrokerHost:
         self._looking = trio.Event()
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
+        #: Queues that are to be told the time, by when, and in which order they asked.
+        self._alarms: list[tuple[float, int, MessageQueue]] = []
+        self._alarms_set = 0
+        self._alarms_max = 64
+        self._alarmed = trio.Event()
         self._reading = None if journal is None else Reading(journal, limits)
         #: Logs, by their numbers in the store.
         self._logs: dict[MessageLog, int] = {}
@@ -383,8 +414,10 @@ class BrokerHost:
                 kept,
                 described.snd_settle_mode,
                 described.container_id,
-                self.clock.wall(),
-                self.limits,
+                priority=described.priority,
+                exclusive=described.exclusive,
+                now=self.clock.wall(),
+                limits=self.limits,
             )
         terminus = self._make_terminus(node, key, terms, number)
         assert terminus is not None
@@ -451,9 +484,14 @@ class BrokerHost:
             return
         else:
             self._make(virtual_host, declared)
+        self._make_dead(virtual_host, declared)
+
+    def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
+        """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
-        if dead is not None and dead not in space:
-            self._make(virtual_host, Queue(dead))
+        if dead is not None and dead not in self._spaces[virtual_host]:
+            # Whoever declares it later says what it is like.
+            self._make(virtual_host, Queue(dead)).found = True
 
     def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
         node.declared = declared
@@ -465,6 +503,10 @@ class BrokerHost:
             held.length_max = declared.length_max or 0
             held.overflow = declared.overflow
             held.bytes_max = declared.bytes_max or self.limits.queue_bytes_max
+            held.single_active = declared.single_active
+            held.exclusive = declared.exclusive
+            held.lock(declared.lock_s or 0.0)
+            node.inlet.check = _check(declared)
             node.inlet.ttl_s = declared.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
@@ -537,8 +579,22 @@ class BrokerHost:
                 bytes_max=declared.bytes_max or 0,
                 priorities=declared.priorities,
                 overflow=declared.overflow,
+                monotonic=self.clock.monotonic,
+                marker=marker(
+                    last_value_key=declared.last_value_key,
+                    sort_key=declared.sort_key,
+                    groups=declared.groups,
+                    limits=limits,
+                ),
+                last_value=declared.last_value_key is not None,
+                sorting=declared.sort_key is not None,
+                grouping=declared.groups > 0,
+                lock_s=declared.lock_s or 0.0,
+                single_active=declared.single_active,
+                exclusive=declared.exclusive,
                 limits=limits,
             )
+            held.on_alarm = partial(self._set_alarm, held)
             held.on_unfinished = partial(self._look_on, held)
         elif isinstance(declared, Topic):
             ttl_s = declared.ttl_s
@@ -547,8 +603,10 @@ class BrokerHost:
                 self.clock.wall,
                 backlog_max=declared.backlog_max or 0,
                 backlog_bytes_max=declared.backlog_bytes_max or 0,
+                monotonic=self.clock.monotonic,
                 limits=limits,
             )
+            held.on_alarm = self._set_alarm
         elif isinstance(declared, Log):
             held = self._make_log(declared, number, new)
         else:
@@ -570,6 +628,7 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
+            check=_check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
         if not isinstance(held, MessageLog):
@@ -627,6 +686,8 @@ class BrokerHost:
             self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
         messages = held.available + held.acquired
+        if isinstance(held, MessageQueue):
+            messages += held.delayed
         links = node.links()
         termini = list(node.termini)
         held.delete()
@@ -645,9 +706,11 @@ class BrokerHost:
         reason: str,
         error: Error | None,
     ) -> bool:
-        if declared.dead_letter is None:
+        node = self._sender(space, declared, entry) if declared.return_to_sender else None
+        if node is None and declared.dead_letter is None:
             return False
-        node = space.get(declared.dead_letter)
+        if node is None:
+            node = space.get(declared.dead_letter or "")
         if node is None:
             _log.warning(
                 "%s: a message was dropped (%s): the dead-letter address %s has been deleted",
@@ -656,7 +719,7 @@ class BrokerHost:
                 declared.dead_letter,
             )
             return False
-        letter = dead_letter(entry, declared.name, reason, error)
+        letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
         unit = None if self.journal is None else self.journal.joins
         if unit is not None and node.ledger is None:
             # Nothing of a transaction is seen before it is kept.
@@ -664,6 +727,19 @@ class BrokerHost:
         else:
             node.inlet.take(letter)
         return True
+
+    def _sender(self, space: dict[str, _Node], declared: Queue, entry: Entry) -> _Node | None:
+        """The node to which a message that was given up is returned, None if it names none.
+
+        It goes nowhere from there but to a dead-letter address: its ``reply-to`` stays the same.
+        """
+        if entry.message_format != MESSAGE_FORMAT:
+            return None
+        try:
+            address = _REPLY_TO.read(MessageView(entry, self.limits))
+        except DecodeError:
+            return None
+        return None if address == declared.name else space.get(address)
 
     # --- Links (fronts.base.Host) ---
 
@@ -728,6 +804,15 @@ class BrokerHost:
                     return True
                 # A link that asks for something else is another one (S3 2.3.2).
                 kept.end()
+        goes_on = kept is not None and not kept.over
+        if sending and not (terms.copies or goes_on) and _locked(node, terms):
+            link.refuse(
+                Error(
+                    "amqp:resource-locked",
+                    f"{node.declared.name!r} has a consumer, and one of the two is exclusive",
+                )
+            )
+            return True
         self._accept(node, link, terms, sending, key)
         return True
 
@@ -758,6 +843,11 @@ class BrokerHost:
         except AmqpError as error:
             return Error.of(error)
         return None if node is None else node.inlet
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Whether *address* is that of a dynamic node."""
+        node = self._space(virtual_host).get(address)
+        return node is not None and node.owner is not None
 
     def _inlet(self, virtual_host: str, address: str) -> Inlet | None:
         try:
@@ -797,7 +887,9 @@ class BrokerHost:
         declared = None if self._auto_create is None else self._auto_create(address)
         if declared is None or (kind is not None and declared.kind != kind):
             return None
-        return self._make(virtual_host, declared)
+        node = self._make(virtual_host, declared)
+        self._make_dead(virtual_host, declared)
+        return node
 
     def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:
         """One partition of *log*, as a node of its own for those who attach there."""
@@ -936,6 +1028,12 @@ class BrokerHost:
         properties = dict(terms.properties or {})
         if isinstance(node.held, MessageLog) and sending:
             properties[Symbol("x-opt-incarnation")] = node.held.incarnation
+        elif isinstance(node.held, MessageQueue) and sending and not terms.copies:
+            # What is honoured is said.
+            if terms.priority:
+                properties[PRIORITIES[0]] = Int(terms.priority)
+            if terms.exclusive:
+                properties[EXCLUSIVE] = True
         if properties:
             options["properties"] = properties
         if not sending:
@@ -984,6 +1082,7 @@ class BrokerHost:
             transactions=inlet.transactions,
             volatile=inlet.volatile,
             on_expiring=inlet.on_expiring,
+            check=inlet.check,
         )
 
     def _consumer(self, node: _Node, terms: Terms) -> Any:
@@ -1012,6 +1111,8 @@ class BrokerHost:
                 outcomes=terms.outcomes,
                 settled=terms.settled,
                 filters=terms.filters,
+                priority=terms.priority,
+                exclusive=terms.exclusive,
             )
         subscription.transactions = self.transactions
         return subscription
@@ -1081,6 +1182,7 @@ class BrokerHost:
             dynamic=node.owner is not None,
             available=held.available,
             acquired=held.acquired,
+            delayed=held.delayed if isinstance(held, MessageQueue) else 0,
             bytes=held.bytes,
             consumers=len(held.consumers),
             producers=len(node.intake.producers),
@@ -1295,16 +1397,49 @@ class BrokerHost:
             self.look_on()
             await trio.lowlevel.checkpoint()
 
+    def _set_alarm(self, held: MessageQueue, at: float) -> None:
+        self._alarms_set += 1
+        if len(self._alarms) >= self._alarms_max:
+            # Some queues have gone, or wait for another time now.
+            self._alarms = [
+                alarm
+                for alarm in self._alarms
+                if alarm[2].alarm == alarm[0] and not alarm[2].deleted
+            ]
+            heapq.heapify(self._alarms)
+            self._alarms_max = 2 * len(self._alarms) + 64
+        heapq.heappush(self._alarms, (at, self._alarms_set, held))
+        self._alarmed.set()
+
+    def tick(self) -> None:
+        """Let queues do what is due: deliver what was delayed, release what was locked."""
+        alarms = self._alarms
+        now = self.clock.monotonic()
+        while alarms and alarms[0][0] <= now:
+            at, _, held = heapq.heappop(alarms)
+            if held.alarm == at:
+                held.tick()
+
+    async def _tick_always(self) -> None:
+        while True:
+            self._alarmed = trio.Event()
+            wait_s = self._alarms[0][0] - self.clock.monotonic() if self._alarms else inf
+            with trio.move_on_after(max(0.0, wait_s)):
+                await self._alarmed.wait()
+            self.tick()
+
     def sweep(self) -> None:
         """Give up what has expired at the front of its queue although nobody came for it, and what
         logs in memory do not keep, and roll back transactions that take too long."""
+        self.tick()
         self.transactions.sweep()
         self.termini.sweep()
         for node, space in list(self._leaving.items()):
             self._judge(space, node)
         for held in list(self._expiring):
             held.sweep()
-            if not held.available and not held.acquired:
+            delayed = held.delayed if isinstance(held, MessageQueue) else 0
+            if not held.available and not held.acquired and not delayed:
                 self._expiring.pop(held, None)
         for log, number in self._logs.items():
             log.sweep()
@@ -1334,6 +1469,7 @@ class BrokerHost:
             if self._reading is not None:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
+            nursery.start_soon(self._tick_always)
             while True:
                 await trio.sleep(interval_s)
                 self.sweep()

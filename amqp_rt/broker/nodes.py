@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
 from ..codec.composites import from_described
@@ -42,12 +45,16 @@ from ..termini import (
 )
 from ..values import Array, Described, Symbol
 from .filters import FilterSet, compile_filter_set
+from .keyed import Field
 from .positions import Position
 from .queues import BLOCK, DROP_HEAD, REJECT
 from .selectors import InvalidFilter
 
 #: Characters of a node's name.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max
+
+#: Groups of messages that a queue tells apart.
+GROUPS_MAX: Final = 65_536
 
 #: A priority is one octet.
 PRIORITIES_MAX: Final = 256
@@ -60,6 +67,11 @@ LOG: Final = "log"
 _OUTCOMES: Final[dict[str, type]] = dict(
     zip(STANDARD_OUTCOMES, (Accepted, Rejected, Released, Modified), strict=True)
 )
+
+#: Link properties by which a consumer says before or after whom it wants to be served, as Artemis
+#: and as RabbitMQ spell it, and that it wants to be the only one.
+PRIORITIES: Final = (Symbol("priority"), Symbol("rabbitmq:priority"))
+EXCLUSIVE: Final = Symbol("exclusive")
 
 #: Capabilities by which a client says what kind of node it takes the address for.
 _KINDS: Final = {
@@ -146,6 +158,25 @@ class Queue(Declaration, frozen=True, kw_only=True):
             is one, which makes the queue a ring.
         priorities: How many priorities are told apart (Part 3 §3.2.1); of messages with equal ones
             the first comes first. By default none are.
+        sort_key: A field of the messages by which they are sorted, lowest first: ``properties.NAME``,
+            ``message-annotations.NAME`` or ``application-properties.NAME``; a bare name is that of an
+            application property. Numbers come before times, times before texts, texts before the
+            rest; messages without the field come last. Of equal ones the first comes first.
+        last_value_key: A field, named likewise: of messages with equal values only the last is kept.
+            One that somebody holds stays with them, and is gone if they let go of it. Messages
+            without the field are all kept.
+        groups: How many groups of messages are told apart, by their ``group-id``. The messages of a
+            group go to one consumer, in order, until it leaves. By default there are none.
+        lock_s: Seconds after which a delivery that its consumer has not settled is released, for
+            others to have (Part 3 §3.4.4). By default it may keep it as long as it likes.
+        single_active: One consumer gets all messages; the others stand by, and when it leaves the one
+            with the highest priority takes over, of equal ones the one that came first.
+        exclusive: A second consumer is refused.
+        return_to_sender: A message that is given up goes to the node of its ``reply-to``, if it names
+            another one here; to ``dead_letter`` otherwise. It is the sender who chooses that node.
+        check_properties: Look at what the properties of arriving messages claim (§3.2.4): a
+            ``user-id`` is that of the user who is logged in, or the message is rejected, and what
+            has an ``absolute-expiry-time`` expires then.
     """
 
     max_deliveries: int | None = None
@@ -156,6 +187,14 @@ class Queue(Declaration, frozen=True, kw_only=True):
     bytes_max: int | None = None
     overflow: Literal["block", "reject", "drop-head"] = "block"
     priorities: int = 1
+    sort_key: str | None = None
+    last_value_key: str | None = None
+    groups: int = 0
+    lock_s: float | None = None
+    single_active: bool = False
+    exclusive: bool = False
+    return_to_sender: bool = False
+    check_properties: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,6 +202,16 @@ class Queue(Declaration, frozen=True, kw_only=True):
             raise ValueError(f"overflow is block, reject or drop-head, not {self.overflow!r}")
         if not 1 <= self.priorities <= PRIORITIES_MAX:
             raise ValueError(f"priorities is 1 to {PRIORITIES_MAX}, not {self.priorities}")
+        for key in (self.sort_key, self.last_value_key):
+            if key is not None:
+                Field(key)
+        if self.sort_key is not None and self.priorities > 1:
+            raise ValueError(
+                "a queue is in the order of its sort_key or of priorities, not of both"
+            )
+        if not 0 <= self.groups <= GROUPS_MAX:
+            raise ValueError(f"groups is 0 to {GROUPS_MAX}, not {self.groups}")
+        _at_least("lock_s", self.lock_s, 0.001)
         _at_least("max_deliveries", self.max_deliveries, 1)
         _at_least("max_attempts", self.max_attempts, 1)
         _at_least("ttl_s", self.ttl_s, 0)
@@ -262,6 +311,30 @@ def declaration(kind: str, name: str) -> Declaration:
     return KINDS[kind](name)
 
 
+def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Declaration:
+    """The node that *fields* describe: ``name``, ``kind`` (a queue if there is none), and options.
+
+    Not *strict*, texts are taken for what they say, such as ``"5"`` for a number.
+
+    Raises:
+        ValueError: They describe none; says what is wrong, and what might be meant.
+    """
+    options = dict(fields)
+    kind = options.pop("kind", QUEUE)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"a node is a queue, a topic or a log, not {kind!r:.50}")
+    known = KINDS[kind].__struct_fields__
+    for key in options:
+        if key not in known:
+            close = get_close_matches(key, known, 1)
+            hint = f"; is {close[0]!r} meant?" if close else f": it has {', '.join(known)}"
+            raise ValueError(f"a {kind} has no option {key!r:.50}{hint}")
+    try:
+        return msgspec.convert(options, KINDS[kind], strict=strict)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
 class Terms(Struct, frozen=True, kw_only=True):
     """What a link gets: the termini to answer with, and what its endpoint has to do."""
 
@@ -283,6 +356,10 @@ class Terms(Struct, frozen=True, kw_only=True):
     shared: bool = False
     #: What is said of the link beside its termini.
     properties: dict[object, object] | None = None
+    #: Consumers with a higher one are served first.
+    priority: int = 0
+    #: There may be no other consumer.
+    exclusive: bool = False
 
     @property
     def settled(self) -> bool:
@@ -487,6 +564,9 @@ def _consumer(
         )
     except InvalidFilter as error:
         return Error.of(error)
+    priority = _priority(link)
+    if isinstance(priority, Error):
+        return priority
     outcomes = tuple(asked.outcomes) or STANDARD_OUTCOMES
     capabilities = [declared.kind]
     if shared:
@@ -533,11 +613,20 @@ def _consumer(
         keeps=keeps,
         shared=shared,
         properties=properties,
+        priority=priority,
+        exclusive=link.properties.get(EXCLUSIVE) is True,
     )
 
 
 def terms_again(
-    source: Source, snd_settle_mode: int, container_id: str, now: float, limits: Limits
+    source: Source,
+    snd_settle_mode: int,
+    container_id: str,
+    *,
+    priority: int,
+    exclusive: bool,
+    now: float,
+    limits: Limits,
 ) -> Terms:
     """What a link got that was answered with *source*, which was kept meanwhile.
 
@@ -557,6 +646,8 @@ def terms_again(
         filters=filters if filters.selective else None,
         keeps=True,
         shared=SHARED in source.capabilities,
+        priority=priority,
+        exclusive=exclusive,
     )
 
 
@@ -565,6 +656,21 @@ def _allowed(outcomes: tuple[str, ...]) -> tuple[type, ...] | None:
     if len(set(outcomes)) >= len(_OUTCOMES):
         return None
     return tuple(_OUTCOMES[outcome] for outcome in outcomes)
+
+
+def _priority(link: Link) -> int | Error:
+    found = 0
+    for name in PRIORITIES:
+        value = link.properties.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
+            return Error(
+                "amqp:invalid-field",
+                f"the link property {name} is a number of 32 bits, not {value!r:.50}",
+            )
+        found = int(value)
+    return found
 
 
 def _modes(declared: Declaration) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from ..errors import DecodeError, WouldBlock
+from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..transactions import TransactionalState
@@ -85,6 +86,10 @@ class Ledger(Protocol):
     def receive(self, entry: Entry) -> None: ...
 
 
+#: Why a message of a peer is refused, None if it is not.
+Check: TypeAlias = Callable[[Entry, Peer], Rejected | None]
+
+
 def _nothing() -> None:
     """Nobody wants to know."""
 
@@ -102,6 +107,7 @@ class Inlet:
         ledger: Keeps durable messages; None if the node keeps none.
         transactions: Those in which messages may be posted; None if there are none.
         volatile: Durable messages are taken although nothing keeps them.
+        check: Says why a message is refused that one of its peers has sent, if it is.
         successor: Gives the inlet of the address once the node has been deleted, if there is one.
     """
 
@@ -117,6 +123,7 @@ class Inlet:
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
+        check: Check | None = None,
         successor: Callable[[], Inlet | None] = _nothing,
     ) -> None:
         self.intake = intake
@@ -128,6 +135,7 @@ class Inlet:
         self.transactions = transactions
         self.volatile = volatile
         self.on_expiring = on_expiring
+        self.check = check
         self.successor = successor
         #: Keeps together with messages that they have come.
         self.note: Callable[[Unit, list[IncomingDelivery]], None] | None = None
@@ -183,6 +191,7 @@ class Inlet:
             return
         admit = self.door.admit
         ledger = self.ledger
+        check = self.check
         now = self.wall()
         publisher = link.peer.container_id
         #: To be kept before they are put, and the deliveries that brought them.
@@ -211,6 +220,8 @@ class Inlet:
                     refusal = _NOT_KEPT
                 elif not self.admits(len(payload)):
                     refusal = _FULL
+                elif check is not None:
+                    refusal = check(entry, link.peer)
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
             except Unwelcome as error:
@@ -284,6 +295,7 @@ class Producer(Inlet):
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
+        check: Check | None = None,
     ) -> None:
         super().__init__(
             intake,
@@ -295,6 +307,7 @@ class Producer(Inlet):
             transactions=transactions,
             volatile=volatile,
             on_expiring=on_expiring,
+            check=check,
         )
         self.link: Any = None
         #: Credit that the link has, and that it had after the last grant.

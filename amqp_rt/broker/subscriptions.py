@@ -14,6 +14,7 @@ from ..outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, 
 from ..transactions import TransactionalState
 from ..unsettled import Unsettled, UnsettledMap
 from .entries import Entry
+from .groups import Groups
 
 #: Any of the four standard outcomes.
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
@@ -92,6 +93,9 @@ class Subscription:
         settled: Messages are sent settled and are gone then.
         filters: What messages have to match, an object with ``matches(entry, publisher)``, or None.
         cursor: Of messages never taken, those before this place have been looked at in vain.
+        groups: Whose each group of messages is, None if the node has no groups.
+        priority: Those with a higher one are served first.
+        exclusive: There may be no other consumer.
     """
 
     def __init__(
@@ -104,11 +108,21 @@ class Subscription:
         settled: bool = False,
         filters: Any = None,
         cursor: int = 0,
+        groups: Groups | None = None,
+        priority: int = 0,
+        exclusive: bool = False,
     ) -> None:
         self.node = node
         self.identity = identity
         self.filters = filters
         self.cursor = cursor
+        self.groups = groups
+        self.priority = priority
+        self.exclusive = exclusive
+        #: Not everything is for it.
+        self.selective: bool = filters is not None or groups is not None
+        #: It may be served at all; false while it stands by for another.
+        self.active: bool = True
         self.default_outcome = default_outcome
         self.outcomes = outcomes
         self.settled = settled
@@ -132,9 +146,11 @@ class Subscription:
         self.on_left: list[Callable[[], None]] = []
 
     def wants(self, entry: Entry) -> bool:
-        """Whether its filters let *entry* pass."""
+        """Whether its filters let *entry* pass, and its group is not somebody else's."""
         filters = self.filters
-        return filters is None or bool(filters.matches(entry, entry.publisher))
+        if filters is not None and not filters.matches(entry, entry.publisher):
+            return False
+        return self.groups is None or self.groups.allows(entry, self.identity)
 
     # --- What the link says (fronts.base.SendingEndpoint) ---
 

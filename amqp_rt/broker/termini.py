@@ -79,6 +79,8 @@ class Described(Struct, array_like=True):
     #: The source or the target as it was answered, encoded.
     terminus: bytes
     snd_settle_mode: int
+    priority: int = 0
+    exclusive: bool = False
 
 
 def key_of(number: int) -> bytes:
@@ -448,14 +450,17 @@ class RecordedLink:
         self._staged -= 1
         raw = self.raw
         subscription = self._source.subscription
+        node = subscription.node
         if raw.attached and raw.credit > 0 and not self._source.over:
-            raw.send(payload, entry, settled=False, tag=tag, message_format=message_format)
+            sent = raw.send(payload, entry, settled=False, tag=tag, message_format=message_format)
+            if isinstance(node, MessageQueue):
+                node.left(subscription, sent)
         else:
             self._source.ended(Unsettled(tag=tag))
-            subscription.node.conclude(subscription, entry, RELEASED)
-            subscription.node.concluded()
+            node.conclude(subscription, entry, RELEASED)
+            node.concluded()
         if not self._staged and raw.draining and raw.attached:
-            subscription.node.serve(subscription)
+            node.serve(subscription)
 
 
 class SharedSource(Terminus):
@@ -764,6 +769,8 @@ class Termini:
             name,
             encode_composite(terminus.kept),
             terminus.terms.snd_settle_mode,
+            terminus.terms.priority,
+            terminus.terms.exclusive,
         )
         self.journal.loose.keep(
             TERMINUS, key_of(terminus.number), msgspec.msgpack.encode(described)

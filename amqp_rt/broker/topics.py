@@ -40,6 +40,7 @@ class MessageTopic:
         wall: The wall clock.
         backlog_max: Messages that may wait for one subscriber; 0 for ``limits.backlog_max``.
         backlog_bytes_max: Bytes of those; 0 for ``limits.backlog_bytes_max``.
+        monotonic: The clock of delays; by default the wall clock.
         limits: Bounds.
     """
 
@@ -50,10 +51,12 @@ class MessageTopic:
         *,
         backlog_max: int = 0,
         backlog_bytes_max: int = 0,
+        monotonic: Callable[[], float] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.memory = memory
         self.wall = wall
+        self.monotonic = monotonic or wall
         self.backlog_max = backlog_max or limits.backlog_max
         self.backlog_bytes_max = backlog_bytes_max or limits.backlog_bytes_max
         self.limits = limits
@@ -62,6 +65,8 @@ class MessageTopic:
         #: A topic always has room: its subscribers' queues are bounded.
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
+        #: Called when a subscriber's queue is to be told the time.
+        self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
         #: Bytes of messages of transactions.
         self._held = 0
         #: The queues of the subscriptions.
@@ -189,8 +194,11 @@ class MessageTopic:
         Returns:
             The subscription's number, for :meth:`close`, and its queue.
         """
-        queue = MessageQueue(self.memory, self.wall, _drop, limits=self.limits)
+        queue = MessageQueue(
+            self.memory, self.wall, _drop, monotonic=self.monotonic, limits=self.limits
+        )
         queue.counts = self.counts
+        queue.on_alarm = partial(self.on_alarm, queue)
         self._identities += 1
         identity = self._identities
         self._queues[identity] = queue
@@ -357,3 +365,7 @@ class TopicLedger:
 
 def _nothing() -> None:
     """Nobody waits for room."""
+
+
+def _nothing_then(queue: MessageQueue, at: float) -> None:
+    """Nobody looks at the clock."""

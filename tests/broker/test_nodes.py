@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from brokers import World
 
-from amqp_rt.broker.nodes import Log, Queue, Topic, declaration
+from amqp_rt import Broker
+from amqp_rt.broker.nodes import Log, Queue, Topic, declaration, declaration_of
+from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, SND_SETTLED, SND_UNSETTLED
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
+from amqp_rt.runtime import declared_by
 from amqp_rt.termini import STANDARD_OUTCOMES, Source, Target
 from amqp_rt.values import Array, Described, Symbol, ULong
 
@@ -56,6 +59,65 @@ def test_a_kind_by_its_name() -> None:
     assert (Queue("x").kind, Topic("x").kind, Log("x").kind) == ("queue", "topic", "log")
     with pytest.raises(ValueError, match="a queue, a topic or a log, not 'heap'"):
         declaration("heap", "x")
+
+
+DESCRIBED: list[tuple[str, Any]] = [
+    ("queue:work", Queue("work")),
+    ("queue:a/b:c?dead_letter=a%26b", Queue("a/b:c", dead_letter="a&b")),
+    (
+        "queue:work?priorities=5&lock_s=1.5&single_active=true&sort_key=",
+        "names no field",
+    ),
+    (
+        "queue:work?length_max=5&ttl_s=1.5&single_active=true&overflow=reject",
+        Queue("work", length_max=5, ttl_s=1.5, single_active=True, overflow="reject"),
+    ),
+    ("log:clicks?partitions=3", Log("clicks", partitions=3)),
+    ("work", "is not KIND:NAME"),
+    ("stack:work", "is not KIND:NAME"),
+    ("queue:?priorities=5", "is not KIND:NAME"),
+    ("queue:work?prioritys=5", "a queue has no option 'prioritys'; is 'priorities' meant?"),
+    ("topic:news?priorities=5", "a topic has no option 'priorities': it has name, "),
+    ("queue:work?priorities", "bad query field"),
+    ("queue:work?priorities=many", "Expected `int`, got `str` - at `$.priorities`"),
+    ("queue:work?overflow=spill", "Invalid enum value 'spill'"),
+    ("queue:work?groups=-1", "groups is 0 to 65536"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), DESCRIBED, ids=[text for text, _ in DESCRIBED])
+def test_a_declaration_in_one_line(text: str, expected: Any) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(AmqpError, match=re.escape(expected)):
+            declared_by(text)
+    else:
+        assert declared_by(text) == expected
+
+
+def test_a_declaration_of_its_fields() -> None:
+    assert declaration_of({"name": "q"}) == Queue("q")
+    assert declaration_of({"name": "l", "kind": "log", "max_bytes": 7}) == Log("l", max_bytes=7)
+    for fields, sentence in [
+        ({"name": "q", "kind": 7}, "a node is a queue, a topic or a log, not 7"),
+        ({"name": "q", "priorities": "5"}, "Expected `int`, got `str`"),
+        ({}, "missing required field `name`"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            declaration_of(fields)
+
+
+async def test_nodes_made_on_first_use_have_the_options_of_their_pattern() -> None:
+    patterns = ["queue:*?dead_letter=dead", "queue:jobs-*?dead_letter=lost&priorities=10"]
+    async with Broker(auto_create=patterns) as broker, broker.local() as peer:
+        for address in ("jobs-1", "plain", "dead"):
+            async with peer.sender(address):
+                pass
+        assert broker.host.nodes() == [
+            Queue("jobs-1", dead_letter="lost", priorities=10),
+            Queue("lost"),
+            Queue("plain", dead_letter="dead"),
+            Queue("dead"),
+        ]
 
 
 # --- sources -------------------------------------------------------------------------------

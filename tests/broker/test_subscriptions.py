@@ -158,10 +158,11 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
 @asynccontextmanager
 async def client(broker: Broker, name: str = "c") -> AsyncIterator[Connection]:
     """A connection of a container of that name."""
-    network = broker.container.network
-    async with Container(name, network=network) as us:
-        async with us.connect("memory://broker", reconnect=None) as peer:
-            yield peer
+    async with (
+        Container(name, network=broker.container.network) as us,
+        us.connect("memory://broker", reconnect=None) as peer,
+    ):
+        yield peer
 
 
 @asynccontextmanager

@@ -195,6 +195,69 @@ async def test_browsing(peer: PeerPrograms) -> None:
         assert numbers(taken["messages"]) == [0, 1, 2]
 
 
+def coloured(*colours: str, **header: Any) -> list[dict[str, Any]]:
+    """Messages of these colours, with their number as the body."""
+    return [
+        {
+            "body": ["value", ["long", str(number)]],
+            "application_properties": {"colour": ["string", colour]},
+            "header": header,
+        }
+        for number, colour in enumerate(colours)
+    ]
+
+
+@pytest.mark.req("M27", "M29", "B20")
+async def test_selectors(peer: PeerPrograms) -> None:
+    async with a_broker(Queue("q")) as port:
+        messages = coloured("red", "blue", "red", "green", "blue")
+        await peer.run("send", port=port, address="q", messages=messages)
+        some = {"port": port, "address": "q", "selector": "colour IN ('blue', 'green')"}
+        for _ in range(2):
+            seen = await peer.run("receive", browse=True, quiet_ms=300, **some)
+            assert numbers(seen["messages"]) == [1, 3, 4]
+        # The credit that nothing matches is used up by a drain.
+        taken = await peer.run("receive", credit=10, drain=True, **some)
+        assert numbers(taken["messages"]) == [1, 3, 4]
+        assert (taken["drained"], taken["credit"]) == (True, 0)
+        rest = await peer.run("receive", port=port, address="q", credit=10, drain=True)
+        assert numbers(rest["messages"]) == [0, 2]
+        wrong = await peer.run("receive", port=port, address="q", selector="colour = = 1")
+        assert wrong["error"]["scope"] == "link"
+        assert wrong["error"]["condition"] == "amqp:invalid-field"
+
+
+@pytest.mark.req("M29", "B19")
+async def test_subscribers_with_selectors(peer: PeerPrograms) -> None:
+    async with a_broker(Topic("news")) as port:
+        common = {"port": port, "address": "news"}
+        async with (
+            peer.start("receive", count=2, selector="colour = 'red'", **common) as red,
+            peer.start("receive", count=1, selector="colour = 'blue'", **common) as blue,
+        ):
+            await red.said("attached")
+            await blue.said("attached")
+            await peer.run("send", messages=coloured("red", "blue", "red"), **common)
+            assert numbers((await red.result())["messages"]) == [0, 2]
+            assert numbers((await blue.result())["messages"]) == [1]
+
+
+@pytest.mark.req("M7", "B16")
+async def test_what_has_expired_is_not_delivered(peer: PeerPrograms) -> None:
+    async with a_broker(Queue("q", dead_letter="dead"), Queue("dead")) as port:
+        for ttl, messages in ((200, 2), (60_000, 1)):
+            sent = await peer.run(
+                "send", port=port, address="q", messages=coloured(*["red"] * messages, ttl=ttl)
+            )
+            assert outcomes(sent) == ["accepted"] * messages
+        dead = await peer.run("receive", port=port, address="dead", count=2)
+        assert numbers(dead["messages"]) == [0, 1]
+        alive = await peer.run("receive", port=port, address="q", credit=10, drain=True)
+        (message,) = alive["messages"]
+        # It says what is left of it.
+        assert 0 < message["header"]["ttl"] <= 60_000
+
+
 @pytest.mark.req("B19")
 async def test_a_topic_copies_to_every_subscriber(peer: PeerPrograms) -> None:
     async with a_broker(Topic("news")) as port:

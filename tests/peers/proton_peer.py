@@ -14,7 +14,7 @@ from collections import deque
 import proton
 from proton import Condition, Data, Delivery, Endpoint, Link, Message, Terminus
 from proton.handlers import MessagingHandler
-from proton.reactor import ApplicationEvent, Container, Copy, EventInjector, SenderOption
+from proton.reactor import ApplicationEvent, Container, Copy, EventInjector, Selector, SenderOption
 
 # ---- typed values ------------------------------------------------------------------------------
 
@@ -413,6 +413,8 @@ class Receive(Client):
         link_options = [Settlement(options)]
         if options.get("browse"):
             link_options.append(Copy())
+        if "selector" in options:
+            link_options.append(Selector(options["selector"]))
         self.receiver = container.create_receiver(
             self.connection, options["address"], options=link_options
         )

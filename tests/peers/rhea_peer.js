@@ -344,6 +344,7 @@ function receive(options) {
     const { result } = connection;
     const source = { address: options.address };
     if (options.browse) source.distribution_mode = 'copy';
+    if (options.selector) source.filter = rhea.filter.selector(options.selector);
     const receiver = connection.open_receiver({
         source, credit_window: 0, autoaccept: false, autosettle: false, ...settlement(options),
     });

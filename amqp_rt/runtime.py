@@ -31,8 +31,10 @@ from .limits import DEFAULT_LIMITS, Limits
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
+from .security.access import Access
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
+from .security.tokens import Cbs
 from .stores.base import Store
 
 
@@ -57,6 +59,8 @@ class Broker:
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
         authorize: May this peer attach there?
+        access: Who may do what where; see :mod:`amqp_rt.security.access`.
+        cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
@@ -78,6 +82,8 @@ class Broker:
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
         authorize: Authorize | None = None,
+        access: Access | None = None,
+        cbs: Cbs | None = None,
         plain_in_clear: bool = False,
         network: MemoryNetwork | None = None,
         management: bool = True,
@@ -91,6 +97,8 @@ class Broker:
             users=users,
             sasl=sasl,
             authorize=authorize,
+            access=access,
+            cbs=cbs,
             plain_in_clear=plain_in_clear,
             network=network,
         )

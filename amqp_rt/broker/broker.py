@@ -29,6 +29,7 @@ from ..outcomes import Error
 from ..stores.base import SEQUENCE_MAX
 from ..termini import Coordinator, Source, Target
 from ..values import Int, Symbol
+from .claims import check_claims
 from .entries import NEVER, Door, Entry, dead_letter, departing, restored
 from .journal import Journal, QueueLedger
 from .keyed import Field, marker
@@ -49,7 +50,7 @@ from .nodes import (
     dynamic_declaration,
     split_partition,
 )
-from .producers import Inlet, Intake, Ledger, Place, Producer
+from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .topics import MessageTopic
 from .transactions import Transactions
@@ -130,7 +131,7 @@ class _Node:
         self.number = number
         #: Of a log, the partition that is meant, None for all.
         self.partition = partition
-        #: It was found in the store, and nobody has declared it since.
+        #: It was found in the store, or made for dead letters, and nobody has declared it since.
         self.found = False
 
     def links(self) -> list[Any]:
@@ -192,6 +193,11 @@ def _way_in(
         entrance = Entrance(held, partition)
         return entrance, None if held.reading is None else entrance
     return held, ledger
+
+
+def _check(declared: Declaration) -> Check | None:
+    wished = isinstance(declared, Queue) and declared.check_properties
+    return check_claims if wished else None
 
 
 def _locked(node: _Node, terms: Terms) -> bool:
@@ -375,7 +381,8 @@ class BrokerHost:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
         if dead is not None and dead not in self._spaces[virtual_host]:
-            self._make(virtual_host, Queue(dead))
+            # Whoever declares it later says what it is like.
+            self._make(virtual_host, Queue(dead)).found = True
 
     def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
         node.declared = declared
@@ -390,6 +397,7 @@ class BrokerHost:
             held.single_active = declared.single_active
             held.exclusive = declared.exclusive
             held.lock(declared.lock_s or 0.0)
+            node.inlet.check = _check(declared)
             node.inlet.ttl_s = declared.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
@@ -509,6 +517,7 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
+            check=_check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
         if not isinstance(held, MessageLog):
@@ -596,7 +605,7 @@ class BrokerHost:
                 declared.dead_letter,
             )
             return False
-        letter = dead_letter(entry, declared.name, reason, error)
+        letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
         unit = None if self.journal is None else self.journal.joins
         if unit is not None and node.ledger is None:
             # Nothing of a transaction is seen before it is kept.
@@ -667,6 +676,11 @@ class BrokerHost:
         except AmqpError as error:
             return Error.of(error)
         return None if node is None else node.inlet
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Whether *address* is that of a dynamic node."""
+        node = self._space(virtual_host).get(address)
+        return node is not None and node.owner is not None
 
     def _inlet(self, virtual_host: str, address: str) -> Inlet | None:
         try:
@@ -795,6 +809,7 @@ class BrokerHost:
                 transactions=inlet.transactions,
                 volatile=inlet.volatile,
                 on_expiring=inlet.on_expiring,
+                check=inlet.check,
             )
         elif terms.copies and isinstance(held, MessageQueue):
             endpoint = held.browse(settled=terms.settled, filters=terms.filters)

@@ -126,6 +126,9 @@ class Queue(Declaration, frozen=True, kw_only=True):
         exclusive: A second consumer is refused.
         return_to_sender: A message that is given up goes to the node of its ``reply-to``, if it names
             another one here; to ``dead_letter`` otherwise. It is the sender who chooses that node.
+        check_properties: Look at what the properties of arriving messages claim (§3.2.4): a
+            ``user-id`` is that of the user who is logged in, or the message is rejected, and what
+            has an ``absolute-expiry-time`` expires then.
     """
 
     max_deliveries: int | None = None
@@ -143,6 +146,7 @@ class Queue(Declaration, frozen=True, kw_only=True):
     single_active: bool = False
     exclusive: bool = False
     return_to_sender: bool = False
+    check_properties: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

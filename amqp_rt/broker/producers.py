@@ -10,9 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from ..errors import DecodeError, WouldBlock
+from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..transactions import TransactionalState
@@ -83,6 +84,10 @@ class Ledger(Protocol):
     def receive(self, entry: Entry) -> None: ...
 
 
+#: Why a message of a peer is refused, None if it is not.
+Check: TypeAlias = Callable[[Entry, Peer], Rejected | None]
+
+
 def _nothing() -> None:
     """Nobody wants to know."""
 
@@ -100,6 +105,7 @@ class Inlet:
         ledger: Keeps durable messages; None if the node keeps none.
         transactions: Those in which messages may be posted; None if there are none.
         volatile: Durable messages are taken although nothing keeps them.
+        check: Says why a message is refused that one of its peers has sent, if it is.
         successor: Gives the inlet of the address once the node has been deleted, if there is one.
     """
 
@@ -115,6 +121,7 @@ class Inlet:
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
+        check: Check | None = None,
         successor: Callable[[], Inlet | None] = _nothing,
     ) -> None:
         self.intake = intake
@@ -126,6 +133,7 @@ class Inlet:
         self.transactions = transactions
         self.volatile = volatile
         self.on_expiring = on_expiring
+        self.check = check
         self.successor = successor
 
     def admits(self, size: int) -> bool:
@@ -179,6 +187,7 @@ class Inlet:
             return
         admit = self.door.admit
         ledger = self.ledger
+        check = self.check
         now = self.wall()
         publisher = link.peer.container_id
         #: To be kept before they are put, and the deliveries that brought them.
@@ -207,6 +216,8 @@ class Inlet:
                     refusal = _NOT_KEPT
                 elif not self.admits(len(payload)):
                     refusal = _FULL
+                elif check is not None:
+                    refusal = check(entry, link.peer)
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
             except Unwelcome as error:
@@ -280,6 +291,7 @@ class Producer(Inlet):
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
+        check: Check | None = None,
     ) -> None:
         super().__init__(
             intake,
@@ -291,6 +303,7 @@ class Producer(Inlet):
             transactions=transactions,
             volatile=volatile,
             on_expiring=on_expiring,
+            check=check,
         )
         self.link: Any = None
         #: Credit that the link has, and that it had after the last grant.

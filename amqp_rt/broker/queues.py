@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from .entries import NEVER, Entry, annotate, departing
+from .entries import LATER, NEVER, Entry, annotate, departing
 from .groups import Groups
 from .keyed import Marks
 from .locks import Locks
@@ -374,6 +374,7 @@ class MessageQueue(DistributionNode):
             return
         sequence = entry.sequence
         if sequence < 0:
+            later = sequence == LATER
             sequence = entry.sequence = self._place_next
             self._place_next = sequence + 1
             size = len(entry.payload)
@@ -381,8 +382,9 @@ class MessageQueue(DistributionNode):
             self.memory.held += size
         else:
             self.pending -= 1
+            later = entry.due is not None
         self.counts.enqueued += 1
-        if entry.due is not None and self._delays(entry):
+        if later and self._delays(entry):
             return
         if self._marker is not None and not self._mark(entry):
             return

@@ -16,6 +16,7 @@ from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
 from ..runtime import Broker, store_of
+from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .running import run, set_up_logs, signalled
 
@@ -44,6 +45,12 @@ from .running import run, set_up_logs, signalled
     "--anonymous",
     is_flag=True,
     help="Let everybody in. The default when there is no --user and all listeners are local.",
+)
+@click.option(
+    "--access",
+    "rules",
+    metavar="FILE",
+    help="Who may do what where: a TOML file of rules. Without one, who is let in may do everything.",
 )
 @click.option(
     "--node",
@@ -96,6 +103,7 @@ def serve(
     urls: tuple[str, ...],
     users: tuple[str, ...],
     anonymous: bool,
+    rules: str | None,
     nodes: tuple[str, ...],
     files: tuple[Path, ...],
     auto_create: tuple[str, ...],
@@ -132,6 +140,10 @@ def serve(
             raise click.BadParameter(str(error), param_hint="--user") from None
     if not users and not anonymous and not all(_is_local(url) for url in urls):
         raise click.UsageError("who may connect? Give --user NAME:PASSWORD, or --anonymous.")
+    try:
+        access = None if rules is None else Access.load(rules)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--access") from None
     sasl = (["PLAIN"] if users else []) + (["ANONYMOUS"] if anonymous or not users else [])
     if application is None:
         broker = Broker(
@@ -139,13 +151,16 @@ def serve(
             auto_create=auto_create,
             users=known if users else None,
             sasl=sasl,
+            access=access,
             plain_in_clear=plain_in_clear,
             store=kept,
             volatile=volatile,
         )
     else:
-        if users or anonymous:
-            raise click.UsageError("who may connect is up to the container of FILE.py")
+        if users or anonymous or rules:
+            raise click.UsageError(
+                "who may connect, and do what, is up to the container of FILE.py"
+            )
         broker = Broker(
             container=load(application), auto_create=auto_create, store=kept, volatile=volatile
         )

@@ -314,6 +314,8 @@ class Connection:
             elif isinstance(event, LoginRequested):
                 self.container.start_login(self, event)
             elif isinstance(event, Opened):
+                if not self.dialled:
+                    self.container.opened(self)
                 if not over:
                     self._on_opened()
             else:

@@ -354,6 +354,10 @@ class Host(Protocol):
         its credit. None if the address is not ours, an error if it refuses.
         """
 
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Whether *address* was made for a link, and nobody can guess it: who knows it may answer
+        there without a right of its own (Part 3 §3.5.3 ``dynamic``)."""
+
 
 __all__ = [
     "RCV_FIRST",

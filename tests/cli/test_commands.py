@@ -187,6 +187,7 @@ def test_what_is_not_there_is_one_sentence(
         (["serve", "--store", "postgres:x"], "it is memory: or sqlite:PATH"),
         (["serve", "--listen", "amqps://127.0.0.1:0"], "amqps:// is not spoken by this version"),
         (["serve", "--listen", "amqp://0.0.0.0:0"], "who may connect?"),
+        (["serve", "--access", "no-such.toml"], "cannot read no-such.toml"),
         (["serve", "--user", "ada"], "AMQP_RT_PASSWORD_ADA"),
         (["serve", "--user", "ada:@/no/such/file"], "/no/such/file"),
         (["serve", "nofile.py:container"], "there is no file nofile.py"),

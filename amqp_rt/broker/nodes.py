@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
@@ -311,6 +311,12 @@ def declaration(kind: str, name: str) -> Declaration:
     return KINDS[kind](name)
 
 
+def similar(key: str, known: Collection[str]) -> str:
+    """Which of *known* is meant by *key*, as the end of a sentence."""
+    close = get_close_matches(key, known, 1)
+    return f"; is {close[0]!r} meant?" if close else f": it has {', '.join(known)}"
+
+
 def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Declaration:
     """The node that *fields* describe: ``name``, ``kind`` (a queue if there is none), and options.
 
@@ -326,9 +332,7 @@ def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Decl
     known = KINDS[kind].__struct_fields__
     for key in options:
         if key not in known:
-            close = get_close_matches(key, known, 1)
-            hint = f"; is {close[0]!r} meant?" if close else f": it has {', '.join(known)}"
-            raise ValueError(f"a {kind} has no option {key!r:.50}{hint}")
+            raise ValueError(f"a {kind} has no option {key!r:.50}{similar(key, known)}")
     try:
         return msgspec.convert(options, KINDS[kind], strict=strict)
     except msgspec.ValidationError as error:

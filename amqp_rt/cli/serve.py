@@ -11,10 +11,11 @@ from pathlib import Path
 import click
 import trio
 
+from ..broker.declarations import declarations_in, declared_by
 from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
-from ..runtime import Broker, declared_by, store_of
+from ..runtime import Broker, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .running import run, set_up_logs, signalled
@@ -60,6 +61,14 @@ from .running import run, set_up_logs, signalled
     "'queue:work?priorities=5&dead_letter=dead'. Repeatable.",
 )
 @click.option(
+    "--nodes",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A TOML or YAML file that declares nodes. Repeatable.",
+)
+@click.option(
     "--auto-create",
     metavar="KIND:PATTERN[?OPTIONS]",
     multiple=True,
@@ -96,6 +105,7 @@ def serve(
     anonymous: bool,
     rules: str | None,
     nodes: tuple[str, ...],
+    files: tuple[Path, ...],
     auto_create: tuple[str, ...],
     store: str,
     volatile: bool,
@@ -115,6 +125,11 @@ def serve(
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--store") from None
     declared = [declared_in("--node", text) for text in nodes]
+    for file in files:
+        try:
+            declarations_in(file)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--nodes") from None
     for text in auto_create:
         declared_in("--auto-create", text)
     known = Users()
@@ -156,6 +171,8 @@ def serve(
             await nursery.start(signalled, broker.stop)
             async with broker:
                 await broker.declare(*declared)
+                for file in files:
+                    await broker.declare_from(file)
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
                 print(f"ready {ready}", flush=True)

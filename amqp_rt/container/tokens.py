@@ -175,7 +175,11 @@ class TokenKeeper:
         if not audience.good:
             asked = _Asked()
             audience.asked.append(asked)
-            await asked.done.wait()
+            try:
+                await asked.done.wait()
+            finally:
+                if asked in audience.asked:
+                    audience.asked.remove(asked)
             if asked.error is not None:
                 raise asked.error
 

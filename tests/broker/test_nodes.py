@@ -9,12 +9,12 @@ import pytest
 from brokers import World
 
 from amqp_rt import Broker
+from amqp_rt.broker.declarations import declared_by
 from amqp_rt.broker.nodes import Log, Queue, Topic, declaration, declaration_of
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, SND_SETTLED, SND_UNSETTLED
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from amqp_rt.runtime import declared_by
 from amqp_rt.termini import STANDARD_OUTCOMES, Source, Target
 from amqp_rt.values import Array, Described, Symbol, ULong
 

@@ -180,6 +180,7 @@ def test_what_is_not_there_is_one_sentence(
         (["send", "--url", "amqp://h:99999", "a", "b"], "port"),
         (["send", "a", "b", "--property", "x"], "'x' is not NAME=VALUE"),
         (["serve", "--node", "orders"], "'orders' is not KIND:NAME"),
+        (["serve", "--nodes", "none.toml"], "none.toml cannot be read: No such file"),
         (["serve", "--auto-create", "stack:x"], "'stack:x' is not KIND:NAME"),
         (["serve", "--node", "queue:x?prioritys=5"], "is 'priorities' meant?"),
         (["serve", "--auto-create", "queue:*?lock_s=long"], "lock_s"),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import parse_qsl
 
 import msgspec
 import trio
 
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
+from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Journal
 from .broker.nodes import (
-    KINDS,
     LOG,
     Declaration,
     Queue,
@@ -31,8 +31,10 @@ from .limits import DEFAULT_LIMITS, Limits
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
+from .security.access import Access
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
+from .security.tokens import Cbs
 from .stores.base import Store
 
 
@@ -57,6 +59,8 @@ class Broker:
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
         authorize: May this peer attach there?
+        access: Who may do what where; see :mod:`amqp_rt.security.access`.
+        cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
@@ -78,6 +82,8 @@ class Broker:
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
         authorize: Authorize | None = None,
+        access: Access | None = None,
+        cbs: Cbs | None = None,
         plain_in_clear: bool = False,
         network: MemoryNetwork | None = None,
         management: bool = True,
@@ -91,6 +97,8 @@ class Broker:
             users=users,
             sasl=sasl,
             authorize=authorize,
+            access=access,
+            cbs=cbs,
             plain_in_clear=plain_in_clear,
             network=network,
         )
@@ -114,8 +122,8 @@ class Broker:
 
     # --- nodes ---------------------------------------------------------------------------
 
-    async def declare(self, *declared: Declaration) -> None:
-        """Make nodes. Declaring the same again changes nothing.
+    async def declare(self, *declared: Declaration, virtual_host: str = "") -> None:
+        """Make nodes, of *virtual_host* if one is named. Declaring the same again changes nothing.
 
         With a store they are there again when it is opened again; what is declared then replaces
         what was kept. Cancelled, the nodes are made, and may not be kept yet.
@@ -124,17 +132,27 @@ class Broker:
             AmqpError: A name is taken by another node, or there are too many.
         """
         for each in declared:
-            self.host.declare(each)
+            self.host.declare(each, virtual_host=virtual_host)
         await trio.lowlevel.checkpoint()
         await self.host.wait_kept()
 
-    async def delete(self, name: str) -> int:
+    async def declare_from(self, file: str | Path) -> None:
+        """Make the nodes that a TOML or YAML file declares; see :doc:`/guides/declaring`.
+
+        Raises:
+            AmqpError: Something in the file is wrong, and nothing was made; or as for
+                :meth:`declare`.
+        """
+        for virtual_host, declared in declarations_in(file).items():
+            await self.declare(*declared, virtual_host=virtual_host)
+
+    async def delete(self, name: str, *, virtual_host: str = "") -> int:
         """Delete a node: its links are detached, its messages are gone; returns how many.
 
         Raises:
             AmqpError: There is no such node.
         """
-        gone = self.host.delete(name)
+        gone = self.host.delete(name, virtual_host=virtual_host)
         await trio.lowlevel.checkpoint()
         await self.host.wait_kept()
         return gone
@@ -233,28 +251,6 @@ def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] |
         return msgspec.structs.replace(declared, name=address)
 
     return create
-
-
-def declared_by(text: str) -> Declaration:
-    """The node that ``KIND:NAME?OPTION=VALUE&OPTION=VALUE`` declares, options being left out or not.
-
-    Option names are those of the declaration; values are written as in an address of the web.
-
-    Raises:
-        AmqpError: It has no kind, or one that is not known, or an option is wrong.
-    """
-    kind, colon, rest = text.partition(":")
-    name, _, query = rest.partition("?")
-    if not colon or not name or kind not in KINDS:
-        raise AmqpError(
-            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
-            condition="amqp:invalid-field",
-        )
-    try:
-        options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-        return declaration_of({**dict(options), "kind": kind, "name": name}, strict=False)
-    except ValueError as error:
-        raise AmqpError(f"{text!r}: {error}", condition="amqp:invalid-field") from error
 
 
 class _Managed:

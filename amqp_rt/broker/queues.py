@@ -236,6 +236,8 @@ class MessageQueue(DistributionNode):
         self.consumers: dict[int, Subscription] = {}
         self.browsers: dict[int, Browser] = {}
         self.deleted: bool = False
+        #: Called when outcomes have left it empty, None if nobody cares.
+        self.on_empty: Callable[[], None] | None = None
         self._identities: int = 0
         self._segments: dict[int, _Segment] = {}
         self._tail: _Segment = _Segment(0)
@@ -854,11 +856,16 @@ class MessageQueue(DistributionNode):
             self._archive(entry)
         else:
             self.acquired += 1
-            if self._locks is not None:
+            if self._locks is not None and delivery is not None:
                 self._lock(subscription, delivery)
         if self._groups is not None:
             self._give(subscription, entry)
         return True
+
+    def left(self, subscription: Subscription, delivery: Any) -> None:
+        """A delivery that was noted first has been sent by now."""
+        if self._locks is not None:
+            self._lock(subscription, delivery)
 
     def _lock(self, subscription: Subscription, delivery: Any) -> None:
         assert self._locks is not None
@@ -1022,9 +1029,37 @@ class MessageQueue(DistributionNode):
         if self.available and (self._ring or self._levels):
             self.pump()
         self._tell_of_room()
+        if self.on_empty is not None and not self.available and not self.acquired:
+            self.on_empty()
+
+    def pause(self, subscription: Subscription) -> None:
+        """The subscription's link is over, and another one may take its place."""
+        if subscription.ready:
+            subscription.ready = False
+            self._ring_of(subscription).remove(subscription)
+
+    def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
+        """Let *subscription* have the available message at a place, which it had before a restart.
+
+        None if there is none.
+        """
+        entry = self._look(sequence)
+        if entry is None:
+            return None
+        self._remove(sequence)
+        if self._head <= sequence < self._next:
+            if sequence == self._head:
+                self._step()
+        else:
+            for heap in (self._returned, *self._apart.values()):
+                heap[:] = [rank for rank in heap if rank & _PLACE != sequence]
+                heapq.heapify(heap)
+            self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        self.acquired += 1
+        return entry
 
     def leave(self, subscription: Subscription) -> None:
-        """The subscription's link is over."""
+        """The subscription is over."""
         self.browsers.pop(subscription.identity, None)
         if self.consumers.pop(subscription.identity, None) is None:
             return

@@ -490,7 +490,8 @@ class Connection:
         """A receiver from *address*; use it in ``async with``, which waits until it is attached.
 
         Args:
-            address: Where from; leave it out with ``dynamic=True``.
+            address: Where from; leave it out with ``dynamic=True``, or with the ``name`` of a link whose
+                source the peer has kept.
             options: See :class:`~amqp_rt.container.receiving.ReceiverOptions`.
 
         Raises:

@@ -537,7 +537,10 @@ class Container:
                 # Whoever may come as nobody need not say so.
                 sasl_required=not trusted and "ANONYMOUS" not in self._mechanisms,
                 address=address,
-                offered_capabilities=self._capabilities,
+                offered_capabilities=(
+                    *self._capabilities,
+                    *(Symbol(each) for host in self.hosts for each in host.capabilities),
+                ),
             ),
             now,
         )
@@ -668,7 +671,7 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
-        terminus = _our_terminus(link)
+        terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
         elif isinstance(terminus, Coordinator):
@@ -685,6 +688,19 @@ class Container:
         else:
             self._asking.add(link)
             self.start_handler(self._place_if_allowed, connection, identity, link, terminus)
+
+    def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
+        """The source that a host keeps for *link*, which names none; it counts as asked for then."""
+        if not _sends(link) or link.source is not None:
+            return None
+        for host in self.hosts:
+            try:
+                link.source = host.recall(cast("SendingLink", link))
+            except AmqpError as error:
+                return Error.of(error)
+            if link.source is not None:
+                return link.source
+        return Error("amqp:not-found", f"no source is kept for a link {link.name!r}")
 
     async def _place_if_allowed(
         self,

@@ -839,6 +839,8 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
     class Broken:
         """A host whose endpoint fails."""
 
+        capabilities = ()
+
         def attach(self, link: Any) -> bool:
             if link.target is None or link.target.address != "broken":
                 return False
@@ -851,6 +853,9 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
             return False
 
         def relay(self, address: str, link: Any) -> None:
+            return None
+
+        def recall(self, link: Any) -> None:
             return None
 
     c = Container("c", nodes=[Shop()])

@@ -51,7 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "management.client": COMMON | {"container", "management"},
 }
 #: These wire everything together: they may import whatever they like.
-COMPOSERS = {"__init__", "runtime", "plugins", "testing", "cli", "aio", "sync"}
+COMPOSERS = {"__init__", "runtime", "plugins", "testing", "cli", "doors", "aio", "sync"}
 
 #: Standard library and msgspec only, and none of FORBIDDEN_IN_PURE: time and bytes are arguments.
 PURE = (

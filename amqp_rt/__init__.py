@@ -21,17 +21,20 @@ if TYPE_CHECKING:
     from .events import Peer
     from .limits import Limits
     from .message import Message
+    from .net.tls import ClientTls, ServerTls
     from .runtime import Broker
-    from .security.mechanisms import Anonymous, Plain
+    from .security.mechanisms import Anonymous, External, Plain
 
 __all__ = [
     "COMPILED",
     "Anonymous",
     "Broker",
+    "ClientTls",
     "Connection",
     "Container",
     "Deadline",
     "Delivery",
+    "External",
     "Limits",
     "Message",
     "Modify",
@@ -43,6 +46,7 @@ __all__ = [
     "Release",
     "Router",
     "Sender",
+    "ServerTls",
     "Transaction",
     "__version__",
     "connect",
@@ -61,10 +65,12 @@ COMPILED: bool
 _HOMES: dict[str, str] = {
     "Anonymous": "amqp_rt.security.mechanisms",
     "Broker": "amqp_rt.runtime",
+    "ClientTls": "amqp_rt.net.tls",
     "Connection": "amqp_rt.container.connections",
     "Container": "amqp_rt.container.container",
     "Deadline": "amqp_rt.container.routes",
     "Delivery": "amqp_rt.container.receiving",
+    "External": "amqp_rt.security.mechanisms",
     "Limits": "amqp_rt.limits",
     "Message": "amqp_rt.message",
     "Modify": "amqp_rt.container.routes",
@@ -76,6 +82,7 @@ _HOMES: dict[str, str] = {
     "Release": "amqp_rt.container.routes",
     "Router": "amqp_rt.container.routes",
     "Sender": "amqp_rt.container.sending",
+    "ServerTls": "amqp_rt.net.tls",
     "Transaction": "amqp_rt.container.transactions",
     "connect": "amqp_rt.container.recovery",
     "node": "amqp_rt.container.routes",

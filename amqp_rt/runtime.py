@@ -29,6 +29,7 @@ from .limits import DEFAULT_LIMITS, Limits
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
+from .net.tls import ServerTls
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
 from .stores.base import Store
@@ -56,6 +57,8 @@ class Broker:
         sasl: Mechanisms to offer.
         authorize: May this peer attach there?
         plain_in_clear: Let passwords cross networks unencrypted.
+        tls: Certificates for listeners at ``amqps://``.
+        tls_required: Let nobody in on ``amqp://`` without TLS.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
         store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
@@ -77,6 +80,8 @@ class Broker:
         sasl: Collection[str | ServerMechanism] | None = None,
         authorize: Authorize | None = None,
         plain_in_clear: bool = False,
+        tls: ServerTls | None = None,
+        tls_required: bool = False,
         network: MemoryNetwork | None = None,
         management: bool = True,
         store: str | Store | None = None,
@@ -90,6 +95,8 @@ class Broker:
             sasl=sasl,
             authorize=authorize,
             plain_in_clear=plain_in_clear,
+            tls=tls,
+            tls_required=tls_required,
             network=network,
         )
         kept = store_of(store) if isinstance(store, str) else store

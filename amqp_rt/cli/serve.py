@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,9 +16,12 @@ import trio
 from ..broker.nodes import declaration
 from ..container.container import Container
 from ..errors import AmqpError
+from ..net.tls import ServerTls
 from ..runtime import Broker, split_kind, store_of
 from ..security.identities import Users, parse_user
 from .running import run, set_up_logs, signalled
+
+log = logging.getLogger("amqp_rt.cli")
 
 
 @click.command()
@@ -28,7 +33,8 @@ from .running import run, set_up_logs, signalled
     multiple=True,
     default=("amqp://127.0.0.1:5672",),
     show_default=True,
-    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqp+unix:///PATH. Repeatable.",
+    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, amqp+unix:///PATH. "
+    "Repeatable.",
 )
 @click.option(
     "--user",
@@ -75,6 +81,19 @@ from .running import run, set_up_logs, signalled
     "--plain-in-clear", is_flag=True, help="Let passwords cross networks without encryption."
 )
 @click.option(
+    "--tls-cert",
+    metavar="FILE",
+    help="Certificate (PEM) for amqps:// listeners; amqp:// listeners then understand TLS too. "
+    "SIGHUP reads the files again.",
+)
+@click.option("--tls-key", metavar="FILE", help="Its private key, if --tls-cert has not got it.")
+@click.option(
+    "--tls-client-ca",
+    metavar="FILE",
+    help="Authorities whose certificates clients must show; they log in as whom these name.",
+)
+@click.option("--tls-required", is_flag=True, help="Let nobody in without TLS, on no port.")
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -92,6 +111,10 @@ def serve(
     volatile: bool,
     name: str,
     plain_in_clear: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    tls_required: bool,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -114,9 +137,17 @@ def serve(
             known.add(*parse_user(text))
         except Exception as error:
             raise click.BadParameter(str(error), param_hint="--user") from None
-    if not users and not anonymous and not all(_is_local(url) for url in urls):
-        raise click.UsageError("who may connect? Give --user NAME:PASSWORD, or --anonymous.")
-    sasl = (["PLAIN"] if users else []) + (["ANONYMOUS"] if anonymous or not users else [])
+    tls = _certificates(tls_cert, tls_key, tls_client_ca)
+    if tls is None and (tls_required or any(url.startswith("amqps:") for url in urls)):
+        raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
+    named = bool(users or tls_client_ca)
+    if not named and not anonymous and not all(_is_local(url) for url in urls):
+        raise click.UsageError(
+            "who may connect? Give --user NAME:PASSWORD, --tls-client-ca FILE, or --anonymous."
+        )
+    sasl = ["EXTERNAL"] if tls_client_ca else []
+    sasl += ["PLAIN"] if users else []
+    sasl += ["ANONYMOUS"] if anonymous or not named else []
     if application is None:
         broker = Broker(
             name,
@@ -124,11 +155,13 @@ def serve(
             users=known if users else None,
             sasl=sasl,
             plain_in_clear=plain_in_clear,
+            tls=tls,
+            tls_required=tls_required,
             store=kept,
             volatile=volatile,
         )
     else:
-        if users or anonymous:
+        if named or anonymous or tls is not None:
             raise click.UsageError("who may connect is up to the container of FILE.py")
         broker = Broker(
             container=load(application), auto_create=auto_create, store=kept, volatile=volatile
@@ -138,6 +171,8 @@ def serve(
         # The signals are heard until the very end: a second one stops the waiting.
         async with trio.open_nursery() as nursery:
             await nursery.start(signalled, broker.stop)
+            if tls is not None:
+                await nursery.start(_reload_on_hangup, tls)
             async with broker:
                 await broker.declare(*declared)
                 bound = await broker.listen(*urls)
@@ -147,6 +182,35 @@ def serve(
             nursery.cancel_scope.cancel()
 
     run(main)
+
+
+def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:
+    if cert is None:
+        if key or client_ca:
+            raise click.UsageError("--tls-key and --tls-client-ca go with --tls-cert")
+        return None
+    try:
+        return ServerTls(cert, key, client_ca=client_ca)
+    except AmqpError as error:
+        raise click.UsageError(error.description) from None
+
+
+async def _reload_on_hangup(
+    tls: ServerTls, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Read the certificates again at each SIGHUP; connections that stand stay as they are (L7)."""
+    if not hasattr(signal, "SIGHUP"):
+        task_status.started()
+        return
+    with trio.open_signal_receiver(signal.SIGHUP) as hangups:
+        task_status.started()
+        async for _ in hangups:
+            try:
+                tls.reload()
+            except AmqpError as error:
+                log.error("the certificates stay as they were: %s", error.description)
+            else:
+                log.info("the certificates were read again")
 
 
 def split_kind_of(option: str, text: str) -> tuple[str, str]:

@@ -35,8 +35,10 @@ class Peer(Struct, kw_only=True):
     """Who is at the other end, as far as the connection knows.
 
     ``user`` is what authentication established, None before it or without it;
-    ``identity`` is whatever the application's verifier returned for that user;
-    ``secure`` says that the connection is encrypted, and ``certificate`` what the peer showed then.
+    ``identity`` is whatever the application's verifier returned for that user. ``trusted`` is the
+    process itself, by a connection in memory. ``tokens`` are those of the connection
+    (:class:`amqp_rt.security.tokens.Tokens`), None where none are taken. ``secure`` says that the
+    connection is encrypted, and ``certificate`` what the peer showed then.
     """
 
     container_id: str = ""
@@ -44,6 +46,8 @@ class Peer(Struct, kw_only=True):
     user: str | None = None
     identity: Any = None
     mechanism: str | None = None
+    trusted: bool = False
+    tokens: Any = None
     address: str = ""
     secure: bool = False
     certificate: Certificate | None = None

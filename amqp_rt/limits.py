@@ -69,6 +69,16 @@ class Limits(Struct, frozen=True, gc=False):
     connections_unauthenticated_per_address_max: int = 100
     #: Seconds that a failed login waits for its answer, whatever the cause.
     failed_login_delay_s: float = 1.0
+    #: Characters of one token.
+    token_size_max: int = 8 * KIB
+    #: Tokens that one connection may have at a time.
+    tokens_max: int = 1_000
+    #: Seconds from open to the first good token, where a login alone gives no rights.
+    token_deadline_s: float = 20.0
+    #: Bytes of a set of keys that tokens are verified with.
+    jwks_size_max: int = 1 * MIB
+    #: Bytes of one request for a token, which anybody may send who reaches the port.
+    token_message_size_max: int = 64 * KIB
     #: Bytes of one SASL response that a mechanism is given.
     sasl_response_max: int = 8 * KIB
     #: Bytes that a client may send ahead of the answer to its login.
@@ -91,6 +101,18 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_max: int = 10_000
     #: Bytes of those messages.
     backlog_bytes_max: int = 64 * MIB
+    #: Termini that a broker keeps for links, attached or not: their unsettled deliveries, and the
+    #: subscriptions of topics that gather while nobody is there; and those of one container.
+    termini_max: int = 100_000
+    termini_of_container_max: int = 10_000
+    #: Seconds that a terminus may ask to be kept; it gets no more. 2**31, which some clients say for
+    #: ever, would be 68 years.
+    terminus_timeout_max_s: int = 7 * 86_400
+    #: Outcomes that the target of a link keeps to know again what comes twice. More than a window of
+    #: credit cannot have been said without being heard.
+    target_outcomes_max: int = 5_000
+    #: Bytes of unfinished messages that the targets of all detached links keep.
+    unfinished_bytes_max: int = 64 * MIB
     #: Partitions of one log.
     log_partitions_max: int = 1_024
     #: Bytes that a partition of a log holds in memory when there is no store, unless it is declared
@@ -107,6 +129,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0
+    #: Times that a message was given up, of which it tells in its annotations.
+    dead_letter_history_max: int = 16
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
     #: Transactions of one session that are not discharged.

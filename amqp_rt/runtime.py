@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import trio
 
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
+from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Journal
 from .broker.nodes import (
-    KINDS,
     LOG,
     Declaration,
-    declaration,
+    Queue,
     declaration_of,
     split_partition,
 )
@@ -30,8 +32,10 @@ from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
+from .security.access import Access
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
+from .security.tokens import Cbs
 from .stores.base import Store
 
 
@@ -49,13 +53,15 @@ class Broker:
         nodes: Nodes of an application, reached at the same listeners; where an address is both a
             node's and a queue's, the node gets the link.
         auto_create: Patterns for nodes that are made when they are first used, such as
-            ``["queue:orders-*", "topic:news-*"]``; the most specific pattern wins.
+            ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
         limits: Bounds of connections, queues and memory.
         clock: Where times to live take the time from.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
         authorize: May this peer attach there?
+        access: Who may do what where; see :mod:`amqp_rt.security.access`.
+        cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
         tls_required: Let nobody in on ``amqp://`` without TLS.
@@ -79,6 +85,8 @@ class Broker:
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
         authorize: Authorize | None = None,
+        access: Access | None = None,
+        cbs: Cbs | None = None,
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
@@ -94,6 +102,8 @@ class Broker:
             users=users,
             sasl=sasl,
             authorize=authorize,
+            access=access,
+            cbs=cbs,
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
@@ -119,8 +129,8 @@ class Broker:
 
     # --- nodes ---------------------------------------------------------------------------
 
-    async def declare(self, *declared: Declaration) -> None:
-        """Make nodes. Declaring the same again changes nothing.
+    async def declare(self, *declared: Declaration, virtual_host: str = "") -> None:
+        """Make nodes, of *virtual_host* if one is named. Declaring the same again changes nothing.
 
         With a store they are there again when it is opened again; what is declared then replaces
         what was kept. Cancelled, the nodes are made, and may not be kept yet.
@@ -129,17 +139,27 @@ class Broker:
             AmqpError: A name is taken by another node, or there are too many.
         """
         for each in declared:
-            self.host.declare(each)
+            self.host.declare(each, virtual_host=virtual_host)
         await trio.lowlevel.checkpoint()
         await self.host.wait_kept()
 
-    async def delete(self, name: str) -> int:
+    async def declare_from(self, file: str | Path) -> None:
+        """Make the nodes that a TOML or YAML file declares; see :doc:`/guides/declaring`.
+
+        Raises:
+            AmqpError: Something in the file is wrong, and nothing was made; or as for
+                :meth:`declare`.
+        """
+        for virtual_host, declared in declarations_in(file).items():
+            await self.declare(*declared, virtual_host=virtual_host)
+
+    async def delete(self, name: str, *, virtual_host: str = "") -> int:
         """Delete a node: its links are detached, its messages are gone; returns how many.
 
         Raises:
             AmqpError: There is no such node.
         """
-        gone = self.host.delete(name)
+        gone = self.host.delete(name, virtual_host=virtual_host)
         await trio.lowlevel.checkpoint()
         await self.host.wait_kept()
         return gone
@@ -223,31 +243,21 @@ def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] |
     """
     if not patterns:
         return None
-    table: Wildcards[str] = Wildcards()
+    table: Wildcards[Declaration] = Wildcards()
     for text in patterns:
-        kind, pattern = split_kind(text)
-        table.add(pattern, kind)
+        declared = declared_by(text)
+        table.add(declared.name, declared)
 
     def create(address: str) -> Declaration | None:
-        kind = table.find(address)
-        return None if kind is None else declaration(kind, address)
+        declared = table.find(address)
+        if declared is None:
+            return None
+        if isinstance(declared, Queue) and declared.dead_letter == address:
+            # The pattern has its own dead-letter address among its names.
+            return msgspec.structs.replace(declared, name=address, dead_letter=None)
+        return msgspec.structs.replace(declared, name=address)
 
     return create
-
-
-def split_kind(text: str) -> tuple[str, str]:
-    """``KIND:NAME`` as its two parts.
-
-    Raises:
-        AmqpError: It has no kind, or one that is not known.
-    """
-    kind, colon, name = text.partition(":")
-    if not colon or not name or kind not in KINDS:
-        raise AmqpError(
-            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
-            condition="amqp:invalid-field",
-        )
-    return kind, name
 
 
 class _Managed:

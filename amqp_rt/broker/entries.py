@@ -8,12 +8,12 @@ queued message; they refer to nothing that refers back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from ..codec.sections import reencode, walk_head
+from ..codec.sections import read_annotations, reencode, walk_head
 from ..errors import AmqpError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
@@ -29,7 +29,9 @@ from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
 from .schedule import Due, due_of
 
 __all__ = [
+    "LATER",
     "NEVER",
+    "NOWHERE",
     "Door",
     "Entry",
     "Unwelcome",
@@ -39,6 +41,11 @@ __all__ = [
     "head_of",
     "restored",
 ]
+
+
+#: Places of messages that have none yet; the second is that of those that are not due at once.
+NOWHERE: Final = -1
+LATER: Final = -2
 
 
 class Entry(Struct, gc=False):
@@ -58,8 +65,8 @@ class Entry(Struct, gc=False):
     altered: bool = False
     #: Acquisitions at this node, however they ended (decision 10).
     attempts: int = 0
-    #: The place in the queue.
-    sequence: int = -1
+    #: The place in the queue; negative if it has none yet, and ``LATER`` if it is not due then.
+    sequence: int = NOWHERE
     #: Subscriptions that must not get it (§3.4.5 ``undeliverable-here``).
     avoid: frozenset[int] | None = None
     #: It is in the store, at its place.
@@ -82,6 +89,7 @@ class Entry(Struct, gc=False):
             self.delivery_count,
             self.expires_at,
             self.altered,
+            sequence=NOWHERE if self.due is None else LATER,
             publisher=self.publisher,
             due=self.due,
         )
@@ -205,6 +213,7 @@ class Door:
             head.delivery_count,
             expiry(head.ttl_ms, ttl_s, now),
             head.ttl_ms is not None,
+            sequence=NOWHERE if due is None else LATER,
             due=due,
         )
 
@@ -241,7 +250,14 @@ def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAU
         entry.payload = head.header + section + head.rest
 
 
-def dead_letter(entry: Entry, source: str, reason: str, error: Error | None) -> Entry:
+def dead_letter(
+    entry: Entry,
+    source: str,
+    reason: str,
+    error: Error | None,
+    now: float,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Entry:
     """The message for a dead-letter address, with its past in its message annotations.
 
     It has no time to live any more: otherwise what expired would be lost on the way.
@@ -249,9 +265,17 @@ def dead_letter(entry: Entry, source: str, reason: str, error: Error | None) -> 
     if entry.message_format != MESSAGE_FORMAT:
         return Entry(entry.payload, entry.message_format)
     head = walk_head(entry.payload)
-    section = merge_annotations(
-        head.message_annotations, dead_letter_annotations(source, reason, error)
+    annotations = dead_letter_annotations(
+        read_annotations(head.message_annotations),
+        source,
+        reason,
+        error,
+        now=now,
+        delivery_count=entry.delivery_count,
+        attempts=entry.attempts,
+        history_max=limits.dead_letter_history_max,
     )
+    section = merge_annotations(head.message_annotations, annotations)
     pieces = reencode(
         head,
         ttl_ms=None,

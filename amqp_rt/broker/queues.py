@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from .entries import NEVER, Entry, annotate, departing
+from .entries import LATER, NEVER, Entry, annotate, departing
 from .groups import Groups
 from .keyed import Marks
 from .locks import Locks
@@ -236,6 +236,8 @@ class MessageQueue(DistributionNode):
         self.consumers: dict[int, Subscription] = {}
         self.browsers: dict[int, Browser] = {}
         self.deleted: bool = False
+        #: Called when outcomes have left it empty, None if nobody cares.
+        self.on_empty: Callable[[], None] | None = None
         self._identities: int = 0
         self._segments: dict[int, _Segment] = {}
         self._tail: _Segment = _Segment(0)
@@ -374,6 +376,7 @@ class MessageQueue(DistributionNode):
             return
         sequence = entry.sequence
         if sequence < 0:
+            later = sequence == LATER
             sequence = entry.sequence = self._place_next
             self._place_next = sequence + 1
             size = len(entry.payload)
@@ -381,8 +384,9 @@ class MessageQueue(DistributionNode):
             self.memory.held += size
         else:
             self.pending -= 1
+            later = entry.due is not None
         self.counts.enqueued += 1
-        if entry.due is not None and self._delays(entry):
+        if later and self._delays(entry):
             return
         if self._marker is not None and not self._mark(entry):
             return
@@ -852,11 +856,16 @@ class MessageQueue(DistributionNode):
             self._archive(entry)
         else:
             self.acquired += 1
-            if self._locks is not None:
+            if self._locks is not None and delivery is not None:
                 self._lock(subscription, delivery)
         if self._groups is not None:
             self._give(subscription, entry)
         return True
+
+    def left(self, subscription: Subscription, delivery: Any) -> None:
+        """A delivery that was noted first has been sent by now."""
+        if self._locks is not None:
+            self._lock(subscription, delivery)
 
     def _lock(self, subscription: Subscription, delivery: Any) -> None:
         assert self._locks is not None
@@ -1020,9 +1029,37 @@ class MessageQueue(DistributionNode):
         if self.available and (self._ring or self._levels):
             self.pump()
         self._tell_of_room()
+        if self.on_empty is not None and not self.available and not self.acquired:
+            self.on_empty()
+
+    def pause(self, subscription: Subscription) -> None:
+        """The subscription's link is over, and another one may take its place."""
+        if subscription.ready:
+            subscription.ready = False
+            self._ring_of(subscription).remove(subscription)
+
+    def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
+        """Let *subscription* have the available message at a place, which it had before a restart.
+
+        None if there is none.
+        """
+        entry = self._look(sequence)
+        if entry is None:
+            return None
+        self._remove(sequence)
+        if self._head <= sequence < self._next:
+            if sequence == self._head:
+                self._step()
+        else:
+            for heap in (self._returned, *self._apart.values()):
+                heap[:] = [rank for rank in heap if rank & _PLACE != sequence]
+                heapq.heapify(heap)
+            self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        self.acquired += 1
+        return entry
 
     def leave(self, subscription: Subscription) -> None:
-        """The subscription's link is over."""
+        """The subscription is over."""
         self.browsers.pop(subscription.identity, None)
         if self.consumers.pop(subscription.identity, None) is None:
             return

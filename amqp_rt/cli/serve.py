@@ -13,11 +13,13 @@ from pathlib import Path
 import click
 import trio
 
-from ..broker.nodes import declaration
+from ..broker.declarations import declarations_in, declared_by
+from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
 from ..net.tls import ServerTls
-from ..runtime import Broker, split_kind, store_of
+from ..runtime import Broker, store_of
+from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .running import run, set_up_logs, signalled
 
@@ -51,18 +53,33 @@ log = logging.getLogger("amqp_rt.cli")
     help="Let everybody in. The default when there is no --user and all listeners are local.",
 )
 @click.option(
+    "--access",
+    "rules",
+    metavar="FILE",
+    help="Who may do what where: a TOML file of rules. Without one, who is let in may do everything.",
+)
+@click.option(
     "--node",
     "nodes",
-    metavar="KIND:NAME",
+    metavar="KIND:NAME[?OPTIONS]",
     multiple=True,
-    help="A node to make, such as queue:orders, topic:prices or log:clicks. Repeatable.",
+    help="A node to make, such as queue:orders, topic:prices, log:clicks or "
+    "'queue:work?priorities=5&dead_letter=dead'. Repeatable.",
+)
+@click.option(
+    "--nodes",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A TOML or YAML file that declares nodes. Repeatable.",
 )
 @click.option(
     "--auto-create",
-    metavar="KIND:PATTERN",
+    metavar="KIND:PATTERN[?OPTIONS]",
     multiple=True,
-    help="Nodes to make when they are first used, such as 'queue:orders-*'; the most specific "
-    "pattern wins. Repeatable.",
+    help="Nodes to make when they are first used, such as 'queue:orders-*' or "
+    "'queue:jobs-*?lock_s=30'; the most specific pattern wins. Repeatable.",
 )
 @click.option(
     "--store",
@@ -105,7 +122,9 @@ def serve(
     urls: tuple[str, ...],
     users: tuple[str, ...],
     anonymous: bool,
+    rules: str | None,
     nodes: tuple[str, ...],
+    files: tuple[Path, ...],
     auto_create: tuple[str, ...],
     store: str,
     volatile: bool,
@@ -128,9 +147,14 @@ def serve(
         kept = store_of(store)
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--store") from None
-    declared = [declaration(*split_kind_of("--node", text)) for text in nodes]
+    declared = [declared_in("--node", text) for text in nodes]
+    for file in files:
+        try:
+            declarations_in(file)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--nodes") from None
     for text in auto_create:
-        split_kind_of("--auto-create", text)
+        declared_in("--auto-create", text)
     known = Users()
     for text in users:
         try:
@@ -148,12 +172,17 @@ def serve(
     sasl = ["EXTERNAL"] if tls_client_ca else []
     sasl += ["PLAIN"] if users else []
     sasl += ["ANONYMOUS"] if anonymous or not named else []
+    try:
+        access = None if rules is None else Access.load(rules)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--access") from None
     if application is None:
         broker = Broker(
             name,
             auto_create=auto_create,
             users=known if users else None,
             sasl=sasl,
+            access=access,
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
@@ -161,8 +190,10 @@ def serve(
             volatile=volatile,
         )
     else:
-        if named or anonymous or tls is not None:
-            raise click.UsageError("who may connect is up to the container of FILE.py")
+        if named or anonymous or rules or tls is not None:
+            raise click.UsageError(
+                "who may connect, and do what, is up to the container of FILE.py"
+            )
         broker = Broker(
             container=load(application), auto_create=auto_create, store=kept, volatile=volatile
         )
@@ -175,6 +206,8 @@ def serve(
                 await nursery.start(_reload_on_hangup, tls)
             async with broker:
                 await broker.declare(*declared)
+                for file in files:
+                    await broker.declare_from(file)
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
                 print(f"ready {ready}", flush=True)
@@ -213,10 +246,10 @@ async def _reload_on_hangup(
                 log.info("the certificates were read again")
 
 
-def split_kind_of(option: str, text: str) -> tuple[str, str]:
-    """KIND and NAME of an option's value, or the user's mistake."""
+def declared_in(option: str, text: str) -> Declaration:
+    """What an option's value declares, or the user's mistake."""
     try:
-        return split_kind(text)
+        return declared_by(text)
     except Exception as error:
         raise click.BadParameter(
             str(getattr(error, "description", error)), param_hint=option

@@ -35,18 +35,20 @@ import msgspec
 import trio
 
 from ..addresses import AddressError, AddressTable, address_of, parse_url
-from ..errors import ConnectFailed
-from ..events import Event, LoginRequested, Opened, Peer
+from ..errors import AmqpError, ConnectFailed
+from ..events import LoginRequested, Peer
 from ..fronts.amqp10 import Front as Amqp10
 from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
+from ..message import Message
 from ..net.driver import run_connection
 from ..net.entrance import Entrance, enter
 from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
-from ..outcomes import MODIFIED_FAILED, Error
+from ..outcomes import MODIFIED_FAILED, Accepted, Error
+from ..security.access import CBS, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.identities import Users
 from ..security.mechanisms import (
     AnonymousServer,
@@ -59,8 +61,10 @@ from ..security.mechanisms import (
     Verifier,
     offered,
 )
+from ..security.tokens import Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
+from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
 from .recovery import connect, local
@@ -119,6 +123,8 @@ class Container:
         authorize: ``await authorize(peer, address, role)`` for each attach, and for each address
             that an anonymous terminus sends to. *role* is what the peer wants to be: ``"sender"``
             or ``"receiver"``.
+        access: Who may do what where, besides *authorize*; see :mod:`amqp_rt.security.access`.
+        cbs: Tokens that are accepted at ``$cbs``, and give rights.
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
         tls_required: Let nobody in on ``amqp://`` without TLS.
@@ -140,6 +146,8 @@ class Container:
         sasl: Collection[str | ServerMechanism] | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         authorize: Authorize | None = None,
+        access: Access | None = None,
+        cbs: Cbs | None = None,
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
@@ -155,6 +163,10 @@ class Container:
         self.on_error = on_error
         self.drain_s = drain_s
         self.authorize = authorize
+        # Where tokens give rights, nobody has any without.
+        self.access = Access() if access is None and cbs is not None else access
+        self._cbs = cbs
+        self._watches: dict[Connection, TokenWatch] = {}
         self.network = network or MemoryNetwork()
         self.hosts: list[Host] = []
         self.replies = Replies(self)
@@ -196,6 +208,8 @@ class Container:
         self._stopped = trio.Event()
         self._stopping = False
         self._running: AbstractAsyncContextManager[Self] | None = None
+        if cbs is not None:
+            self.rpc(CBS)(self._answer_cbs)
         self.add(*nodes)
 
     # --- nodes ---------------------------------------------------------------------------
@@ -559,27 +573,25 @@ class Container:
                 ),
                 sasl_required=not trusted and self._sasl_required,
                 address=address,
-                offered_capabilities=(Symbol(ANONYMOUS_RELAY),),
+                offered_capabilities=(
+                    *self._capabilities,
+                    *(Symbol(each) for host in self.hosts for each in host.capabilities),
+                ),
             ),
             now,
         )
         engine.peer.secure = entered.secure
         engine.peer.certificate = entered.certificate
+        engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
         self._strangers[engine] = logged_in
-
-        def handle(events: list[Event]) -> None:
-            for event in events:
-                if isinstance(event, Opened):
-                    self._known(engine)
-            connection.handle(events)
 
         try:
             await run_connection(
                 entered.stream,
                 engine,
-                handle,
+                connection.handle,
                 limits=self.limits,
                 initial=entered.received,
                 reactor=self.reactor,
@@ -591,11 +603,41 @@ class Container:
             self._accepted.pop(engine, None)
             self._strangers.pop(engine, None)
             self._logins.pop(engine, None)
+            if (watch := self._watches.pop(connection, None)) is not None:
+                watch.stop()
             self._requests.pop(engine, None)
             for identity in self._links_of.pop(engine, ()):
                 # Another connection may have taken the link over.
                 if (link := self._links.get(identity)) and link.connection is engine:
                     del self._links[identity]
+
+    @property
+    def _capabilities(self) -> tuple[Symbol, ...]:
+        """What we offer those who connect."""
+        names = (ANONYMOUS_RELAY,) if self._cbs is None else (ANONYMOUS_RELAY, CBS_CAPABILITY)
+        return tuple(Symbol(name) for name in names)
+
+    def opened(self, connection: Connection) -> None:
+        """The peer has logged in, and is known unless it has to put a token first (SE13)."""
+        peer = connection.peer
+        owes = False
+        if self._cbs is not None and not peer.trusted:
+            watch = self._watches[connection] = TokenWatch(connection, self._cbs)
+            owes = not anywhere(self.access, peer)
+            peer.tokens = watch.tokens
+            self.start_connection(partial(watch.run, owes=owes))
+        if not owes:
+            self.became_known(connection)
+
+    def became_known(self, connection: Connection) -> None:
+        """The peer has said who it is, and counts as a stranger no more."""
+        self._known(connection.engine)
+
+    async def _answer_cbs(self, message: Message, connection: Connection) -> Message | Accepted:
+        watch = self._watches.get(connection)
+        if watch is None:
+            raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
+        return await answer_cbs(message, watch)
 
     def _known(self, engine: Any) -> None:
         logged_in = self._strangers.pop(engine, None)
@@ -625,7 +667,8 @@ class Container:
         if isinstance(step, Challenge):
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
-            self._known(engine)
+            if self._cbs is None:
+                self._known(engine)
             connection.handle(event.exchange.succeed(step.user, step.identity))
         else:
             log.warning("login from %s failed: %s", engine.peer.address, step.why)
@@ -653,18 +696,36 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
-        terminus = _our_terminus(link)
+        terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
         elif isinstance(terminus, Coordinator):
+            if (refused := decide_anywhere(self.access, link.peer)) is not None:
+                link.refuse(refused)
+                return
             # What is done in a transaction is done on links, each of which is judged by itself.
             if not any(host.attach(link) for host in self.hosts):
                 link.refuse(Error("amqp:not-implemented", "there are no transactions here"))
+        elif (refused := self._judge(link, terminus)) is not None:
+            link.refuse(refused)
         elif self.authorize is None or not terminus.address:
             self._place(connection, link, terminus)
         else:
             self._asking.add(link)
             self.start_handler(self._place_if_allowed, connection, identity, link, terminus)
+
+    def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
+        """The source that a host keeps for *link*, which names none; it counts as asked for then."""
+        if not _sends(link) or link.source is not None:
+            return None
+        for host in self.hosts:
+            try:
+                link.source = host.recall(cast("SendingLink", link))
+            except AmqpError as error:
+                return Error.of(error)
+            if link.source is not None:
+                return link.source
+        return Error("amqp:not-found", f"no source is kept for a link {link.name!r}")
 
     async def _place_if_allowed(
         self,
@@ -681,12 +742,14 @@ class Container:
         if self._links.get(identity) is not link:
             link.refuse(Error("amqp:link:stolen", "the link was attached again elsewhere"))
         elif not allowed:
-            link.refuse(Error("amqp:unauthorized-access", f"{terminus.address!r} is not for you"))
+            link.refuse(_not_for_you(terminus.address))
+        elif (refused := self._judge(link, terminus)) is not None:
+            link.refuse(refused)  # a token has expired meanwhile
         else:
             self._place(connection, link, terminus)
 
     async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
-        """Whether *peer* may be the sender or the receiver of a link to *address*."""
+        """What ``authorize`` says of *peer* as the sender or the receiver of a link to *address*."""
         if self.authorize is None:
             return True
         try:
@@ -694,6 +757,56 @@ class Container:
         except Exception:
             log.exception("authorize failed for %r", address)
             return False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether anybody may be refused anything."""
+        return not (self.access is None and self._cbs is None and self.authorize is None)
+
+    async def may_send(self, peer: Peer, address: str) -> Error | None:
+        """Why *peer* may not send to *address*, be it by a ``to`` or a ``reply-to``; None if it may."""
+        name = address_of(address)
+        refused = self._decide(peer, Rights.SEND, name)
+        if refused is None and not await self.is_allowed(peer, address, "sender"):
+            refused = _not_for_you(address)
+        # A token may have expired while the application was asked.
+        return refused or self._decide(peer, Rights.SEND, name)
+
+    def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
+        refused = decide(self.access, peer, wanted, address)
+        if refused is not None and wanted is Rights.SEND and self._is_dynamic(peer, address):
+            # Nobody can guess such an address: who knows it has been given it, to answer there.
+            return decide_anywhere(self.access, peer)
+        return refused
+
+    def _is_dynamic(self, peer: Peer, address: str) -> bool:
+        return address in self.replies.dynamic or any(
+            host.is_dynamic(address, peer.virtual_host) for host in self.hosts
+        )
+
+    def _judge(
+        self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator
+    ) -> Error | None:
+        """Why the peer may not have *link* to *terminus*; None if it may."""
+        if isinstance(terminus, Coordinator) or terminus.dynamic or not terminus.address:
+            return decide_anywhere(self.access, link.peer)
+        wanted = Rights.LISTEN if _sends(link) else Rights.SEND
+        return self._decide(link.peer, wanted, address_of(terminus.address))
+
+    def judge_again(self, connection: Connection, why: str) -> None:
+        """Detach the links that *connection* may not have any more, and only those (SE12)."""
+        for identity in list(self._links_of.get(connection.engine, ())):
+            link = self._links.get(identity)
+            if link is None or link.connection is not connection.engine or not link.attached:
+                continue
+            terminus = _our_terminus(link)
+            if isinstance(terminus, Error):
+                continue
+            refused = self._judge(link, terminus)
+            if refused is not None:
+                link.detach(Error(refused.condition, f"{why}: {refused.description}"))
+        for relay in list(self.relays):
+            relay.forget(connection)
 
     def _place(
         self,
@@ -734,6 +847,10 @@ class Container:
             cast("ReceivingLink", binding.link).accept(
                 LinkHandler(binding).receive() if route.kind == "link" else Inbox(binding, workers),
                 target=Target(address=terminus.address),
+                # Whoever reaches the port may send this much.
+                max_message_size=(
+                    self.limits.token_message_size_max if terminus.address == CBS else None
+                ),
                 streaming=route.streaming,
             )
             return
@@ -949,6 +1066,10 @@ def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordi
     if terminus.address is not None and not isinstance(terminus.address, str):
         return Error("amqp:not-implemented", "addresses are strings here")
     return terminus
+
+
+def _not_for_you(address: object) -> Error:
+    return Error("amqp:unauthorized-access", f"{address!r} is not for you")
 
 
 def _applied(

@@ -44,6 +44,7 @@ from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
 from .connections import Connection
 from .links import LinkHandle
+from .tokens import TokenKeeper, TokenProvider
 
 if TYPE_CHECKING:
     from .container import Container
@@ -104,6 +105,7 @@ class Plan(Struct, kw_only=True):
     tls: ClientTls | ssl.SSLContext | None
     tls_upgrade: bool
     reconnect: Reconnect | None
+    token: TokenProvider | None
     jitter: Callable[[], float]
 
 
@@ -113,6 +115,7 @@ async def connect(
     *,
     container: Container | None = None,
     auth: ClientMechanism | Sequence[ClientMechanism] | None = None,
+    token: TokenProvider | None = None,
     sasl: bool = True,
     virtual_host: str | None = None,
     limits: Limits | None = None,
@@ -136,6 +139,9 @@ async def connect(
         container: Whose container-id and nodes the peer sees; by default one made for this.
         auth: Mechanisms, best first. By default PLAIN with the URL's user and password if it has
             them, else EXTERNAL if *tls* has a certificate, else ANONYMOUS.
+        token: Where tokens for the peer's addresses come from, such as
+            :class:`~amqp_rt.container.tokens.Sas`: each link attaches when there is one, and all
+            are renewed in time.
         sasl: False leaves the SASL layer out.
         virtual_host: ``hostname`` of our open; by default the URL's path, else its host.
         limits: Bounds, by default the container's.
@@ -186,6 +192,7 @@ async def connect(
             tls=tls,
             tls_upgrade=tls_upgrade,
             reconnect=reconnect,
+            token=token,
             jitter=jitter,
         )
         dialler = Dialler(container, where, plan)
@@ -279,6 +286,8 @@ class Dialler:
     def __init__(self, container: Container, urls: Sequence[Url], plan: Plan) -> None:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
+        if plan.token is not None:
+            self.connection.tokens = TokenKeeper(self.connection, plan.token)
         self.stopped = trio.Event()
         self._container = container
         self._urls = deque(urls)
@@ -338,6 +347,9 @@ class Dialler:
     async def run(self) -> None:
         """Connect, and connect again, until there is nothing to connect for."""
         connection = self.connection
+        keeper = connection.tokens
+        if keeper is not None:
+            self._container.start_connection(keeper.run)
         try:
             with self._scope:
                 self._failure = await self._run()
@@ -346,6 +358,8 @@ class Dialler:
                 connection.lose(_as_lost(self._failure))
             else:
                 connection.lose(connection.lost_error())
+            if keeper is not None:
+                keeper.stop()
             for dialler in self._elsewhere.values():
                 dialler.connection.close()
             self.stopped.set()
@@ -447,6 +461,9 @@ class Dialler:
         engine.peer.secure = dialled.secure
         engine.peer.virtual_host = hostname or ""
         self._at = url
+        if connection.tokens is not None:
+            scheme = "amqps" if url.tls else "amqp"
+            connection.tokens.base = f"{scheme}://{hostname or 'localhost'}/"
         self._began = trio.current_time()
         connection.recovers = plan.reconnect is not None and not connection.closing
         connection.start(engine)

@@ -89,6 +89,8 @@ class Engine:
         self.ours = Half(CONNECTION, Stage.START, ours=True)
         self.theirs = Half(CONNECTION, Stage.START, ours=False)
         self.sessions: dict[int, Session] = {}
+        #: Called once the connection is over, after its sessions.
+        self.followers: dict[Any, Callable[[], None]] = {}
         #: The peer's max-frame-size as far as we use it.
         self.frame_size_out: int = FRAME_SIZE_MIN
         self.output_size: int = 0
@@ -779,6 +781,9 @@ class Engine:
         self._remote.clear()
         self._waiting.clear()
         self._queued.clear()
+        followers, self.followers = self.followers, {}
+        for follow in followers.values():
+            follow()
 
     def _report(self, event: Event) -> None:
         self._events.append(event)

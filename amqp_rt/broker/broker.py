@@ -11,7 +11,7 @@ import heapq
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import inf
 from typing import Any, Final, cast
@@ -287,6 +287,7 @@ class BrokerHost:
         annotations: What to do about annotation keys that nobody knows (decision 13).
         journal: Keeps nodes and durable messages; None to keep everything in memory.
         volatile: Take durable messages although there is no journal (M5 would refuse them).
+        virtual_hosts: Those that there are, beside those with nodes; see :meth:`virtual_host`.
     """
 
     #: Several links can have one subscription.
@@ -301,6 +302,7 @@ class BrokerHost:
         annotations: AnnotationPolicy = "default",
         journal: Journal | None = None,
         volatile: bool = False,
+        virtual_hosts: Collection[str] | None = None,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
@@ -313,8 +315,12 @@ class BrokerHost:
         self.termini = Termini(journal, self.clock, self.transactions, limits)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
-        #: Virtual host → address → node. A virtual host without nodes of its own uses "".
+        #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
+        for name in virtual_hosts or ():
+            self._spaces[name] = {}
+        #: Whoever names no virtual host that there is gets the default one.
+        self._defaulting = virtual_hosts is None or "" in virtual_hosts
         self._count = 0
         #: Dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
@@ -529,6 +535,24 @@ class BrokerHost:
     def nodes(self, *, virtual_host: str = "") -> list[Declaration]:
         """What there is, dynamic nodes included, in the order in which it was made."""
         return [node.declared for node in self._space(virtual_host).values()]
+
+    def virtual_hosts(self) -> list[str]:
+        """The names of the virtual hosts; "" is the default one."""
+        return list(self._spaces)
+
+    def virtual_host(self, hostname: str) -> str | None:
+        """The virtual host of those who say *hostname*, None if there is none.
+
+        Clients say the name by which they found the machine unless they are told otherwise, so that
+        by default every other name means the default host. ``vhost:NAME``, as RabbitMQ spells it,
+        means that host or none.
+        """
+        if hostname in self._spaces and (hostname or self._defaulting):
+            return hostname
+        prefix, colon, name = hostname.partition(":")
+        if colon and prefix == "vhost":
+            return name if name and name in self._spaces else None
+        return "" if self._defaulting else None
 
     def _existing(self, virtual_host: str) -> str:
         """The virtual host that has the nodes of *virtual_host*."""

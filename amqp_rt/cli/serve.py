@@ -82,6 +82,14 @@ log = logging.getLogger("amqp_rt.cli")
     "'queue:jobs-*?lock_s=30'; the most specific pattern wins. Repeatable.",
 )
 @click.option(
+    "--virtual-host",
+    "virtual_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A virtual host, with nodes of its own. Connections that name another one are refused, "
+    "unless '' is given too, for a default one. Repeatable.",
+)
+@click.option(
     "--store",
     metavar="STORE",
     default="memory:",
@@ -126,6 +134,7 @@ def serve(
     nodes: tuple[str, ...],
     files: tuple[Path, ...],
     auto_create: tuple[str, ...],
+    virtual_hosts: tuple[str, ...],
     store: str,
     volatile: bool,
     name: str,
@@ -188,6 +197,7 @@ def serve(
             tls_required=tls_required,
             store=kept,
             volatile=volatile,
+            virtual_hosts=virtual_hosts or None,
         )
     else:
         if named or anonymous or rules or tls is not None:
@@ -195,7 +205,11 @@ def serve(
                 "who may connect, and do what, is up to the container of FILE.py"
             )
         broker = Broker(
-            container=load(application), auto_create=auto_create, store=kept, volatile=volatile
+            container=load(application),
+            auto_create=auto_create,
+            store=kept,
+            volatile=volatile,
+            virtual_hosts=virtual_hosts or None,
         )
 
     async def main() -> None:

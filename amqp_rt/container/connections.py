@@ -328,14 +328,16 @@ class Connection:
         """Take what the engine reports. Not a checkpoint."""
         # A peer that has no place for us says open and close in one breath.
         over = any(isinstance(event, Closed | ConnectionFailed) for event in events)
+        refused = False
         for event in events:
             if isinstance(event, AttachRequested):
-                self.container.attach(self, event.link)
+                if not refused:
+                    self.container.attach(self, event.link)
             elif isinstance(event, LoginRequested):
                 self.container.start_login(self, event)
             elif isinstance(event, Opened):
                 if not self.dialled:
-                    self.container.opened(self)
+                    refused = not self.container.opened(self)
                 if not over:
                     self._on_opened()
             else:

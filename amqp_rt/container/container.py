@@ -617,9 +617,21 @@ class Container:
         names = (ANONYMOUS_RELAY,) if self._cbs is None else (ANONYMOUS_RELAY, CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
 
-    def opened(self, connection: Connection) -> None:
-        """The peer has logged in, and is known unless it has to put a token first (SE13)."""
+    def opened(self, connection: Connection) -> bool:
+        """The peer has logged in, and is known unless it has to put a token first (SE13).
+
+        False if it wants a virtual host that is not there, and is told to go.
+        """
         peer = connection.peer
+        for host in self.hosts:
+            found = host.virtual_host(peer.virtual_host)
+            if found is None and not peer.trusted:
+                connection.engine.close(
+                    Error("amqp:not-found", f"there is no virtual host {peer.virtual_host!r:.100}")
+                )
+                return False
+            # From now on it is called by its name, whatever the peer called it.
+            peer.virtual_host = found or ""
         owes = False
         if self._cbs is not None and not peer.trusted:
             watch = self._watches[connection] = TokenWatch(connection, self._cbs)
@@ -628,6 +640,7 @@ class Container:
             self.start_connection(partial(watch.run, owes=owes))
         if not owes:
             self.became_known(connection)
+        return True
 
     def became_known(self, connection: Connection) -> None:
         """The peer has said who it is, and counts as a stranger no more."""
@@ -927,9 +940,9 @@ class Container:
         """Dial a peer; see :func:`amqp_rt.container.recovery.connect` for what can be said."""
         return connect(urls, container=self, **options)
 
-    def local(self) -> AbstractAsyncContextManager[Connection]:
+    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
         """A connection to this very container, in memory: same states, credit and errors."""
-        return local(self)
+        return local(self, virtual_host)
 
     def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
         """Run *task*, which carries a connection, until it ends or the container does.

@@ -665,7 +665,8 @@ class Engine:
         peer = self.peer
         peer.container_id = performative.container_id
         if not self.client:
-            peer.virtual_host = performative.hostname or ""
+            # Who says nothing here has said it when logging in, or wants the default (§2.7.1).
+            peer.virtual_host = performative.hostname or peer.virtual_host
         peer.offered_capabilities = performative.offered_capabilities
         peer.desired_capabilities = performative.desired_capabilities
         peer.properties = performative.properties or {}
@@ -832,6 +833,7 @@ class Engine:
                 return
             response = performative.initial_response
             hostname = performative.hostname
+            self.peer.virtual_host = hostname or ""
         else:
             if self._exchange is None:
                 raise connection_fault("amqp:not-allowed", "sasl-response came before sasl-init")

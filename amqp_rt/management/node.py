@@ -21,6 +21,8 @@ ADDRESS: Final = "$management"
 #: Type of the entities that hold messages, and of the node itself.
 NODE_TYPE: Final = "amqp_rt.node"
 SELF_TYPE: Final = "org.amqp.management"
+#: Type of virtual hosts, as the ``entityType`` of a QUERY.
+VIRTUAL_HOST_TYPE: Final = "amqp_rt.virtual-host"
 
 #: Messages that one PEEK returns at most, and bytes of their bodies together.
 PEEK_MAX: Final = 100
@@ -41,6 +43,9 @@ _STATUS: Final = {
 
 class Managed(Protocol):
     """What of a broker is managed here: the nodes of one virtual host."""
+
+    def virtual_hosts(self) -> list[Mapping[str, Any]]:
+        """This virtual host; seen from the default one, all of them."""
 
     def nodes(self) -> list[Mapping[str, Any]]:
         """Every node in numbers."""
@@ -186,7 +191,10 @@ class Management:
         return 204, {}
 
     def _query(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        rows = managed.nodes()
+        wanted_type = _request(message, "entityType")
+        if wanted_type not in (None, NODE_TYPE, VIRTUAL_HOST_TYPE):
+            raise _Failed(400, f"there are no entities of the type {wanted_type!r:.100}")
+        rows = managed.virtual_hosts() if wanted_type == VIRTUAL_HOST_TYPE else managed.nodes()
         offset = _whole(message, "offset", 0, len(rows))
         count = _whole(message, "count", len(rows), len(rows))
         wanted: list[str] = []
@@ -200,7 +208,7 @@ class Management:
         return 200, {"attributeNames": wanted, "results": results}
 
     def _get_types(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        return 200, {NODE_TYPE: [], SELF_TYPE: []}
+        return 200, {NODE_TYPE: [], SELF_TYPE: [], VIRTUAL_HOST_TYPE: []}
 
     def _get_operations(self, managed: Managed, message: Message) -> tuple[int, Any]:
         return 200, {
@@ -215,7 +223,11 @@ class Management:
                 "SET-CURSOR": ["group", "incarnation"],
                 "HOLD": ["holder", "seconds", "incarnation"],
             },
-            SELF_TYPE: {"QUERY": ["offset", "count"], "GET-TYPES": [], "GET-OPERATIONS": []},
+            SELF_TYPE: {
+                "QUERY": ["entityType", "offset", "count"],
+                "GET-TYPES": [],
+                "GET-OPERATIONS": [],
+            },
         }
 
     def _peek(self, managed: Managed, message: Message) -> tuple[int, Any]:

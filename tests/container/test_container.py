@@ -846,6 +846,9 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
                 return False
             raise ValueError("a bug")
 
+        def virtual_host(self, hostname: str) -> str | None:
+            return hostname
+
         def is_dynamic(self, address: str, virtual_host: str) -> bool:
             return False
 

@@ -103,6 +103,18 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_max: int = 10_000
     #: Bytes of those messages.
     backlog_bytes_max: int = 64 * MIB
+    #: Termini that a broker keeps for links, attached or not: their unsettled deliveries, and the
+    #: subscriptions of topics that gather while nobody is there; and those of one container.
+    termini_max: int = 100_000
+    termini_of_container_max: int = 10_000
+    #: Seconds that a terminus may ask to be kept; it gets no more. 2**31, which some clients say for
+    #: ever, would be 68 years.
+    terminus_timeout_max_s: int = 7 * 86_400
+    #: Outcomes that the target of a link keeps to know again what comes twice. More than a window of
+    #: credit cannot have been said without being heard.
+    target_outcomes_max: int = 5_000
+    #: Bytes of unfinished messages that the targets of all detached links keep.
+    unfinished_bytes_max: int = 64 * MIB
     #: Partitions of one log.
     log_partitions_max: int = 1_024
     #: Bytes that a partition of a log holds in memory when there is no store, unless it is declared

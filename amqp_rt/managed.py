@@ -286,6 +286,8 @@ class _Users(_Collection):
 
     def _each(self, virtual_host: str) -> Iterator[Struct]:
         container = self._in.container
+        if virtual_host:
+            return  # they are for the whole container: who manages a part has no say
         groups = {} if container.access is None else container.access.groups
         for name in container.users or ():
             yield UserEntity(
@@ -295,6 +297,11 @@ class _Users(_Collection):
             )
 
     async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        if virtual_host:
+            raise AmqpError(
+                "users are managed from the default virtual host",
+                condition="amqp:unauthorized-access",
+            )
         users = self._in.container.users
         if users is None:
             raise AmqpError("users are not kept here", condition="amqp:not-implemented")

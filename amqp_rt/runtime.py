@@ -70,6 +70,9 @@ class Broker:
             :class:`~amqp_rt.stores.base.Store`, or None for nowhere. Without one, durable messages
             are refused (Part 3 §3.2.1).
         volatile: Take durable messages although there is no store.
+        virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
+            nodes are declared. With a list, connections that name none of them are refused, unless
+            ``""`` is among them; otherwise they get the default virtual host.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Broker:
         management: bool = True,
         store: str | Store | None = None,
         volatile: bool = False,
+        virtual_hosts: Collection[str] | None = None,
     ) -> None:
         self.container = container or Container(
             name,
@@ -111,6 +115,7 @@ class Broker:
             auto_create=_creator(auto_create),
             journal=None if kept is None else Journal(kept),
             volatile=volatile,
+            virtual_hosts=virtual_hosts,
         )
         self.container.add_host(self.host)
         self.management: Management | None = None
@@ -205,9 +210,9 @@ class Broker:
         """Let :meth:`serve` return."""
         self.container.stop()
 
-    def local(self) -> AbstractAsyncContextManager[Connection]:
+    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
         """A connection to this broker without a socket."""
-        return self.container.local()
+        return self.container.local(virtual_host)
 
     def connect(
         self, urls: str | Sequence[str] | None = None, **options: Any
@@ -269,6 +274,14 @@ class _Managed:
     def __init__(self, host: BrokerHost, virtual_host: str) -> None:
         self._host = host
         self._in = virtual_host
+
+    def virtual_hosts(self) -> list[Mapping[str, Any]]:
+        # Who is in the default one looks after the broker; the others have no neighbours.
+        return [
+            {"name": name, "nodes": len(self._host.nodes(virtual_host=name))}
+            for name in self._host.virtual_hosts()
+            if name == self._in or not self._in
+        ]
 
     def nodes(self) -> list[Mapping[str, Any]]:
         return [self.node(each.name) for each in self._host.nodes(virtual_host=self._in)]

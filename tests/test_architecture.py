@@ -50,7 +50,9 @@ LAYERS: dict[str, set[str]] = {
     "management": COMMON | {"broker.nodes", "security"},
 }
 #: These wire everything together: they may import whatever they like.
-COMPOSERS = {"__init__", "runtime", "managed", "plugins", "testing", "cli", "aio", "sync"}
+COMPOSERS = {
+    *("__init__", "runtime", "managed", "plugins", "testing", "cli", "doors", "aio", "sync"),
+}
 
 #: Standard library and msgspec only, and none of FORBIDDEN_IN_PURE: time and bytes are arguments.
 PURE = (

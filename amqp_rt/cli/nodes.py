@@ -9,7 +9,7 @@ import click
 
 from ..container.container import Container
 from ..errors import AmqpError
-from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE
+from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE, VIRTUAL_HOST_TYPE
 from ..message import Message
 from .messages import shown
 from .running import URL_OPTION, run
@@ -64,6 +64,17 @@ def list_(url: str) -> None:
         for row in found["results"]
     ]
     click.echo(_table(sorted(rows), _COLUMNS))
+
+
+@node.command()
+@URL_OPTION
+def hosts(url: str) -> None:
+    """List virtual hosts: from the default one all, from others that one."""
+    found = _manage(url, "QUERY", entityType=VIRTUAL_HOST_TYPE)
+    names = [str(name) for name in found["attributeNames"]]
+    heads = ("name", "nodes")
+    rows = [[row[names.index(head)] for head in heads] for row in found["results"]]
+    click.echo(_table(sorted([name or "(default)", nodes] for name, nodes in rows), heads))
 
 
 @node.command()

@@ -76,6 +76,14 @@ from .running import run, set_up_logs, signalled
     "'queue:jobs-*?lock_s=30'; the most specific pattern wins. Repeatable.",
 )
 @click.option(
+    "--virtual-host",
+    "virtual_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A virtual host, with nodes of its own. Connections that name another one are refused, "
+    "unless '' is given too, for a default one. Repeatable.",
+)
+@click.option(
     "--store",
     metavar="STORE",
     default="memory:",
@@ -107,6 +115,7 @@ def serve(
     nodes: tuple[str, ...],
     files: tuple[Path, ...],
     auto_create: tuple[str, ...],
+    virtual_hosts: tuple[str, ...],
     store: str,
     volatile: bool,
     name: str,
@@ -155,6 +164,7 @@ def serve(
             plain_in_clear=plain_in_clear,
             store=kept,
             volatile=volatile,
+            virtual_hosts=virtual_hosts or None,
         )
     else:
         if users or anonymous or rules:
@@ -162,7 +172,11 @@ def serve(
                 "who may connect, and do what, is up to the container of FILE.py"
             )
         broker = Broker(
-            container=load(application), auto_create=auto_create, store=kept, volatile=volatile
+            container=load(application),
+            auto_create=auto_create,
+            store=kept,
+            volatile=volatile,
+            virtual_hosts=virtual_hosts or None,
         )
 
     async def main() -> None:

@@ -328,14 +328,16 @@ class Connection:
         """Take what the engine reports. Not a checkpoint."""
         # A peer that has no place for us says open and close in one breath.
         over = any(isinstance(event, Closed | ConnectionFailed) for event in events)
+        refused = False
         for event in events:
             if isinstance(event, AttachRequested):
-                self.container.attach(self, event.link)
+                if not refused:
+                    self.container.attach(self, event.link)
             elif isinstance(event, LoginRequested):
                 self.container.start_login(self, event)
             elif isinstance(event, Opened):
                 if not self.dialled:
-                    self.container.opened(self)
+                    refused = not self.container.opened(self)
                 if not over:
                     self._on_opened()
             else:
@@ -488,7 +490,8 @@ class Connection:
         """A receiver from *address*; use it in ``async with``, which waits until it is attached.
 
         Args:
-            address: Where from; leave it out with ``dynamic=True``.
+            address: Where from; leave it out with ``dynamic=True``, or with the ``name`` of a link whose
+                source the peer has kept.
             options: See :class:`~amqp_rt.container.receiving.ReceiverOptions`.
 
         Raises:

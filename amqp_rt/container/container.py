@@ -545,7 +545,10 @@ class Container:
                 # Whoever may come as nobody need not say so.
                 sasl_required=not trusted and "ANONYMOUS" not in self._mechanisms,
                 address=address,
-                offered_capabilities=self._capabilities,
+                offered_capabilities=(
+                    *self._capabilities,
+                    *(Symbol(each) for host in self.hosts for each in host.capabilities),
+                ),
             ),
             now,
         )
@@ -584,9 +587,21 @@ class Container:
         names = (ANONYMOUS_RELAY,) if self._cbs is None else (ANONYMOUS_RELAY, CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
 
-    def opened(self, connection: Connection) -> None:
-        """The peer has logged in, and is known unless it has to put a token first (SE13)."""
+    def opened(self, connection: Connection) -> bool:
+        """The peer has logged in, and is known unless it has to put a token first (SE13).
+
+        False if it wants a virtual host that is not there, and is told to go.
+        """
         peer = connection.peer
+        for host in self.hosts:
+            found = host.virtual_host(peer.virtual_host)
+            if found is None and not peer.trusted:
+                connection.engine.close(
+                    Error("amqp:not-found", f"there is no virtual host {peer.virtual_host!r:.100}")
+                )
+                return False
+            # From now on it is called by its name, whatever the peer called it.
+            peer.virtual_host = found or ""
         owes = False
         if self._cbs is not None and not peer.trusted:
             watch = self._watches[connection] = TokenWatch(connection, self._cbs)
@@ -595,6 +610,7 @@ class Container:
             self.start_connection(partial(watch.run, owes=owes))
         if not owes:
             self.became_known(connection)
+        return True
 
     def became_known(self, connection: Connection) -> None:
         """The peer has said who it is, and counts as a stranger no more."""
@@ -663,7 +679,7 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
-        terminus = _our_terminus(link)
+        terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
         elif isinstance(terminus, Coordinator):
@@ -680,6 +696,19 @@ class Container:
         else:
             self._asking.add(link)
             self.start_handler(self._place_if_allowed, connection, identity, link, terminus)
+
+    def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
+        """The source that a host keeps for *link*, which names none; it counts as asked for then."""
+        if not _sends(link) or link.source is not None:
+            return None
+        for host in self.hosts:
+            try:
+                link.source = host.recall(cast("SendingLink", link))
+            except AmqpError as error:
+                return Error.of(error)
+            if link.source is not None:
+                return link.source
+        return Error("amqp:not-found", f"no source is kept for a link {link.name!r}")
 
     async def _place_if_allowed(
         self,
@@ -881,9 +910,9 @@ class Container:
         """Dial a peer; see :func:`amqp_rt.container.recovery.connect` for what can be said."""
         return connect(urls, container=self, **options)
 
-    def local(self) -> AbstractAsyncContextManager[Connection]:
+    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
         """A connection to this very container, in memory: same states, credit and errors."""
-        return local(self)
+        return local(self, virtual_host)
 
     def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
         """Run *task*, which carries a connection, until it ends or the container does.

@@ -208,7 +208,7 @@ def _grace(*, hasty: bool) -> trio.CancelScope:
 
 
 @asynccontextmanager
-async def local(container: Container) -> AsyncIterator[Connection]:
+async def local(container: Container, virtual_host: str = "") -> AsyncIterator[Connection]:
     """A connection to *container* itself, without a socket; the block's end closes.
 
     The same engines, states, credit and errors as over a network. Cancelled while it begins,
@@ -216,8 +216,11 @@ async def local(container: Container) -> AsyncIterator[Connection]:
     """
     ours, theirs = memory_stream_pair()
     connection = Connection(container, dialled=True)
-    engine = client(client_options(container, container.limits), trio.current_time())
+    options = client_options(container, container.limits)
+    options.hostname = virtual_host or None
+    engine = client(options, trio.current_time())
     engine.peer.address = "local"
+    engine.peer.virtual_host = virtual_host
     connection.start(engine)
     scope = trio.CancelScope()
     stopped = trio.Event()

@@ -88,6 +88,8 @@ class Engine:
         self.ours = Half(CONNECTION, Stage.START, ours=True)
         self.theirs = Half(CONNECTION, Stage.START, ours=False)
         self.sessions: dict[int, Session] = {}
+        #: Called once the connection is over, after its sessions.
+        self.followers: dict[Any, Callable[[], None]] = {}
         #: The peer's max-frame-size as far as we use it.
         self.frame_size_out: int = FRAME_SIZE_MIN
         self.output_size: int = 0
@@ -663,7 +665,8 @@ class Engine:
         peer = self.peer
         peer.container_id = performative.container_id
         if not self.client:
-            peer.virtual_host = performative.hostname or ""
+            # Who says nothing here has said it when logging in, or wants the default (§2.7.1).
+            peer.virtual_host = performative.hostname or peer.virtual_host
         peer.offered_capabilities = performative.offered_capabilities
         peer.desired_capabilities = performative.desired_capabilities
         peer.properties = performative.properties or {}
@@ -779,6 +782,9 @@ class Engine:
         self._remote.clear()
         self._waiting.clear()
         self._queued.clear()
+        followers, self.followers = self.followers, {}
+        for follow in followers.values():
+            follow()
 
     def _report(self, event: Event) -> None:
         self._events.append(event)
@@ -827,6 +833,7 @@ class Engine:
                 return
             response = performative.initial_response
             hostname = performative.hostname
+            self.peer.virtual_host = hostname or ""
         else:
             if self._exchange is None:
                 raise connection_fault("amqp:not-allowed", "sasl-response came before sasl-init")

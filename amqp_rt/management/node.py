@@ -8,6 +8,7 @@ application-properties ``operation``, ``type`` and ``name`` in, ``statusCode`` a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -26,6 +27,8 @@ ADDRESS: Final = MANAGEMENT
 #: Type of the entities that hold messages, and of the node itself.
 NODE_TYPE: Final = "amqp_rt.node"
 SELF_TYPE: Final = "org.amqp.management"
+#: Type of virtual hosts, as the ``entityType`` of a QUERY.
+VIRTUAL_HOST_TYPE: Final = "amqp_rt.virtual-host"
 
 #: Messages that one PEEK returns at most, and bytes of their bodies together.
 PEEK_MAX: Final = 100
@@ -46,6 +49,9 @@ _STATUS: Final = {
 
 class Managed(Protocol):
     """What of a broker is managed here: the nodes of one virtual host."""
+
+    def virtual_hosts(self) -> list[Mapping[str, Any]]:
+        """This virtual host; seen from the default one, all of them."""
 
     def nodes(self) -> list[Mapping[str, Any]]:
         """Every node in numbers."""
@@ -129,11 +135,13 @@ def _whole(message: Message, name: str, default: int, most: int) -> int:
 class Collection(Protocol):
     """The entities of one type, other than nodes."""
 
-    #: Its name, and the Struct whose fields are the attributes.
     type_name: str
-    attributes: type[msgspec.Struct]
     #: Operation → its arguments.
     operations: Mapping[str, list[str]]
+
+    @property
+    def attributes(self) -> type[msgspec.Struct]:
+        """The Struct whose fields are the attributes."""
 
     def rows(self, virtual_host: str) -> list[Mapping[str, Any]]:
         """Every entity, each with its ``name``."""
@@ -462,20 +470,31 @@ class Management:
                 if wanted in ("", NODE_TYPE, row["type"])
                 and self._decide(peer, Rights.MANAGE, row["name"]) is None
             ]
+        others: dict[str, Callable[[], list[Mapping[str, Any]]]] = {
+            VIRTUAL_HOST_TYPE: asked.managed.virtual_hosts,
+            **{
+                name: partial(each.rows, peer.virtual_host)
+                for name, each in self._collections.items()
+            },
+        }
         refused = self._decide(peer, Rights.MANAGE, ADDRESS)
-        for name, collection in self._collections.items():
-            if wanted == name and refused is not None:
-                self._check(peer, Rights.MANAGE, ADDRESS)
+        if wanted in others:
+            self._check(peer, Rights.MANAGE, ADDRESS)
+        for name, entities in others.items():
             if wanted in ("", name) and refused is None:
                 known = True
-                rows += [_described(row, name) for row in collection.rows(peer.virtual_host)]
+                rows += [_described(row, name) for row in entities()]
         if not known:
             raise _Failed(404, f"there is no type {wanted!r:.50}")
         return rows
 
     def _types(self, asked: Asked) -> dict[str, type[msgspec.Struct] | None]:
         """The types that a request is about, and what their attributes are the fields of."""
-        found: dict[str, type[msgspec.Struct] | None] = {NODE_TYPE: None, SELF_TYPE: None}
+        found: dict[str, type[msgspec.Struct] | None] = {
+            NODE_TYPE: None,
+            SELF_TYPE: None,
+            VIRTUAL_HOST_TYPE: None,
+        }
         found |= {name: KINDS[kind] for name, kind in NODE_TYPES.items()}
         found |= {name: each.attributes for name, each in self._collections.items()}
         wanted = _text_or(asked.message, "entityType")
@@ -503,6 +522,8 @@ class Management:
     def _operations_of(self, name: str) -> dict[str, list[str]]:
         if name == SELF_TYPE:
             return dict(_SELF_OPERATIONS)
+        if name == VIRTUAL_HOST_TYPE:
+            return {}
         if name in self._collections:
             return dict(self._collections[name].operations)
         return {**_NODE_OPERATIONS, **{operation: [] for operation in self._hooks}}

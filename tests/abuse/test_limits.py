@@ -121,6 +121,13 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "backlog_bytes_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),
+    "termini_max": ("broker/test_termini.py::test_termini_are_bounded",),
+    "termini_of_container_max": ("broker/test_termini.py::test_termini_are_bounded",),
+    "terminus_timeout_max_s": ("broker/test_nodes.py::test_a_source_is_answered_as_it_is",),
+    "target_outcomes_max": ("broker/test_termini.py::test_only_so_many_outcomes_are_remembered",),
+    "unfinished_bytes_max": (
+        "broker/test_termini.py::test_a_target_keeps_the_beginning_of_a_message",
+    ),
     "transactions_max": (
         "broker/test_transactions.py::test_transactions_of_a_session_are_bounded",
     ),

@@ -839,15 +839,23 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
     class Broken:
         """A host whose endpoint fails."""
 
+        capabilities = ()
+
         def attach(self, link: Any) -> bool:
             if link.target is None or link.target.address != "broken":
                 return False
             raise ValueError("a bug")
 
+        def virtual_host(self, hostname: str) -> str | None:
+            return hostname
+
         def is_dynamic(self, address: str, virtual_host: str) -> bool:
             return False
 
         def relay(self, address: str, link: Any) -> None:
+            return None
+
+        def recall(self, link: Any) -> None:
             return None
 
     c = Container("c", nodes=[Shop()])

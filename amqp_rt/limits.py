@@ -53,6 +53,8 @@ class Limits(Struct, frozen=True, gc=False):
     write_stall_s: float = 30.0
     #: Seconds from accept to open, absolute; it stops slow lorises.
     handshake_s: float = 10.0
+    #: Seconds of them that the TLS handshake may take.
+    tls_handshake_s: float = 5.0
     #: Seconds that a peer has to answer our close.
     close_grace_s: float = 5.0
     #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.

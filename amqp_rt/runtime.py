@@ -33,6 +33,7 @@ from .managed import collections_of
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
+from .net.tls import ServerTls
 from .security.access import Access, decide
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
@@ -64,6 +65,8 @@ class Broker:
         access: Who may do what where; see :mod:`amqp_rt.security.access`.
         cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
+        tls: Certificates for listeners at ``amqps://``.
+        tls_required: Let nobody in on ``amqp://`` without TLS.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
         store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
@@ -90,6 +93,8 @@ class Broker:
         access: Access | None = None,
         cbs: Cbs | None = None,
         plain_in_clear: bool = False,
+        tls: ServerTls | None = None,
+        tls_required: bool = False,
         network: MemoryNetwork | None = None,
         management: bool = True,
         store: str | Store | None = None,
@@ -106,6 +111,8 @@ class Broker:
             access=access,
             cbs=cbs,
             plain_in_clear=plain_in_clear,
+            tls=tls,
+            tls_required=tls_required,
             network=network,
         )
         kept = store_of(store) if isinstance(store, str) else store

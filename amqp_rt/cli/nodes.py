@@ -67,10 +67,10 @@ def list_(where: Where) -> None:
 
 
 @node.command()
-@URL_OPTION
-def hosts(url: str) -> None:
+@client_options
+def hosts(where: Where) -> None:
     """List virtual hosts: from the default one all, from others that one."""
-    found = _manage(url, "QUERY", entityType=VIRTUAL_HOST_TYPE)
+    found = _manage(where, "QUERY", entityType=VIRTUAL_HOST_TYPE)
     names = [str(name) for name in found["attributeNames"]]
     heads = ("name", "nodes")
     rows = [[row[names.index(head)] for head in heads] for row in found["results"]]

@@ -171,15 +171,17 @@ def decide(access: Access | None, peer: Peer, wanted: Rights, address: str) -> E
         return None
     if address == CBS and peer.tokens is not None:
         return None
-    if wanted in granted(access, peer, address):
-        return None
-    if Rights.MANAGE not in wanted:
+    entity = address.removesuffix(_ENTITY_MANAGEMENT)
+    if Rights.MANAGE in wanted or (address != MANAGEMENT and entity == address):
+        allowed = wanted in granted(access, peer, address)
+    elif address == MANAGEMENT:
         # To talk to a management node is not yet to manage anything.
-        entity = address.removesuffix(_ENTITY_MANAGEMENT)
-        if address == MANAGEMENT and Rights.MANAGE in anywhere(access, peer):
-            return None
-        if entity != address and granted(access, peer, entity):
-            return None
+        allowed = Rights.MANAGE in anywhere(access, peer)
+        wanted = Rights.MANAGE
+    else:
+        allowed = bool(granted(access, peer, entity))
+    if allowed:
+        return None
     return Error(
         "amqp:unauthorized-access", f"{address!r} is not for you: it takes the right to {wanted}"
     )

@@ -15,7 +15,7 @@ import trio
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
-from .broker.journal import Journal
+from .broker.journal import Executor, Journal
 from .broker.nodes import (
     LOG,
     Declaration,
@@ -73,6 +73,7 @@ class Broker:
             :class:`~amqp_rt.stores.base.Store`, or None for nowhere. Without one, durable messages
             are refused (Part 3 §3.2.1).
         volatile: Take durable messages although there is no store.
+        executor: Where the store's calls run; by default a worker thread.
         virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
@@ -99,6 +100,7 @@ class Broker:
         management: bool = True,
         store: str | Store | None = None,
         volatile: bool = False,
+        executor: Executor | None = None,
         virtual_hosts: Collection[str] | None = None,
     ) -> None:
         self.container = container or Container(
@@ -120,7 +122,7 @@ class Broker:
             limits=self.container.limits,
             clock=clock,
             auto_create=_creator(auto_create),
-            journal=None if kept is None else Journal(kept),
+            journal=None if kept is None else Journal(kept, executor),
             volatile=volatile,
             virtual_hosts=virtual_hosts,
         )

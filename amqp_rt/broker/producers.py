@@ -316,7 +316,8 @@ class Producer(Inlet):
         #: There was no room for more.
         self.waiting = False
         #: The terminus that it is the endpoint of, an object with ``attached(link)``,
-        #: ``delivered(deliveries)`` and ``left(link, closed)``; None if nothing is kept of it.
+        #: ``when_ready(call)``, ``delivered(deliveries)`` and ``left(link, closed)``; None if
+        #: nothing is kept of it.
         self.keeper: Any = None
         #: Called when the link is over, if nothing is kept of it.
         self.on_left: list[Callable[[], None]] = []
@@ -329,7 +330,13 @@ class Producer(Inlet):
         self.link = link
         if self.keeper is not None:
             self.keeper.attached(link)
-        self.intake.opened(self)
+            self.keeper.when_ready(self._open)
+        else:
+            self.intake.opened(self)
+
+    def _open(self) -> None:
+        if self.link.attached:
+            self.intake.opened(self)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         # What was promised is used, before the messages that it was promised for take room.

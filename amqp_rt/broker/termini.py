@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from math import inf
@@ -547,6 +547,9 @@ class KeptTarget(Terminus):
         self._said: dict[bytes, Any] = {}
         self._open: dict[bytes, IncomingDelivery] = {}
         self._slot = 0
+        #: The tags that the store has, by slot, and those that it is to forget.
+        self._noted: dict[int, bytes] = {}
+        self._forgotten: dict[int, bytes] = {}
         self._unfinished = 0
 
     @property
@@ -561,6 +564,8 @@ class KeptTarget(Terminus):
         self._unfinished = 0
         if memory is not None:
             self._gather()
+            if not link.remote_incomplete:
+                self._forget_all_but(link.remote_unsettled or {})
             for tag in link.remote_unsettled or ():
                 if tag in self._said and tag not in memory:
                     memory[tag] = Unsettled(tag=tag, state=self._said[tag])
@@ -571,6 +576,35 @@ class KeptTarget(Terminus):
             unsettled=memory,
             **options,
         )
+
+    def _forget_all_but(self, unsettled: Mapping[bytes, Any]) -> None:
+        """The sender says what it has not settled. Everything else it has heard of, and its tags may
+        come again for other messages (§2.6.12)."""
+        for tag in [tag for tag in self._said if tag not in unsettled]:
+            del self._said[tag]
+        for slot in [slot for slot, tag in self._noted.items() if tag not in unsettled]:
+            self._forgotten[slot] = self._noted.pop(slot)
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call *call* when new messages may come: what was forgotten is forgotten on the disk too, or
+        else another message with such a tag would be taken for the old one after a restart."""
+        forgotten, self._forgotten = self._forgotten, {}
+        if not forgotten:
+            call()
+            return
+        journal = self.termini.journal
+        assert journal is not None
+
+        def refused(error: Error) -> None:
+            # The next attach tries again.
+            self._noted = forgotten | self._noted
+            call()
+
+        unit = Unit(refused)
+        for slot in forgotten:
+            unit.forget(SEEN, key_of(self.number) + slot.to_bytes(4, "big"))
+        unit.then(call)
+        journal.add(unit)
 
     def delivered(self, deliveries: list[IncomingDelivery]) -> None:
         """These have come, and some have been answered."""
@@ -606,6 +640,7 @@ class KeptTarget(Terminus):
                 continue
             self._slot += 1
             slot = self._slot % self.termini.limits.target_outcomes_max
+            self._noted[slot] = delivery.tag
             unit.keep(
                 SEEN,
                 key_of(self.number) + slot.to_bytes(4, "big"),
@@ -613,13 +648,13 @@ class KeptTarget(Terminus):
             )
 
     def facts(self) -> Iterable[tuple[str, bytes]]:
-        last = self.termini.limits.target_outcomes_max
-        return [(SEEN, slot.to_bytes(4, "big")) for slot in range(min(self._slot + 1, last))]
+        return [(SEEN, slot.to_bytes(4, "big")) for slot in self._noted]
 
     def recall(self, seen: Iterable[bytes]) -> None:
         """These it had accepted before the process was started again."""
         for value in sorted(seen):
             self._slot = int.from_bytes(value[:8], "big")
+            self._noted[self._slot % self.termini.limits.target_outcomes_max] = value[8:]
             self._say(value[8:], ACCEPTED)
 
     def left(self, link: ReceivingLink, closed: bool) -> bool:

@@ -117,6 +117,8 @@ class Link(Protocol):
     #: What the peer remembers of a link of this name, until both sides are attached; None if
     #: nothing.
     remote_unsettled: Mapping[bytes, Any] | None
+    #: There is more of it, which did not fit the peer's frame.
+    remote_incomplete: bool
     #: Both sides have attached with an unsettled map: the link goes on where one before it ended
     #: (Part 2 §2.6.13).
     resumed: bool

@@ -1,0 +1,406 @@
+"""A network in memory whose faults are data, and in which what happens is drawn from one seed.
+
+Both ends of a connection are the streams that :mod:`amqp_rt.net.memory` gives everybody; a line
+between them takes what one end sends and hands it on as its faults say. Carriers, engines and all
+above run as they do over sockets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from socket import SHUT_WR
+from typing import Final
+from zlib import crc32
+
+import trio
+
+from ..errors import ConnectFailed
+from ..net.memory import MemoryNetwork, MemoryStream, memory_stream_pair
+from .faults import Corrupt, Cut, Delay, Fault, HalfClose, Slow, Split, Stall
+
+__all__ = ["SimulatedNetwork", "Trace"]
+
+#: Octets that a line takes at a time.
+_PIECE: Final = 65_536
+#: Seconds that something takes to arrive, at most, if nothing is wrong.
+_LATENCY_S: Final = 0.02
+#: Seconds between the pieces of what is split, so that each is read by itself.
+_GAP_S: Final = 1e-6
+
+#: Bodies of frames by the code of their descriptor (Part 2 §2.7, Part 5 §5.3.3).
+_NAMES: Final = {
+    **dict(
+        enumerate(
+            (
+                *("open", "begin", "attach", "flow", "transfer"),
+                *("disposition", "detach", "end", "close"),
+            ),
+            0x10,
+        )
+    ),
+    **dict(
+        enumerate(
+            (
+                *("sasl-mechanisms", "sasl-init", "sasl-challenge"),
+                *("sasl-response", "sasl-outcome"),
+            ),
+            0x40,
+        )
+    ),
+}
+
+
+class Trace:
+    """What happened, a line for each frame, commit and fault; the same seed gives the same lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, text: str) -> None:
+        """Note *text* with the time."""
+        self.lines.append(f"{trio.current_time():12.6f} {text}")
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+class _Frames:
+    """Finds where the frames of one direction end."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._left = 0
+        self._size = 0
+        self._crc = 0
+
+    def split(self, data: bytes) -> Iterator[tuple[bytes, str]]:
+        """Parts of *data*, each with what it completes: a frame's name, size and checksum."""
+        while data:
+            take = self._left or 8 - len(self._head)
+            part, data = data[:take], data[take:]
+            self._crc = crc32(part, self._crc)
+            self._size += len(part)
+            if not self._left:
+                self._head += part
+                if len(self._head) < 8:
+                    yield part, ""
+                    return
+                if not self._head.startswith(b"AMQP"):
+                    self._left = max(int.from_bytes(self._head[:4], "big") - 8, 0)
+            else:
+                self._left -= len(part)
+                if len(self._head) < 11:
+                    self._head += part[: 11 - len(self._head)]
+            if self._left:
+                yield part, ""
+                continue
+            yield part, f"{self._name():15} {self._size:6} {self._crc:08x}"
+            self._head, self._size, self._crc = b"", 0, 0
+
+    def _name(self) -> str:
+        head = self._head
+        if head.startswith(b"AMQP"):
+            return "header"
+        if len(head) < 11:
+            return "empty"
+        return _NAMES.get(head[10], "?") if head[8:10] == b"\0\x53" else "?"
+
+
+class _Over(Exception):
+    """Nothing more crosses the line in this direction."""
+
+
+class _Line:
+    """One connection, and what is wrong with it."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        number: int,
+        hosts: tuple[str, str],
+        ends: tuple[MemoryStream, MemoryStream],
+    ) -> None:
+        self.network = network
+        self.number = number
+        #: Who dialled, and who listens.
+        self.hosts = hosts
+        self.scope = trio.CancelScope()
+        self.over = False
+        self._ends = ends
+        self._luck = network.luck(f"line {number}")
+        self._frames = 0
+        self._cut_at: int | None = None
+        self._latency_s = self._luck.uniform(0, _LATENCY_S)
+        self._piece = _PIECE
+        self._rates: dict[bool, int] = {}
+        self._passed = {False: 0, True: 0}
+        marks: dict[bool, list[tuple[int, Fault]]] = {False: [], True: []}
+        for fault in network.faults:
+            if getattr(fault, "connection", None) != number:
+                continue
+            if isinstance(fault, Split):
+                self._piece = min(self._piece, fault.size)
+            elif isinstance(fault, Delay):
+                self._latency_s += fault.seconds
+            elif isinstance(fault, Slow):
+                self._rates[fault.back] = fault.octets_per_s
+            elif isinstance(fault, Cut) and fault.frames is not None:
+                self._cut_at = min(fault.frames, self._cut_at or fault.frames)
+            elif isinstance(fault, Corrupt):
+                marks[fault.back].append((fault.octet, fault))
+            elif isinstance(fault, Cut | HalfClose | Stall):
+                marks[fault.back].append((fault.octets, fault))
+        self._marks = {
+            back: deque(sorted(found, key=lambda mark: mark[0])) for back, found in marks.items()
+        }
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.hosts[0]}–{self.hosts[1]}"
+
+    def cut(self, why: str) -> None:
+        """The connection is gone."""
+        if not self.over:
+            self.over = True
+            self.network.trace.add(f"{self} {why}")
+            for end in self._ends:
+                end.close()
+            self.scope.cancel()
+
+    def vanish(self, host: str, why: str) -> None:
+        """*host* is gone, and the other one is not told."""
+        if not self.over:
+            self.over = True
+            self.network.trace.add(f"{self} {why}")
+            self._ends[host == self.hosts[1]].close()
+            self.scope.cancel()
+
+    async def run(self) -> None:
+        """Carry, both ways, until both have ended."""
+        with self.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._carry, False)
+                nursery.start_soon(self._carry, True)
+        if not self.over:
+            self.cut("has ended")
+        self.network.forget(self)
+
+    async def _carry(self, back: bool) -> None:
+        source, sink = self._ends if not back else self._ends[::-1]
+        frames = _Frames()
+        try:
+            while data := await self._take(source):
+                await trio.sleep(self._latency_s * self._luck.uniform(0.5, 1))
+                for part, completed in frames.split(data):
+                    await self._pass(part, sink, back)
+                    if completed:
+                        self._count(completed, back)
+            await trio.sleep(self._latency_s)
+        except _Over:
+            pass
+        if not self.over:
+            self.network.trace.add(f"{self} {_arrow(back)} end")
+            sink.shutdown(SHUT_WR)
+        # Whoever still speaks is not heard, and must not be held up by that.
+        while await self._take(source):
+            pass
+
+    async def _take(self, source: MemoryStream) -> bytes:
+        await source.wait_readable()
+        try:
+            return source.recv(_PIECE)
+        except OSError:
+            return b""
+
+    async def _pass(self, data: bytes, sink: MemoryStream, back: bool) -> None:
+        marks, rate = self._marks[back], self._rates.get(back)
+        while data:
+            await self.network.passable(self.hosts)
+            passed = self._passed[back]
+            if marks and marks[0][0] <= passed:
+                data = await self._trouble(marks.popleft()[1], data)
+                continue
+            size = min(self._piece, marks[0][0] - passed) if marks else self._piece
+            if rate is not None:
+                size = min(size, max(rate // 10, 1))
+            part, data = data[:size], data[size:]
+            try:
+                while True:
+                    try:
+                        sink.send(part)
+                        break
+                    except BlockingIOError:
+                        await sink.wait_writable()
+            except OSError:
+                raise _Over from None
+            self._passed[back] += len(part)
+            if rate is not None:
+                await trio.sleep(len(part) / rate)
+            elif self._piece < _PIECE:
+                await trio.sleep(_GAP_S)
+
+    async def _trouble(self, fault: Fault, data: bytes) -> bytes:
+        """What becomes of *data* when a fault's time has come."""
+        self.network.trace.add(f"{self} {fault}")
+        if isinstance(fault, Corrupt):
+            return bytes([data[0] ^ fault.mask]) + data[1:]
+        if isinstance(fault, Stall):
+            await self.network.stalled(fault.seconds)
+            return data
+        if isinstance(fault, Cut):
+            self.cut("is cut")
+            await trio.lowlevel.checkpoint()
+        raise _Over
+
+    def _count(self, completed: str, back: bool) -> None:
+        self._frames += 1
+        self.network.trace.add(f"{self} {_arrow(back)} {completed}")
+        if self.network.count() or self._frames == self._cut_at:
+            self.cut("is cut")
+            raise _Over
+
+
+def _arrow(back: bool) -> str:
+    return "←" if back else "→"
+
+
+class _Door(MemoryNetwork):
+    """The network as one host sees it."""
+
+    def __init__(self, network: SimulatedNetwork, host: str) -> None:
+        super().__init__()
+        self._network = network
+        self._host = host
+
+    def listen(self, name: str) -> trio.MemoryReceiveChannel[MemoryStream]:
+        return self._network.listen(self._host, name)
+
+    async def dial(self, name: str) -> MemoryStream:
+        return await self._network.dial(self._host, name)
+
+
+class SimulatedNetwork:
+    """Connects hosts by lines that fail as *faults* say.
+
+    Args:
+        faults: What goes wrong.
+        luck: A generator of its own for whoever asks with a name.
+        trace: Where what happens is noted.
+        nursery: Where lines run.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        luck: Callable[[str], Random],
+        trace: Trace,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.faults = faults
+        self.luck = luck
+        self.trace = trace
+        #: Frames of all connections so far.
+        self.frames = 0
+        #: Whether a cut after so many frames of all connections has happened.
+        self.was_cut = False
+        self._cuts = {
+            fault.frames
+            for fault in faults
+            if isinstance(fault, Cut) and fault.connection is None and fault.frames is not None
+        }
+        self._nursery = nursery
+        self._listeners: dict[str, tuple[str, MemoryNetwork]] = {}
+        self._lines: list[_Line] = []
+        self._dialled = 0
+        #: Hosts that are cut off, and how many times.
+        self._apart: dict[str, int] = {}
+        self._joined = trio.Event()
+        #: No fault lasts any longer.
+        self._calm = trio.Event()
+
+    def door(self, host: str) -> MemoryNetwork:
+        """What *host* dials and listens with."""
+        return _Door(self, host)
+
+    def listen(self, host: str, name: str) -> trio.MemoryReceiveChannel[MemoryStream]:
+        """Claim *name* for *host*."""
+        known = self._listeners.get(name)
+        listening = MemoryNetwork() if known is None or known[0] != host else known[1]
+        channel = listening.listen(name)
+        self._listeners[name] = host, listening
+        return channel
+
+    async def dial(self, host: str, name: str) -> MemoryStream:
+        """Connect *host* to whoever listens at *name*; a partition makes that wait.
+
+        Raises:
+            ConnectFailed: Nobody listens there.
+        """
+        await trio.sleep(_LATENCY_S / 10)
+        await self.passable((host,))
+        known = self._listeners.get(name)
+        if known is None:
+            raise ConnectFailed(f"cannot connect to memory://{name}: nobody listens there")
+        listener, listening = known
+        await self.passable((host, listener))
+        far = await listening.dial(name)
+        ours, near = memory_stream_pair()
+        line = _Line(self, self._dialled, (host, listener), (near, far))
+        self._dialled += 1
+        self._lines.append(line)
+        self.trace.add(f"{line} is dialled")
+        self._nursery.start_soon(line.run)
+        return ours
+
+    def forget(self, line: _Line) -> None:
+        """It has ended."""
+        self._lines.remove(line)
+
+    def count(self) -> bool:
+        """A frame has arrived; whether its connection is to be cut now."""
+        self.frames += 1
+        if self.frames in self._cuts:
+            self.was_cut = True
+            return True
+        return False
+
+    # --- what happens to hosts ---------------------------------------------------------------
+
+    def drop(self, host: str, *, silent: bool = False) -> None:
+        """Everything that *host* had is gone: it listens nowhere, and its connections are cut."""
+        for name in [name for name, (owner, _) in self._listeners.items() if owner == host]:
+            del self._listeners[name]
+        for line in [each for each in self._lines if host in each.hosts]:
+            if silent:
+                line.vanish(host, "is dead")
+            else:
+                line.cut("is cut")
+
+    @contextmanager
+    def apart(self, host: str) -> Iterator[None]:
+        """Nothing reaches or leaves *host* within the block."""
+        self._apart[host] = self._apart.get(host, 0) + 1
+        self.trace.add(f"{host} is cut off")
+        try:
+            yield
+        finally:
+            self._apart[host] -= 1
+            self.trace.add(f"{host} is reached again")
+            self._joined.set()
+            self._joined = trio.Event()
+
+    async def passable(self, hosts: tuple[str, ...]) -> None:
+        """Wait until none of *hosts* is cut off."""
+        while self._apart and any(self._apart.get(host) for host in hosts):
+            await self._joined.wait()
+
+    async def stalled(self, seconds: float) -> None:
+        """Wait for *seconds*, or until all faults are over."""
+        with trio.move_on_after(seconds):
+            await self._calm.wait()
+
+    def calm(self) -> None:
+        """Let no fault last any longer."""
+        self._calm.set()

@@ -1,0 +1,240 @@
+"""What clients do with a broker in simulations, and the books that they keep about it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import trio
+
+from amqp_rt import Message
+from amqp_rt.broker import Log, Queue
+from amqp_rt.container.connections import Connection
+from amqp_rt.container.recovery import Reconnect
+from amqp_rt.errors import AmqpError, ConnectionLost, DeliveryRejected, LinkDetached
+from amqp_rt.fronts.base import RCV_SECOND
+from amqp_rt.limits import Limits
+from amqp_rt.testing.ledger import Ledger
+from amqp_rt.testing.simulation import Host, Simulation
+
+#: Frames of 512 octets, so that some messages take several.
+SMALL = Limits(frame_size_max=512, session_window=32)
+PATIENT = Reconnect(first_delay_s=0.2, delay_max_s=2, give_up_after_s=100_000)
+#: A link that both sides keep, on a disk where there is one.
+KEPT: dict[str, Any] = {"timeout": 3600, "durable": 2}
+URL = "memory://broker"
+#: Where one begins to read a log.
+FROM_THE_FIRST = {"rabbitmq:stream-offset-spec": "first"}
+#: Whatever a connection that is lost may raise.
+LOST = (ConnectionLost, LinkDetached)
+
+
+def serving(*nodes: Any) -> Callable[[Host], Awaitable[None]]:
+    """A broker with *nodes*."""
+
+    async def main(host: Host) -> None:
+        async with host.broker(limits=SMALL) as broker:
+            await broker.declare(*nodes)
+            await broker.listen(URL)
+            await broker.serve()
+
+    return main
+
+
+class Client:
+    """Someone on a host of their own, who sends or receives until they are done."""
+
+    def __init__(self, net: Simulation, host: str) -> None:
+        self.net = net
+        self.host = host
+        self.luck: Random = net.luck(host)
+
+    async def pause(self, seconds: float = 1.0) -> None:
+        await trio.sleep(self.luck.uniform(0, seconds))
+
+    def connect(self) -> Any:
+        return self.net.connect(self.host, URL, limits=SMALL, reconnect=PATIENT)
+
+    async def until(
+        self, done: Callable[[], bool], work: Callable[[Connection], Awaitable[None]]
+    ) -> None:
+        """Do *work* until that is *done*, over as many links as it takes."""
+        async with self.connect() as peer:
+            while not done():
+                try:
+                    await work(peer)
+                except LOST:
+                    await self.pause()
+                except AmqpError as error:
+                    # The disk is full or has failed, and the broker said so.
+                    assert error.condition in {
+                        "amqp:resource-limit-exceeded",
+                        "amqp:internal-error",
+                        "amqp:transaction:rollback",
+                    }, error
+                    await self.pause()
+
+    async def produce(
+        self, ledger: Ledger, address: str, count: int, *, together: int = 3, **options: Any
+    ) -> None:
+        """Send *count* messages, a few at a time."""
+        left = count
+
+        async def work(peer: Connection) -> None:
+            nonlocal left
+            async with peer.sender(address, settled=False, **options) as out:
+                while left:
+                    bodies = [
+                        ledger.body(self.host, self.luck.choice([0, 30, 300, 2000]))
+                        for _ in range(min(left, self.luck.randint(1, together)))
+                    ]
+                    receipts = [(body, out.send_nowait(body, durable=True)) for body in bodies]
+                    left -= len(bodies)
+                    for body, receipt in receipts:
+                        try:
+                            await receipt.accepted()
+                            ledger.was_acknowledged(body)
+                        except DeliveryRejected:
+                            ledger.was_refused(body)
+                        except LOST:
+                            # It may be there or not, and is not sent again.
+                            assert not options.get("timeout"), "this link is resumed"
+                    await self.pause()
+
+        await self.until(lambda: not left, work)
+
+    async def consume(
+        self, ledger: Ledger, address: str, finished: trio.Event, **options: Any
+    ) -> None:
+        """Receive until *finished*, and nothing more comes."""
+        empty = False
+
+        async def work(peer: Connection) -> None:
+            nonlocal empty
+            async with peer.receiver(
+                address, credit=4, rcv_settle_mode=RCV_SECOND, **options
+            ) as inbox:
+                while not empty:
+                    delivery = await inbox.get(within=5)
+                    if delivery is None:
+                        empty = finished.is_set()
+                        continue
+                    body = ledger.was_delivered(delivery.body)
+                    await self.pause(0.3)
+                    if self.luck.random() < 0.1:
+                        ledger.was_returned(body)
+                        delivery.release()
+                        continue
+                    ledger.was_accepted(body)
+                    try:
+                        delivery.accept()
+                        await delivery.settled()
+                        ledger.was_settled(body)
+                    except LOST:
+                        assert not options.get("timeout"), "this link is resumed"
+
+        await self.until(lambda: empty, work)
+
+    async def move(self, origin: str, target: str, finished: trio.Event) -> None:
+        """Take messages from one queue to another, in transactions, until *finished*."""
+
+        async def work(peer: Connection) -> None:
+            async with (
+                peer.receiver(origin, credit=3) as inbox,
+                peer.sender(target, settled=False) as out,
+            ):
+                while not finished.is_set():
+                    delivery = await inbox.get(within=5)
+                    if delivery is None:
+                        continue
+                    async with peer.transaction() as txn:
+                        delivery.accept(transaction=txn)
+                        await out.send(delivery.body, durable=True, transaction=txn)
+                    await self.pause(0.3)
+
+        await self.until(finished.is_set, work)
+
+    async def read(self, address: str, **options: Any) -> list[Any]:
+        """Everything that is there."""
+        found: list[Any] = []
+        async with self.connect() as peer, peer.receiver(address, credit=50, **options) as inbox:
+            while (delivery := await inbox.get(within=30)) is not None:
+                found.append(delivery.body)
+                delivery.accept()
+        return found
+
+
+def note_damage(net: Simulation, *ledgers: Ledger) -> None:
+    """Tell each of *ledgers* what the disk has reported."""
+    for payload in net.disk("broker").damaged:
+        for ledger in ledgers:
+            ledger.was_damaged(Message.decode(payload).body)
+
+
+async def trade(net: Simulation, *, noise: bool = False) -> None:
+    """Queues, transactions and logs, each with those who send and those who receive; *noise* is one
+    more who has the first connection, and may say anything."""
+    books = {
+        "plain": Ledger("plain"),
+        "resumed": Ledger("resumed", duplicates="never"),
+        "moved": Ledger("moved", ordered=False),
+        "log": Ledger("log"),
+    }
+    noisy = Ledger("noise", duplicates="allowed", ordered=False)
+    net.start(
+        "broker",
+        serving(*map(Queue, ("plain", "resumed", "from", "to", "noise")), Log("log")),
+    )
+    sent = trio.Event()
+    async with trio.open_nursery() as everybody:
+        if noise:
+            everybody.start_soon(_babble, net, noisy)
+        await trio.sleep(0.1)
+        for name, options in (("plain", {}), ("resumed", KEPT)):
+            everybody.start_soon(
+                _call,
+                Client(net, f"{name}-consumer").consume,
+                (books[name], name, sent),
+                options,
+            )
+        everybody.start_soon(Client(net, "mover").move, "from", "to", sent)
+        async with trio.open_nursery() as producers:
+            for host, book, address, options in (
+                ("one", "plain", "plain", {}),
+                ("two", "plain", "plain", {}),
+                ("three", "resumed", "resumed", KEPT),
+                ("four", "moved", "from", {}),
+                ("five", "log", "log", {}),
+            ):
+                producers.start_soon(
+                    _call, Client(net, host).produce, (books[book], address, 8), options
+                )
+            await trio.sleep(20)
+            net.calm()
+        sent.set()
+    note_damage(net, *books.values())
+    auditor = Client(net, "auditor")
+    for name in ("plain", "resumed"):
+        books[name].check(await auditor.read(name))
+    books["moved"].check([*await auditor.read("from"), *await auditor.read("to")])
+    books["log"].check(await auditor.read("log", filter=FROM_THE_FIRST))
+
+
+async def _call(
+    function: Callable[..., Awaitable[None]], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    await function(*args, **options)
+
+
+async def _babble(net: Simulation, ledger: Ledger) -> None:
+    """Send over a connection that may garble everything, and mind nothing that comes of it."""
+    client = Client(net, "noise")
+    try:
+        async with client.connect() as peer, peer.sender("noise") as out:
+            for _ in range(20):
+                with trio.move_on_after(5):
+                    await out.send(ledger.body("noise", 300))
+                await client.pause()
+    except AmqpError:
+        pass

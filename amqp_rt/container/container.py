@@ -68,7 +68,15 @@ from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
 from .recovery import connect, local
-from .replies import Forward, Relay, Replies, answer
+from .replies import (
+    LINK_PAIR_CAPABILITY,
+    Forward,
+    Relay,
+    Replies,
+    answer,
+    is_paired,
+    paired_properties,
+)
 from .routes import (
     Binding,
     Declaration,
@@ -631,7 +639,9 @@ class Container:
     @property
     def _capabilities(self) -> tuple[Symbol, ...]:
         """What we offer those who connect."""
-        names = (ANONYMOUS_RELAY,) if self._cbs is None else (ANONYMOUS_RELAY, CBS_CAPABILITY)
+        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY]
+        if self._cbs is not None:
+            names.append(CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
 
     def opened(self, connection: Connection) -> bool:
@@ -882,6 +892,7 @@ class Container:
                     self.limits.token_message_size_max if terminus.address == CBS else None
                 ),
                 streaming=route.streaming,
+                properties=paired_properties(binding.link) if route.kind == "rpc" else None,
             )
             return
         sending = cast("SendingLink", binding.link)
@@ -921,9 +932,23 @@ class Container:
         """*link* is gone: its name is free."""
         identity = _identity(link)
         if self._links.get(identity) is link:
+            if is_paired(link):
+                self._end_pair(link)
             del self._links[identity]
             if (known := self._links_of.get(link.connection)) is not None:
                 known.discard(identity)
+
+    def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
+        """One half of a pair is gone: so is the other."""
+        host, user, container_id, sends, name = _identity(link)
+        other = self._links.get((host, user, container_id, not sends, name))
+        if (
+            other is not None
+            and other.attached
+            and other.session is link.session
+            and is_paired(other)
+        ):
+            other.detach()
 
     def _forget_gone(self, engine: Any) -> None:
         for identity in list(self._links_of[engine]):

@@ -492,6 +492,30 @@ class BrokerHost:
             self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
 
+    def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
+        """Let a node that there is go on as *declared*; its messages and links stay.
+
+        Raises:
+            AmqpError: There is no such node, or it cannot become that without losing what it holds.
+        """
+        node = self._find(self._space(virtual_host), declared.name)
+        if not _alike(node.declared, declared):
+            raise AmqpError(
+                f"{declared.name!r} cannot become {declared!r}: delete it first",
+                condition="amqp:precondition-failed",
+            )
+        virtual_host = self._existing(virtual_host)
+        self._redeclare(node, declared, virtual_host)
+        self._make_dead(virtual_host, declared)
+
+    def declaration(self, address: str, *, virtual_host: str = "") -> Declaration:
+        """What a node is declared as.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self._find(self._space(virtual_host), address).declared
+
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
@@ -687,10 +711,7 @@ class BrokerHost:
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
         self._count -= 1
-        if node.owner is not None:
-            self._dynamic[node.owner] -= 1
-            if not self._dynamic[node.owner]:
-                del self._dynamic[node.owner]
+        self._disown(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -721,6 +742,13 @@ class BrokerHost:
         for link in links:
             link.detach(error)
         return messages
+
+    def _disown(self, node: _Node) -> None:
+        """A dynamic node does not count as one of its connection any more."""
+        if node.owner is not None:
+            self._dynamic[node.owner] -= 1
+            if not self._dynamic[node.owner]:
+                del self._dynamic[node.owner]
 
     def _bury(
         self,
@@ -806,7 +834,8 @@ class BrokerHost:
             node.declared,
             sending=sending,
             lifetime=node.lifetime if made else None,
-            owner=node.owner if isinstance(node.lifetime, DeleteOnClose) else None,
+            # The link that it was made for may come back on another connection.
+            owner=node.owner if isinstance(node.lifetime, DeleteOnClose) and not made else None,
             means=self._means(node, link, kept),
             address=address,
             now=self.clock.wall(),
@@ -828,6 +857,10 @@ class BrokerHost:
                     return True
                 # A link that asks for something else is another one (S3 2.3.2).
                 kept.end()
+        if made:
+            self._disown(node)
+            node.owner = link.connection
+            self._dynamic[node.owner] += 1
         goes_on = kept is not None and not kept.over
         if sending and not (terms.copies or goes_on) and _locked(node, terms):
             link.refuse(

@@ -23,6 +23,7 @@ from .frames import (
     FRAME_SIZE_MIN,
     SASL_FRAME,
     SASL_HEADER,
+    TLS_HEADER,
     Fault,
     FrameBuffer,
     connection_fault,
@@ -576,7 +577,7 @@ class Engine:
     def _on_header(self, header: bytes) -> None:
         if header == AMQP_HEADER:
             if not self._sasl_done and (self.client or self.options.sasl_required):
-                self._refuse_header(SASL_HEADER)
+                self._refuse_header(SASL_HEADER, header)
                 return
             self.theirs.take(Step.HEADER)
             if self.ours.stage is Stage.START:
@@ -594,19 +595,18 @@ class Engine:
                     performative_frame(0, SaslMechanisms(self.options.mechanisms), SASL_FRAME)
                 )
         else:
-            self._refuse_header(SASL_HEADER if self.options.sasl_required else AMQP_HEADER)
+            self._refuse_header(SASL_HEADER if self.options.sasl_required else AMQP_HEADER, header)
 
     def _speaks_sasl(self) -> bool:
         return not self._sasl_done and (self.client or bool(self.options.mechanisms))
 
-    def _refuse_header(self, ours: bytes) -> None:
+    def _refuse_header(self, ours: bytes, header: bytes) -> None:
         """Not what we speak: say what we do speak, then close (§2.2)."""
         said = self.ours.stage is not Stage.START or self._sasl_header_sent
         if not said:
             self._write_raw(ours)
-        self._failed = Error(
-            "amqp:connection:framing-error", "the peer speaks another protocol or version"
-        )
+        theirs = "requires TLS" if header == TLS_HEADER else "speaks another protocol or version"
+        self._failed = Error("amqp:connection:framing-error", f"the peer {theirs}")
         self._report(ConnectionFailed(self._failed))
         self._finish()
 

@@ -13,11 +13,10 @@ from ..errors import ConnectFailed
 
 #: Schemes that need what this version does not have, and what that is.
 _NOT_YET: Final = {
-    "amqps": "TLS",
     "ws": "WebSocket",
     "wss": "WebSocket over TLS",
 }
-_SPOKEN: Final = ("amqp", "amqp+unix", "memory")
+_SPOKEN: Final = ("amqp", "amqps", "sb", "amqp+unix", "memory")
 #: The system's words are for system calls; these say what to look at.
 _WORDS: Final = {
     errno.ECONNREFUSED: "nobody listens there",
@@ -41,7 +40,7 @@ def check_scheme(url: Url, *, doing: str = "connect to") -> None:
         missing = _NOT_YET.get(url.scheme, f"{url.scheme}://")
         raise ConnectFailed(
             f"cannot {doing} {url}: {missing} is not there in this version; "
-            "use amqp://, amqp+unix:// or memory://",
+            "use amqp://, amqps://, amqp+unix:// or memory://",
             condition="amqp:not-implemented",
         )
     if url.scheme == "amqp+unix" and not hasattr(socket, "AF_UNIX"):

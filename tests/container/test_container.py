@@ -900,7 +900,7 @@ async def test_each_attach_may_be_authorised() -> None:
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("amqps://127.0.0.1:0", "amqps:// is not spoken by this version"),
+        ("amqps://127.0.0.1:0", "there is no certificate; pass tls=ServerTls"),
         ("ws://127.0.0.1:0/amqp", "ws:// is not spoken by this version"),
         ("http://x", "http"),
         ("amqp://127.0.0.1:70000", "port"),

@@ -419,7 +419,7 @@ async def test_a_peer_that_reads_slowly_is_kept(carried: Carried, clock: Any) ->
     """Progress is what counts, not how long the whole takes."""
     ours, theirs = await carried.pair()
     engine = Echo()
-    stall_s = 30 if carried.virtual else 5
+    stall_s = 60 if carried.virtual else 5
     total = 2 * MIB
 
     async with trio.open_nursery() as nursery:

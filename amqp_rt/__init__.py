@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from .events import Peer
     from .limits import Limits
     from .message import Message
+    from .net.tls import ClientTls, ServerTls
     from .runtime import Broker
     from .security.access import Access, Rights, Rule
     from .security.jwts import Jwt
-    from .security.mechanisms import Anonymous, Plain
+    from .security.mechanisms import Anonymous, External, Plain
     from .security.tokens import Cbs, SasKey, SasKeys, Swt
 
 __all__ = [
@@ -35,10 +36,12 @@ __all__ = [
     "BearerToken",
     "Broker",
     "Cbs",
+    "ClientTls",
     "Connection",
     "Container",
     "Deadline",
     "Delivery",
+    "External",
     "Jwt",
     "Limits",
     "Message",
@@ -56,6 +59,7 @@ __all__ = [
     "SasKey",
     "SasKeys",
     "Sender",
+    "ServerTls",
     "Swt",
     "Transaction",
     "__version__",
@@ -78,11 +82,13 @@ _HOMES: dict[str, str] = {
     "BearerToken": "amqp_rt.container.tokens",
     "Broker": "amqp_rt.runtime",
     "Cbs": "amqp_rt.security.tokens",
+    "ClientTls": "amqp_rt.net.tls",
     "connect": "amqp_rt.container.recovery",
     "Connection": "amqp_rt.container.connections",
     "Container": "amqp_rt.container.container",
     "Deadline": "amqp_rt.container.routes",
     "Delivery": "amqp_rt.container.receiving",
+    "External": "amqp_rt.security.mechanisms",
     "Jwt": "amqp_rt.security.jwts",
     "Limits": "amqp_rt.limits",
     "Message": "amqp_rt.message",
@@ -102,6 +108,7 @@ _HOMES: dict[str, str] = {
     "SasKey": "amqp_rt.security.tokens",
     "SasKeys": "amqp_rt.security.tokens",
     "Sender": "amqp_rt.container.sending",
+    "ServerTls": "amqp_rt.net.tls",
     "source": "amqp_rt.container.routes",
     "Swt": "amqp_rt.security.tokens",
     "Transaction": "amqp_rt.container.transactions",

@@ -11,7 +11,7 @@ import heapq
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import inf
 from typing import Any, Final, cast
@@ -287,6 +287,7 @@ class BrokerHost:
         annotations: What to do about annotation keys that nobody knows (decision 13).
         journal: Keeps nodes and durable messages; None to keep everything in memory.
         volatile: Take durable messages although there is no journal (M5 would refuse them).
+        virtual_hosts: Those that there are, beside those with nodes; see :meth:`virtual_host`.
     """
 
     #: Several links can have one subscription.
@@ -301,6 +302,7 @@ class BrokerHost:
         annotations: AnnotationPolicy = "default",
         journal: Journal | None = None,
         volatile: bool = False,
+        virtual_hosts: Collection[str] | None = None,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
@@ -313,8 +315,12 @@ class BrokerHost:
         self.termini = Termini(journal, self.clock, self.transactions, limits)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
-        #: Virtual host → address → node. A virtual host without nodes of its own uses "".
+        #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
+        for name in virtual_hosts or ():
+            self._spaces[name] = {}
+        #: Whoever names no virtual host that there is gets the default one.
+        self._defaulting = virtual_hosts is None or "" in virtual_hosts
         self._count = 0
         #: Dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
@@ -486,6 +492,30 @@ class BrokerHost:
             self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
 
+    def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
+        """Let a node that there is go on as *declared*; its messages and links stay.
+
+        Raises:
+            AmqpError: There is no such node, or it cannot become that without losing what it holds.
+        """
+        node = self._find(self._space(virtual_host), declared.name)
+        if not _alike(node.declared, declared):
+            raise AmqpError(
+                f"{declared.name!r} cannot become {declared!r}: delete it first",
+                condition="amqp:precondition-failed",
+            )
+        virtual_host = self._existing(virtual_host)
+        self._redeclare(node, declared, virtual_host)
+        self._make_dead(virtual_host, declared)
+
+    def declaration(self, address: str, *, virtual_host: str = "") -> Declaration:
+        """What a node is declared as.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self._find(self._space(virtual_host), address).declared
+
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
@@ -529,6 +559,24 @@ class BrokerHost:
     def nodes(self, *, virtual_host: str = "") -> list[Declaration]:
         """What there is, dynamic nodes included, in the order in which it was made."""
         return [node.declared for node in self._space(virtual_host).values()]
+
+    def virtual_hosts(self) -> list[str]:
+        """The names of the virtual hosts; "" is the default one."""
+        return list(self._spaces)
+
+    def virtual_host(self, hostname: str) -> str | None:
+        """The virtual host of those who say *hostname*, None if there is none.
+
+        Clients say the name by which they found the machine unless they are told otherwise, so that
+        by default every other name means the default host. ``vhost:NAME``, as RabbitMQ spells it,
+        means that host or none.
+        """
+        if hostname in self._spaces and (hostname or self._defaulting):
+            return hostname
+        prefix, colon, name = hostname.partition(":")
+        if colon and prefix == "vhost":
+            return name if name and name in self._spaces else None
+        return "" if self._defaulting else None
 
     def _existing(self, virtual_host: str) -> str:
         """The virtual host that has the nodes of *virtual_host*."""
@@ -663,10 +711,7 @@ class BrokerHost:
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
         self._count -= 1
-        if node.owner is not None:
-            self._dynamic[node.owner] -= 1
-            if not self._dynamic[node.owner]:
-                del self._dynamic[node.owner]
+        self._disown(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -697,6 +742,13 @@ class BrokerHost:
         for link in links:
             link.detach(error)
         return messages
+
+    def _disown(self, node: _Node) -> None:
+        """A dynamic node does not count as one of its connection any more."""
+        if node.owner is not None:
+            self._dynamic[node.owner] -= 1
+            if not self._dynamic[node.owner]:
+                del self._dynamic[node.owner]
 
     def _bury(
         self,
@@ -782,7 +834,8 @@ class BrokerHost:
             node.declared,
             sending=sending,
             lifetime=node.lifetime if made else None,
-            owner=node.owner if isinstance(node.lifetime, DeleteOnClose) else None,
+            # The link that it was made for may come back on another connection.
+            owner=node.owner if isinstance(node.lifetime, DeleteOnClose) and not made else None,
             means=self._means(node, link, kept),
             address=address,
             now=self.clock.wall(),
@@ -804,6 +857,10 @@ class BrokerHost:
                     return True
                 # A link that asks for something else is another one (S3 2.3.2).
                 kept.end()
+        if made:
+            self._disown(node)
+            node.owner = link.connection
+            self._dynamic[node.owner] += 1
         goes_on = kept is not None and not kept.over
         if sending and not (terms.copies or goes_on) and _locked(node, terms):
             link.refuse(

@@ -103,7 +103,7 @@ def declarations_in(file: str | Path) -> Declarations:
         return _declarations(document)
     except _Wrong as wrong:
         raise AmqpError(
-            f"{path}:{line_of(wrong.path)}: {wrong.sentence}", condition="amqp:invalid-field"
+            f"{path}, line {line_of(wrong.path)}: {wrong.sentence}", condition="amqp:invalid-field"
         ) from None
 
 

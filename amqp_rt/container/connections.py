@@ -30,6 +30,7 @@ from ..fronts.base import ProtocolEngine
 from ..limits import Limits
 from ..outcomes import Error
 from .links import LinkHandle, fresh
+from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests
 from .sending import MessageProperties, Sender, SenderOptions
@@ -328,14 +329,16 @@ class Connection:
         """Take what the engine reports. Not a checkpoint."""
         # A peer that has no place for us says open and close in one breath.
         over = any(isinstance(event, Closed | ConnectionFailed) for event in events)
+        refused = False
         for event in events:
             if isinstance(event, AttachRequested):
-                self.container.attach(self, event.link)
+                if not refused:
+                    self.container.attach(self, event.link)
             elif isinstance(event, LoginRequested):
                 self.container.start_login(self, event)
             elif isinstance(event, Opened):
                 if not self.dialled:
-                    self.container.opened(self)
+                    refused = not self.container.opened(self)
                 if not over:
                     self._on_opened()
             else:
@@ -606,6 +609,15 @@ class Connection:
         if self._requests is None:
             self._requests = Requests(self)
         return self._requests
+
+    def management(self, entity: str = "", *, within: float | None = 10.0) -> ManagementClient:
+        """The peer's ``$management``, or that of one of its entities.
+
+        Args:
+            entity: An address; left out, the peer itself.
+            within: Seconds that each operation may take.
+        """
+        return management_of(self, entity, within)
 
     async def serve(self, *nodes: Any) -> None:
         """Let nodes of our container consume from the peer's addresses of the same names.

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -36,8 +37,9 @@ from ..limits import Limits
 from ..net.dial import dial
 from ..net.driver import run_connection
 from ..net.memory import memory_stream_pair
+from ..net.tls import ClientTls
 from ..outcomes import Error
-from ..security.mechanisms import Anonymous, Plain, may_send_in_clear
+from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear
 from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
 from .connections import Connection
@@ -100,6 +102,8 @@ class Plan(Struct, kw_only=True):
     pipelined: bool
     within: float
     plain_in_clear: bool
+    tls: ClientTls | ssl.SSLContext | None
+    tls_upgrade: bool
     reconnect: Reconnect | None
     token: TokenProvider | None
     jitter: Callable[[], float]
@@ -121,6 +125,8 @@ async def connect(
     pipelined: bool = True,
     within: float = 10.0,
     plain_in_clear: bool = False,
+    tls: ClientTls | ssl.SSLContext | None = None,
+    tls_upgrade: bool = False,
     reconnect: Reconnect | None = Reconnect(),  # noqa: B008  # frozen
     jitter: Callable[[], float] = random.random,
     on_state: Callable[[Connection], object] | None = None,
@@ -132,7 +138,7 @@ async def connect(
             ``amqp://127.0.0.1:5672``.
         container: Whose container-id and nodes the peer sees; by default one made for this.
         auth: Mechanisms, best first. By default PLAIN with the URL's user and password if it has
-            them, else ANONYMOUS.
+            them, else EXTERNAL if *tls* has a certificate, else ANONYMOUS.
         token: Where tokens for the peer's addresses come from, such as
             :class:`~amqp_rt.container.tokens.Sas`: each link attaches when there is one, and all
             are renewed in time.
@@ -145,6 +151,10 @@ async def connect(
         pipelined: False waits for the peer's header before open, which rhea's server needs.
         within: Seconds for one attempt, from the first packet to the peer's open.
         plain_in_clear: Let a password cross a network unencrypted.
+        tls: Whom to believe, and our certificate, for URLs that are encrypted; by default those
+            whom the system believes, and none.
+        tls_upgrade: Ask for TLS within the port of ``amqp://`` URLs (Part 5 §5.2.1), and do not
+            connect without.
         reconnect: How a lost connection is dialled again; None never does.
         jitter: Numbers from 0 to 1 for the pauses between attempts.
         on_state: Called with the connection when its ``state`` has changed; a plain call.
@@ -179,6 +189,8 @@ async def connect(
             pipelined=pipelined,
             within=within,
             plain_in_clear=plain_in_clear,
+            tls=tls,
+            tls_upgrade=tls_upgrade,
             reconnect=reconnect,
             token=token,
             jitter=jitter,
@@ -208,7 +220,7 @@ def _grace(*, hasty: bool) -> trio.CancelScope:
 
 
 @asynccontextmanager
-async def local(container: Container) -> AsyncIterator[Connection]:
+async def local(container: Container, virtual_host: str = "") -> AsyncIterator[Connection]:
     """A connection to *container* itself, without a socket; the block's end closes.
 
     The same engines, states, credit and errors as over a network. Cancelled while it begins,
@@ -216,8 +228,11 @@ async def local(container: Container) -> AsyncIterator[Connection]:
     """
     ours, theirs = memory_stream_pair()
     connection = Connection(container, dialled=True)
-    engine = client(client_options(container, container.limits), trio.current_time())
+    options = client_options(container, container.limits)
+    options.hostname = virtual_host or None
+    engine = client(options, trio.current_time())
     engine.peer.address = "local"
+    engine.peer.virtual_host = virtual_host
     connection.start(engine)
     scope = trio.CancelScope()
     stopped = trio.Event()
@@ -418,7 +433,13 @@ class Dialler:
         connection = self.connection
         plan = self._plan
         with trio.move_on_after(plan.within) as timeout:
-            dialled = await dial(url, network=self._container.network)
+            dialled = await dial(
+                url,
+                network=self._container.network,
+                tls=plan.tls,
+                upgrade=plan.tls_upgrade,
+                limits=plan.limits,
+            )
         if timeout.cancelled_caught:
             raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")
         try:
@@ -440,6 +461,7 @@ class Dialler:
         )
         engine = client(options, trio.current_time())
         engine.peer.address = str(url)
+        engine.peer.secure = dialled.secure
         engine.peer.virtual_host = hostname or ""
         self._at = url
         if connection.tokens is not None:
@@ -492,6 +514,8 @@ class Dialler:
         if chosen is None:
             if url.user is not None:
                 chosen = (Plain(url.user, url.password or ""),)
+            elif secure and isinstance(plan.tls, ClientTls) and plan.tls.has_certificate:
+                chosen = (External(), Anonymous())
             else:
                 chosen = (Anonymous(),)
         if any(mechanism.name == "PLAIN" for mechanism in chosen) and not may_send_in_clear(

@@ -364,6 +364,10 @@ class Host(Protocol):
         its credit. None if the address is not ours, an error if it refuses.
         """
 
+    def virtual_host(self, hostname: str) -> str | None:
+        """The name of the virtual host that peers get who say *hostname* (Part 2 §2.7.1); None if
+        there is no such host, and the connection is to be refused."""
+
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
         """Whether *address* was made for a link, and nobody can guess it: who knows it may answer
         there without a right of its own (Part 3 §3.5.3 ``dynamic``)."""

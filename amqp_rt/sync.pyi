@@ -1,9 +1,12 @@
 # Written by docs/_tools/sync_stub.py; what is said here is said by the classes that it is made from.
+import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
+
+import msgspec
 
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.clock import Clock
@@ -28,6 +31,7 @@ from amqp_rt.fronts.base import Front, Host, Payload
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.net.tls import ClientTls, ServerTls
 from amqp_rt.outcomes import Error, Outcome
 from amqp_rt.security.access import Access
 from amqp_rt.security.identities import Users
@@ -56,6 +60,10 @@ class Container:
         access: Access | None = ...,
         cbs: Cbs | None = ...,
         plain_in_clear: bool = ...,
+        tls: ServerTls | None = ...,
+        tls_required: bool = ...,
+        origins: Collection[str] = ...,
+        sasl_required: bool | None = ...,
         limits: Limits = ...,
         on_error: OnError = ...,
         drain_s: float = ...,
@@ -95,7 +103,7 @@ class Container:
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...
-    def local(self) -> AbstractContextManager[Connection]: ...
+    def local(self, virtual_host: str = ...) -> AbstractContextManager[Connection]: ...
 
 class Session:
     @property
@@ -152,6 +160,7 @@ class Connection:
         credit: int = ...,
         **properties: Unpack[MessageProperties],
     ) -> ReplyStream: ...
+    def management(self, entity: str = ..., *, within: float | None = ...) -> ManagementClient: ...
     def serve(self, *nodes: Any) -> None: ...
 
 class LinkHandle:
@@ -290,6 +299,30 @@ class Receiver(LinkHandle):
     def close(self) -> None: ...
     def suspend(self) -> None: ...
 
+class ManagementClient:
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def request(self, operation: str, body: Any = ..., **given: Any) -> Message: ...
+    @overload
+    def read(self, kind: type[T], name: str) -> T: ...
+    @overload
+    def read(self, kind: str, name: str) -> Mapping[str, Any]: ...
+    def create(self, entity: msgspec.Struct) -> None: ...
+    def update(self, entity: msgspec.Struct) -> None: ...
+    def delete(self, kind: type[msgspec.Struct] | str, name: str) -> None: ...
+    @overload
+    def query(self, kind: type[T]) -> Iterator[T]: ...
+    @overload
+    def query(self, kind: str) -> Iterator[Mapping[str, Any]]: ...
+    def types(self) -> Mapping[str, list[str]]: ...
+    def attributes(self) -> Mapping[str, list[str]]: ...
+    def operations(self) -> Mapping[str, Mapping[str, list[str]]]: ...
+
 class ReplyStream:
     def __iter__(self) -> Self: ...
     def __next__(self) -> Any: ...
@@ -333,10 +366,14 @@ class Broker:
         access: Access | None = ...,
         cbs: Cbs | None = ...,
         plain_in_clear: bool = ...,
+        tls: ServerTls | None = ...,
+        tls_required: bool = ...,
+        origins: Collection[str] = ...,
         network: MemoryNetwork | None = ...,
         management: bool = ...,
         store: str | Store | None = ...,
         volatile: bool = ...,
+        virtual_hosts: Collection[str] | None = ...,
     ) -> None: ...
     def declare(self, *declared: Declaration, virtual_host: str = ...) -> None: ...
     def declare_from(self, file: str | Path) -> None: ...
@@ -351,7 +388,7 @@ class Broker:
     def listen(self, *urls: str) -> list[str]: ...
     def serve(self) -> None: ...
     def stop(self) -> None: ...
-    def local(self) -> AbstractContextManager[Connection]: ...
+    def local(self, virtual_host: str = ...) -> AbstractContextManager[Connection]: ...
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...
@@ -372,6 +409,8 @@ def connect(
     pipelined: bool = ...,
     within: float = ...,
     plain_in_clear: bool = ...,
+    tls: ClientTls | ssl.SSLContext | None = ...,
+    tls_upgrade: bool = ...,
     reconnect: Reconnect | None = ...,
     jitter: Callable[[], float] = ...,
     on_state: Callable[[Connection], object] | None = ...,

@@ -22,6 +22,7 @@ CLASSES = {
     "container.links": ["LinkHandle"],
     "container.sending": ["Receipt", "Sender", "StreamedMessage"],
     "container.receiving": ["Delivery", "Receiver"],
+    "container.managing": ["ManagementClient"],
     "container.requests": ["ReplyStream"],
     "container.streams": ["ByteStream"],
     "container.transactions": ["Transaction"],
@@ -150,6 +151,8 @@ def imports_of(tree: ast.Module, package: str) -> dict[str, str]:
             for alias in node.names:
                 name = alias.asname or alias.name
                 found[name] = f"from {home} import {alias.name}"
+        elif isinstance(node, ast.Import):
+            found |= {each.name: f"import {each.name}" for each in node.names if not each.asname}
     return found
 
 

@@ -1151,6 +1151,11 @@ class BrokerHost:
                 if number and self.journal is not None:
                     self.journal.loose.forget(HOLD, _key(number) + holder.encode())
 
+    def catch_up(self) -> None:
+        """The clock has been moved: do what is due now, and reckon anew when to wake up."""
+        self.sweep()
+        self._alarmed.set()
+
     async def _retain_always(self, interval_s: float) -> None:
         """Let logs in the store drop what they do not keep."""
         while True:

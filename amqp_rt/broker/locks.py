@@ -28,12 +28,14 @@ class Locks:
         self._held: deque[tuple[float, Subscription, Any]] = deque()
         self._compact_at = 64
 
-    def add(self, subscription: Subscription, delivery: Any) -> None:
-        """*delivery* has just been sent to *subscription*."""
-        self._held.append((self._monotonic() + self.lock_s, subscription, delivery))
+    def add(self, subscription: Subscription, delivery: Any) -> float:
+        """*delivery* has just been sent to *subscription*; until when it may be unsettled."""
+        until = self._monotonic() + self.lock_s
+        self._held.append((until, subscription, delivery))
         if len(self._held) >= self._compact_at:
             self._held = deque(held for held in self._held if _is_held(held[2]))
             self._compact_at = 2 * len(self._held) + 64
+        return until
 
     def overdue(self) -> list[tuple[Subscription, Any]]:
         """Take out the deliveries that have been unsettled for too long, and whose they are.

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from ..fronts.base import SND_SETTLED, SND_UNSETTLED, Link
+from ..codec.composites import from_described
+from ..errors import DecodeError
+from ..fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED, Link
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import (
     ACCEPTED,
@@ -28,8 +30,20 @@ from ..outcomes import (
     Rejected,
     Released,
 )
-from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
-from ..values import Array, Symbol
+from ..termini import (
+    COPY,
+    DURABLE_UNSETTLED,
+    MOVE,
+    STANDARD_OUTCOMES,
+    DeleteOnClose,
+    DeleteOnNoLinks,
+    DeleteOnNoLinksOrMessages,
+    DeleteOnNoMessages,
+    Source,
+    Target,
+    outlives_connection,
+)
+from ..values import Array, Described, Symbol
 from .filters import FilterSet, compile_filter_set
 from .keyed import Field
 from .positions import Position
@@ -67,6 +81,40 @@ _KINDS: Final = {
     "temporary-topic": TOPIC,
     "log": LOG,
 }
+
+
+#: When the timer of a terminus starts, unless it never does (§3.5.6).
+LINK_DETACH: Final = "link-detach"
+SESSION_END: Final = "session-end"
+CONNECTION_CLOSE: Final = "connection-close"
+NEVER: Final = "never"
+_POLICIES: Final = (LINK_DETACH, SESSION_END, CONNECTION_CLOSE, NEVER)
+
+#: Properties of a link by which a client says how often a message may come (S3 2.3.6): what it
+#: needs, and what it would like.
+DELIVERY_MODE: Final = Symbol("delivery-mode")
+OPT_DELIVERY_MODE: Final = Symbol("opt-delivery-mode")
+AT_MOST_ONCE: Final = "at-most-once"
+AT_LEAST_ONCE: Final = "at-least-once"
+EXACTLY_ONCE: Final = "exactly-once"
+_DELIVERY_MODES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE)
+
+#: Capabilities of a subscription that several links have together, whatever their container.
+SHARED: Final = "shared"
+GLOBAL: Final = "global"
+
+#: How long a dynamic node lives (§3.5.9).
+Lifetime: TypeAlias = (
+    DeleteOnClose | DeleteOnNoLinks | DeleteOnNoMessages | DeleteOnNoLinksOrMessages
+)
+_LIFETIMES: Final = (
+    DeleteOnClose,
+    DeleteOnNoLinks,
+    DeleteOnNoMessages,
+    DeleteOnNoLinksOrMessages,
+)
+_LIFETIME: Final = Symbol("lifetime-policy")
+_DIST_MODES: Final = Symbol("supported-dist-modes")
 
 
 class Declaration(Struct, frozen=True):
@@ -263,6 +311,12 @@ def declaration(kind: str, name: str) -> Declaration:
     return KINDS[kind](name)
 
 
+def similar(key: str, known: Collection[str]) -> str:
+    """Which of *known* is meant by *key*, as the end of a sentence."""
+    close = get_close_matches(key, known, 1)
+    return f"; is {close[0]!r} meant?" if close else f": it has {', '.join(known)}"
+
+
 def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Declaration:
     """The node that *fields* describe: ``name``, ``kind`` (a queue if there is none), and options.
 
@@ -278,9 +332,7 @@ def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Decl
     known = KINDS[kind].__struct_fields__
     for key in options:
         if key not in known:
-            close = get_close_matches(key, known, 1)
-            hint = f"; is {close[0]!r} meant?" if close else f": it has {', '.join(known)}"
-            raise ValueError(f"a {kind} has no option {key!r:.50}{hint}")
+            raise ValueError(f"a {kind} has no option {key!r:.50}{similar(key, known)}")
     try:
         return msgspec.convert(options, KINDS[kind], strict=strict)
     except msgspec.ValidationError as error:
@@ -302,6 +354,12 @@ class Terms(Struct, frozen=True, kw_only=True):
     filters: FilterSet | None = None
     #: Where in a log to begin, None if the link does not say.
     position: Position | None = None
+    #: The terminus is kept when the link is detached and not closed.
+    keeps: bool = False
+    #: It is one of the links of a subscription that they have together.
+    shared: bool = False
+    #: What is said of the link beside its termini.
+    properties: dict[object, object] | None = None
     #: Consumers with a higher one are served first.
     priority: int = 0
     #: There may be no other consumer.
@@ -313,13 +371,29 @@ class Terms(Struct, frozen=True, kw_only=True):
         return self.snd_settle_mode == SND_SETTLED
 
 
+class Means(Struct, frozen=True, kw_only=True):
+    """What the broker can do for the termini of links at a node."""
+
+    #: It has a place for one more terminus that is kept.
+    room: bool = True
+    #: State of the node and of its links lies in a store.
+    stored: bool = False
+    #: Who asks for something durable gets it as long as the process lives.
+    volatile: bool = False
+
+
+_PLAIN: Final = Means()
+
+
 def answer(
     link: Link,
     declared: Declaration,
     *,
     sending: bool,
-    dynamic: bool = False,
+    lifetime: Lifetime | None = None,
     owner: Any = None,
+    means: Means = _PLAIN,
+    address: str | None = None,
     now: float = 0.0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Terms | Error:
@@ -329,10 +403,12 @@ def answer(
         link: The request; *sending* is whether we are to send on it.
         declared: The node.
         sending: The peer is a consumer.
-        dynamic: The node was made for this link.
+        lifetime: Of a dynamic node that was made for this link.
         owner: The connection that alone may receive from the node, None for any.
+        means: What can be done for its terminus.
+        address: What the node was called, if not by its name.
         now: The wall clock, which a filter may ask for.
-        limits: Bounds, of filters here.
+        limits: Bounds, of filters and of how long a terminus is kept.
     """
     terminus: Any = link.source if sending else link.target
     for capability in terminus.capabilities:
@@ -348,20 +424,105 @@ def answer(
                 "amqp:unauthorized-access",
                 "only the connection that made a dynamic node may receive from it",
             )
-        return _consumer(link, declared, dynamic, now, limits)
-    made = _made(declared, dynamic)
+        return _consumer(link, declared, lifetime, means, address or declared.name, now, limits)
+    kept = _kept(terminus, True, means, limits)
+    if isinstance(kept, Error):
+        return kept
+    durable, policy, timeout = kept
     target = Target(
-        address=declared.name,
-        expiry_policy="link-detach",
-        dynamic=dynamic,
-        dynamic_node_properties=made,
+        address=address or declared.name,
+        durable=durable,
+        expiry_policy=policy,
+        timeout=timeout,
+        dynamic=lifetime is not None,
+        dynamic_node_properties=_made(declared, lifetime),
         capabilities=(declared.kind,),
     )
-    return Terms(source=link.source, target=target, snd_settle_mode=link.snd_settle_mode)
+    # What is sent settled comes at most once whatever we do; what is not, at least once.
+    modes = [AT_MOST_ONCE] if link.snd_settle_mode == SND_SETTLED else [AT_LEAST_ONCE]
+    if outlives_connection(target) and link.snd_settle_mode != SND_SETTLED:
+        # By its tag it is known again when the link is resumed.
+        modes.append(EXACTLY_ONCE)
+    delivery_mode = _delivery_mode(link, modes)
+    if isinstance(delivery_mode, Error):
+        return delivery_mode
+    return Terms(
+        source=link.source,
+        target=target,
+        snd_settle_mode=link.snd_settle_mode,
+        keeps=policy != LINK_DETACH or timeout > 0,
+        properties=delivery_mode,
+    )
+
+
+def _kept(
+    asked: Source | Target, possible: bool, means: Means, limits: Limits
+) -> tuple[int, Symbol, int] | Error:
+    """What is kept of a terminus, from when on it expires, and after how many seconds.
+
+    What a client wants to outlive its connection is promised or refused, so that it learns at once
+    what it can count on. Nobody says so of what a session keeps, which is asked for by default.
+    """
+    policy = asked.expiry_policy
+    if policy not in _POLICIES:
+        return Error("amqp:invalid-field", f"there is no expiry-policy {policy!r:.50}")
+    if asked.durable > DURABLE_UNSETTLED:
+        return Error("amqp:invalid-field", f"there is no terminus-durability {asked.durable}")
+    lasting = outlives_connection(asked)
+    if not possible:
+        if asked.durable:
+            return Error("amqp:not-implemented", "nothing is kept of a link like this")
+        return 0, Symbol(LINK_DETACH), 0
+    if not means.room:
+        if lasting:
+            return Error("amqp:resource-limit-exceeded", "too many termini are kept already")
+        return 0, Symbol(LINK_DETACH), 0
+    durable = 0
+    if asked.durable and lasting:
+        if means.stored:
+            durable = asked.durable
+        elif not means.volatile:
+            return Error(
+                "amqp:precondition-failed",
+                "a durable terminus was asked for, and what is here is kept in memory only",
+            )
+    timeout = 0 if policy == NEVER else min(asked.timeout, limits.terminus_timeout_max_s)
+    return durable, Symbol(policy), timeout
+
+
+def _delivery_mode(link: Link, possible: list[str]) -> dict[object, object] | Error | None:
+    """What to say of how often messages come, if the peer asked (S3 2.3.6).
+
+    The last of *possible* is what is done unless the peer asks for another.
+    """
+    needed = link.properties.get(DELIVERY_MODE)
+    wished = link.properties.get(OPT_DELIVERY_MODE)
+    for mode in (needed, wished):
+        if mode is not None and mode not in _DELIVERY_MODES:
+            return Error("amqp:invalid-field", f"there is no delivery-mode {mode!r:.50}")
+    if needed is not None and needed not in possible:
+        return Error(
+            "amqp:not-implemented",
+            f"the delivery-mode here is {' or '.join(possible)}, not {needed}: settle modes, "
+            "expiry-policy and timeout decide that",
+        )
+    chosen = needed or (wished if wished in possible else possible[0])
+    found: dict[object, object] = {}
+    if needed is not None:
+        found[DELIVERY_MODE] = Symbol(str(chosen))
+    if wished is not None:
+        found[OPT_DELIVERY_MODE] = Symbol(str(chosen))
+    return found or None
 
 
 def _consumer(
-    link: Link, declared: Declaration, dynamic: bool, now: float, limits: Limits
+    link: Link,
+    declared: Declaration,
+    lifetime: Lifetime | None,
+    means: Means,
+    address: str,
+    now: float,
+    limits: Limits,
 ) -> Terms | Error:
     asked = link.source
     assert asked is not None
@@ -376,9 +537,22 @@ def _consumer(
             f"the {declared.kind} {declared.name!r} has no distribution-mode {mode!r}",
         )
     copies = mode == COPY
+    shared = SHARED in asked.capabilities
+    if shared and declared.kind != TOPIC:
+        return Error("amqp:not-implemented", f"a {declared.kind} has no shared subscriptions")
+    # A browser has seen nothing for anybody else, and a reader knows its place itself.
+    kept = _kept(
+        asked, declared.kind == TOPIC or not (copies or declared.kind == LOG), means, limits
+    )
+    if isinstance(kept, Error):
+        return kept
+    durable, policy, timeout = kept
+    keeps = policy != LINK_DETACH or timeout > 0
     default = asked.default_outcome
     if default is None:
-        default = ACCEPTED if copies else RELEASED
+        # What somebody comes back for is not given up with the link.
+        lasting = timeout > 0 or policy == NEVER or shared
+        default = ACCEPTED if copies and not lasting else RELEASED
     elif type(default) not in _OUTCOMES.values():
         return Error("amqp:invalid-field", "the default-outcome is not an outcome")
     unknown = [outcome for outcome in asked.outcomes if outcome not in _OUTCOMES]
@@ -397,39 +571,95 @@ def _consumer(
     priority = _priority(link)
     if isinstance(priority, Error):
         return priority
-    outcomes = tuple(asked.outcomes)
-    allowed: tuple[type, ...] | None = None
-    if not outcomes:
-        outcomes = STANDARD_OUTCOMES
-    elif len(set(outcomes)) < len(_OUTCOMES):
-        allowed = tuple(_OUTCOMES[outcome] for outcome in outcomes)
+    outcomes = tuple(asked.outcomes) or STANDARD_OUTCOMES
+    capabilities = [declared.kind]
+    if shared:
+        capabilities += [SHARED, *([GLOBAL] if GLOBAL in asked.capabilities else [])]
     source = Source(
-        address=declared.name,
-        # No state outlives the link: nothing durable, and expired as soon as it is detached.
-        expiry_policy="link-detach",
-        dynamic=dynamic,
-        dynamic_node_properties=_made(declared, dynamic),
-        distribution_mode=mode,
+        address=address,
+        durable=durable,
+        expiry_policy=policy,
+        timeout=timeout,
+        dynamic=lifetime is not None,
+        dynamic_node_properties=_made(declared, lifetime),
+        distribution_mode=Symbol(mode),
         # Those that are in place. What is not known here is absent from the answer, so that the
         # receiver sees that it has to look for itself (§3.5.3).
         filter=filters.in_place or None,
         default_outcome=default,
         outcomes=outcomes,
-        capabilities=(declared.kind,),
+        capabilities=tuple(capabilities),
     )
     settle_mode = SND_SETTLED if link.snd_settle_mode == SND_SETTLED else SND_UNSETTLED
+    delivery_modes = [AT_LEAST_ONCE]
+    if settle_mode == SND_SETTLED:
+        delivery_modes = [AT_MOST_ONCE]
+    else:
+        if link.snd_settle_mode != SND_UNSETTLED:
+            # The peer left it to us.
+            delivery_modes.append(AT_MOST_ONCE)
+        if outlives_connection(source) and not shared and link.rcv_settle_mode == RCV_SECOND:
+            delivery_modes.append(EXACTLY_ONCE)
+    properties = _delivery_mode(link, delivery_modes)
+    if isinstance(properties, Error):
+        return properties
+    if properties is not None and AT_MOST_ONCE in properties.values():
+        settle_mode = SND_SETTLED
     return Terms(
         source=source,
         target=link.target if isinstance(link.target, Target) else None,
         snd_settle_mode=settle_mode,
         copies=copies,
         default_outcome=default,
-        outcomes=allowed,
+        outcomes=_allowed(outcomes),
         filters=filters if filters.selective else None,
         position=filters.position,
+        keeps=keeps,
+        shared=shared,
+        properties=properties,
         priority=priority,
         exclusive=link.properties.get(EXCLUSIVE) is True,
     )
+
+
+def terms_again(
+    source: Source,
+    snd_settle_mode: int,
+    container_id: str,
+    *,
+    priority: int,
+    exclusive: bool,
+    now: float,
+    limits: Limits,
+) -> Terms:
+    """What a link got that was answered with *source*, which was kept meanwhile.
+
+    Raises:
+        InvalidFilter: A filter of it is not understood any more.
+    """
+    filters = compile_filter_set(
+        source.filter, receiver=container_id, now_ms=int(now * 1000), limits=limits
+    )
+    return Terms(
+        source=source,
+        target=None,
+        snd_settle_mode=snd_settle_mode,
+        copies=source.distribution_mode == COPY,
+        default_outcome=source.default_outcome,
+        outcomes=_allowed(source.outcomes),
+        filters=filters if filters.selective else None,
+        keeps=True,
+        shared=SHARED in source.capabilities,
+        priority=priority,
+        exclusive=exclusive,
+    )
+
+
+def _allowed(outcomes: tuple[str, ...]) -> tuple[type, ...] | None:
+    """The outcomes by their types, None for all."""
+    if len(set(outcomes)) >= len(_OUTCOMES):
+        return None
+    return tuple(_OUTCOMES[outcome] for outcome in outcomes)
 
 
 def _priority(link: Link) -> int | Error:
@@ -451,31 +681,51 @@ def _modes(declared: Declaration) -> tuple[str, ...]:
     return (MOVE, COPY) if declared.kind == QUEUE else (COPY,)
 
 
-def _made(declared: Declaration, dynamic: bool) -> dict[object, object] | None:
+def _made(declared: Declaration, lifetime: Lifetime | None) -> dict[object, object] | None:
     """The properties that a dynamic node really has (§3.5.9)."""
-    if not dynamic:
+    if lifetime is None:
         return None
     modes = Array([Symbol(mode) for mode in _modes(declared)], Symbol)
-    return {
-        Symbol("lifetime-policy"): DeleteOnClose(),
-        Symbol("supported-dist-modes"): modes,
-    }
+    return {_LIFETIME: lifetime, _DIST_MODES: modes}
 
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def dynamic_declaration(link: Link, terminus: Source | Target) -> Declaration | Error:
-    """The node to make for a *terminus* that asks for a dynamic one (§3.5.3, §3.5.4).
+def dynamic_declaration(
+    link: Link, terminus: Source | Target
+) -> tuple[Declaration, Lifetime] | Error:
+    """The node to make for a *terminus* that asks for a dynamic one, and how long it lives
+    (§3.5.3, §3.5.4).
 
     Its address says which link of which container it was made for, and ends in 128 random bits,
     so that nobody can guess it.
     """
     if terminus.address is not None:
         return Error("amqp:invalid-field", "a dynamic terminus brings no address")
+    asked = terminus.dynamic_node_properties or {}
+    lifetime = asked.get(_LIFETIME, DeleteOnClose())
+    if isinstance(lifetime, Described):
+        try:
+            lifetime = from_described(lifetime, *_LIFETIMES)
+        except DecodeError:
+            lifetime = None
+    if not isinstance(lifetime, _LIFETIMES):
+        return Error("amqp:not-implemented", "there is no such lifetime-policy")
     parts = (_UNSAFE.sub("-", text)[:64] or "-" for text in (link.peer.container_id, link.name))
     name = "/".join(("dynamic", *parts, secrets.token_urlsafe(16)))
     wanted = {_KINDS[capability] for capability in terminus.capabilities if capability in _KINDS}
     if len(wanted) > 1:
         return Error("amqp:invalid-field", "a node is of one kind only")
-    return declaration(wanted.pop() if wanted else QUEUE, name)
+    modes = asked.get(_DIST_MODES, ())
+    needed = {
+        str(mode) for mode in (modes if isinstance(modes, Array | list | tuple) else (modes,))
+    }
+    kind = wanted.pop() if wanted else TOPIC if needed == {COPY} else QUEUE
+    declared = declaration(kind, name)
+    if not needed.issubset(_modes(declared)):
+        return Error(
+            "amqp:not-implemented",
+            f"a {kind} has no distribution-modes beside {', '.join(_modes(declared))}",
+        )
+    return declared, lifetime

@@ -19,6 +19,7 @@ from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..transactions import TransactionalState
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
+from .journal import Unit
 from .queues import Memory
 from .transactions import Transaction, Transactions
 
@@ -79,6 +80,7 @@ class Ledger(Protocol):
         entries: list[Entry],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None = None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None: ...
 
     def receive(self, entry: Entry) -> None: ...
@@ -135,6 +137,8 @@ class Inlet:
         self.on_expiring = on_expiring
         self.check = check
         self.successor = successor
+        #: Keeps together with messages that they have come.
+        self.note: Callable[[Unit, list[IncomingDelivery]], None] | None = None
 
     def admits(self, size: int) -> bool:
         """Whether a message of *size* bytes may come in although nobody promised it room."""
@@ -248,7 +252,7 @@ class Inlet:
         end = None if fault is None else partial(link.detach, fault)
         if ledger is not None and durable:
             # What came before a fault is answered before the link is.
-            ledger.stage(durable, waiting, end)
+            ledger.stage(durable, waiting, end, self.note)
         elif end is not None:
             end()
 
@@ -311,7 +315,10 @@ class Producer(Inlet):
         self.granted = 0
         #: There was no room for more.
         self.waiting = False
-        #: Called when the link is over.
+        #: The terminus that it is the endpoint of, an object with ``attached(link)``,
+        #: ``delivered(deliveries)`` and ``left(link, closed)``; None if nothing is kept of it.
+        self.keeper: Any = None
+        #: Called when the link is over, if nothing is kept of it.
         self.on_left: list[Callable[[], None]] = []
 
     def admits(self, size: int) -> bool:
@@ -320,12 +327,16 @@ class Producer(Inlet):
 
     def on_attached(self, link: ReceivingLink) -> None:
         self.link = link
+        if self.keeper is not None:
+            self.keeper.attached(link)
         self.intake.opened(self)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         # What was promised is used, before the messages that it was promised for take room.
         self.intake.used(self)
         super().deliver(link, deliveries)
+        if self.keeper is not None:
+            self.keeper.delivered(deliveries)
         self.intake.top_up(self)
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -335,6 +346,8 @@ class Producer(Inlet):
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         self.intake.closed(self)
+        if self.keeper is not None:
+            self.keeper.left(link, closed)
         for on_left in self.on_left:
             on_left()
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from .entries import LATER, NEVER, Entry, annotate, departing
+from .entries import NEVER, NOWHERE, Entry, annotate, departing
 from .groups import Groups
 from .keyed import Marks
 from .locks import Locks
@@ -236,6 +236,8 @@ class MessageQueue(DistributionNode):
         self.consumers: dict[int, Subscription] = {}
         self.browsers: dict[int, Browser] = {}
         self.deleted: bool = False
+        #: Called when outcomes have left it empty, None if nobody cares.
+        self.on_empty: Callable[[], None] | None = None
         self._identities: int = 0
         self._segments: dict[int, _Segment] = {}
         self._tail: _Segment = _Segment(0)
@@ -250,10 +252,13 @@ class MessageQueue(DistributionNode):
         #: With priorities, of everything.
         self._returned: list[int] = []
         self._apart: dict[frozenset[int], list[int]] = {}
+        #: Of those, the places between ``_head`` and ``_next``, or such once: a consumer that does not
+        #: want everything has taken them before their turn.
+        self._aside: set[int] = set()
         #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
         self._ring: deque[Subscription] = deque()
-        #: The same for consumers with other priorities than 0: these, highest first, and 0 among
-        #: them; empty if there are none.
+        #: If some have other priorities than 0: these, highest first, and 0 among them; and in place
+        #: of the one ring one for each.
         self._levels: list[int] = []
         self._rings: dict[int, deque[Subscription]] = {}
         self._pumping: bool = False
@@ -374,7 +379,7 @@ class MessageQueue(DistributionNode):
             return
         sequence = entry.sequence
         if sequence < 0:
-            later = sequence == LATER
+            later = sequence < NOWHERE
             sequence = entry.sequence = self._place_next
             self._place_next = sequence + 1
             size = len(entry.payload)
@@ -388,13 +393,7 @@ class MessageQueue(DistributionNode):
             return
         if self._marker is not None and not self._mark(entry):
             return
-        if (
-            self._ring
-            and not self.available
-            and not self._pumping
-            and not self.browsers
-            and not self._levels
-        ):
+        if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
             subscription = self._ring[0]
             link = subscription.link
@@ -449,7 +448,9 @@ class MessageQueue(DistributionNode):
     def _step(self) -> None:
         """The first of those never taken has been: go on to the next that is there."""
         self._head += 1
-        while self._head < self._next and self._look(self._head) is None:
+        while self._head < self._next and (
+            self._look(self._head) is None or (self._aside and self._head in self._aside)
+        ):
             if self._head >> _SHIFT in self._segments:
                 self._head += 1
             else:
@@ -476,7 +477,8 @@ class MessageQueue(DistributionNode):
             if self._look(before.sequence) is before:
                 # Nobody holds it.
                 self._remove(before.sequence)
-                if not self._head <= before.sequence < self._next:
+                if before.sequence in self._aside or before.sequence < self._head:
+                    self._aside.discard(before.sequence)
                     self._stale += 1
                     if self._stale > self.available + 64:
                         self._regroup()
@@ -584,6 +586,12 @@ class MessageQueue(DistributionNode):
         segment = self._segments.get(sequence >> _SHIFT)
         return None if segment is None else segment.slots[sequence & _MASK]
 
+    def _fresh(self, sequence: int) -> Entry | None:
+        """The message at this place if it was never taken."""
+        if self._aside and sequence in self._aside:
+            return None
+        return self._look(sequence)
+
     def _remove(self, sequence: int) -> Entry:
         segment = self._segments[sequence >> _SHIFT]
         entry = segment.slots[sequence & _MASK]
@@ -628,6 +636,7 @@ class MessageQueue(DistributionNode):
         if priority and not self._levels:
             self._levels.append(0)
             self._rings[0] = self._ring
+            self._ring = deque()
         if self._levels and priority not in self._rings:
             self._rings[priority] = deque()
             self._levels.append(priority)
@@ -766,6 +775,12 @@ class MessageQueue(DistributionNode):
             if self._returned:
                 heap = self._returned
                 sequence = heap[0]
+                if self._aside and self._head < self._next:
+                    # Only then can one that was never taken be before it.
+                    fresh = self._wanted(subscription) if subscription.selective else self._head
+                    if 0 <= fresh < sequence:
+                        sequence = fresh
+                        heap = None
             elif subscription.selective:
                 sequence = self._wanted(subscription)
             elif self._head < self._next:
@@ -793,6 +808,8 @@ class MessageQueue(DistributionNode):
                     self._file(entry)
                     self._place(entry, entry.sequence)
                     continue
+                if self._aside:
+                    self._aside.discard(entry.sequence)
             if entry.expires_at == NEVER or entry.expires_at > self.wall():
                 return entry
             self._expire(entry)
@@ -806,7 +823,7 @@ class MessageQueue(DistributionNode):
         cursor = max(subscription.cursor, self._head)
         last = min(self._next, cursor + _LOOKS)
         while cursor < last:
-            entry = self._look(cursor)
+            entry = self._fresh(cursor)
             if entry is not None and subscription.wants(entry):
                 subscription.cursor = cursor
                 return cursor
@@ -854,16 +871,20 @@ class MessageQueue(DistributionNode):
             self._archive(entry)
         else:
             self.acquired += 1
-            if self._locks is not None:
+            if self._locks is not None and delivery is not None:
                 self._lock(subscription, delivery)
         if self._groups is not None:
             self._give(subscription, entry)
         return True
 
+    def left(self, subscription: Subscription, delivery: Any) -> None:
+        """A delivery that was noted first has been sent by now."""
+        if self._locks is not None:
+            self._lock(subscription, delivery)
+
     def _lock(self, subscription: Subscription, delivery: Any) -> None:
         assert self._locks is not None
-        self._locks.add(subscription, delivery)
-        if self.alarm == inf:
+        if self._locks.add(subscription, delivery) < self.alarm:
             self._set_alarm()
 
     def _give(self, subscription: Subscription, entry: Entry) -> None:
@@ -1022,9 +1043,37 @@ class MessageQueue(DistributionNode):
         if self.available and (self._ring or self._levels):
             self.pump()
         self._tell_of_room()
+        if self.on_empty is not None and not self.available and not self.acquired:
+            self.on_empty()
+
+    def pause(self, subscription: Subscription) -> None:
+        """The subscription's link is over, and another one may take its place."""
+        if subscription.ready:
+            subscription.ready = False
+            self._ring_of(subscription).remove(subscription)
+
+    def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
+        """Let *subscription* have the available message at a place, which it had before a restart.
+
+        None if there is none.
+        """
+        entry = self._look(sequence)
+        if entry is None:
+            return None
+        self._remove(sequence)
+        if self._head <= sequence < self._next:
+            if sequence == self._head:
+                self._step()
+        else:
+            for heap in (self._returned, *self._apart.values()):
+                heap[:] = [rank for rank in heap if rank & _PLACE != sequence]
+                heapq.heapify(heap)
+            self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        self.acquired += 1
+        return entry
 
     def leave(self, subscription: Subscription) -> None:
-        """The subscription's link is over."""
+        """The subscription is over."""
         self.browsers.pop(subscription.identity, None)
         if self.consumers.pop(subscription.identity, None) is None:
             return
@@ -1036,6 +1085,7 @@ class MessageQueue(DistributionNode):
             self._levels.remove(priority)
             del self._rings[priority]
             if self._levels == [0]:
+                self._ring = self._rings[0]
                 self._levels.clear()
                 self._rings.clear()
         if subscription is self._active:
@@ -1073,6 +1123,8 @@ class MessageQueue(DistributionNode):
             entry.altered = True
         self._file(entry)
         self._place(entry, entry.sequence)
+        if entry.sequence > self._head and not self._ranked:
+            self._aside.add(entry.sequence)
 
     def _file(self, entry: Entry) -> None:
         """Note that *entry* came back, for those who may have it."""
@@ -1150,7 +1202,7 @@ class MessageQueue(DistributionNode):
             sequence = self._unseen(browser)
             if sequence < 0:
                 return
-            entry = self._look(sequence & _PLACE)
+            entry = self._look(sequence & _PLACE) if browser.backlog else self._fresh(sequence)
             if entry is not None and not browser.wants(entry):
                 looks -= 1
                 if not looks:
@@ -1187,9 +1239,14 @@ class MessageQueue(DistributionNode):
         found: list[Entry] = []
         older = sorted(rank for rank in self._older() if rank & _PLACE > after)
         fresh = range(max(self._head, after + 1), self._next)
-        for sequence in chain(older, fresh):
+        last = -1
+        for sequence in heapq.merge(older, fresh):
             if len(found) >= count:
                 break
+            if sequence == last:
+                # It is between those never taken.
+                continue
+            last = sequence
             entry = self._look(sequence & _PLACE)
             if entry is not None:
                 found.append(entry)
@@ -1214,7 +1271,9 @@ class MessageQueue(DistributionNode):
             self._skim()
         for avoid, heap in [(None, self._returned), *self._apart.items()]:
             while heap and self._expired(heap[0] & _PLACE):
-                self._expire(self._remove(heapq.heappop(heap) & _PLACE))
+                place = heapq.heappop(heap) & _PLACE
+                self._aside.discard(place)
+                self._expire(self._remove(place))
             if avoid is not None and not heap:
                 del self._apart[avoid]
         while self._head < self._next and self._expired(self._head):
@@ -1242,10 +1301,11 @@ class MessageQueue(DistributionNode):
             entry = self._remove(self._head)
             self._step()
             return entry
-        rank = heapq.heappop(first)
+        place = heapq.heappop(first) & _PLACE
         if avoiding is not None and not first:
             del self._apart[avoiding]
-        return self._remove(rank & _PLACE)
+        self._aside.discard(place)
+        return self._remove(place)
 
     def _forget(self, entries: list[Entry]) -> None:
         """Remove *entries*, which are the first ones."""
@@ -1254,6 +1314,7 @@ class MessageQueue(DistributionNode):
             heap[:] = [rank for rank in heap if rank & _PLACE not in gone]
             heapq.heapify(heap)
         self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        self._aside -= gone
         for sequence in gone:
             self._remove(sequence)
         if self._head in gone:
@@ -1270,6 +1331,7 @@ class MessageQueue(DistributionNode):
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
         self._schedule = None
         self._latest.clear()
+        self._aside.clear()
         self._stale = 0
         self._head = self._next
         self._returned.clear()

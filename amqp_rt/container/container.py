@@ -42,16 +42,18 @@ from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, Serve
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import run_connection
+from ..net.entrance import Entrance, enter
 from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
 from ..net.memory import MemoryNetwork
-from ..net.preamble import recognise
 from ..net.reactor import Reactor, open_reactor
+from ..net.tls import ServerTls
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
-from ..security.access import CBS, Access, Rights, anywhere, decide, decide_anywhere
+from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.identities import Users
 from ..security.mechanisms import (
     AnonymousServer,
     Challenge,
+    ExternalServer,
     Failure,
     PlainServer,
     ServerMechanism,
@@ -66,7 +68,15 @@ from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
 from .recovery import connect, local
-from .replies import Forward, Relay, Replies, answer
+from .replies import (
+    LINK_PAIR_CAPABILITY,
+    Forward,
+    Relay,
+    Replies,
+    answer,
+    is_paired,
+    paired_properties,
+)
 from .routes import (
     Binding,
     Declaration,
@@ -124,6 +134,11 @@ class Container:
         access: Who may do what where, besides *authorize*; see :mod:`amqp_rt.security.access`.
         cbs: Tokens that are accepted at ``$cbs``, and give rights.
         plain_in_clear: Let passwords cross networks unencrypted.
+        tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
+        tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
+            ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
+        sasl_required: Whether clients must log in; by default they must unless ANONYMOUS is offered.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
         drain_s: How long handlers may take to finish when the block is left.
@@ -144,6 +159,10 @@ class Container:
         access: Access | None = None,
         cbs: Cbs | None = None,
         plain_in_clear: bool = False,
+        tls: ServerTls | None = None,
+        tls_required: bool = False,
+        origins: Collection[str] = (),
+        sasl_required: bool | None = None,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
         drain_s: float = 10.0,
@@ -171,10 +190,23 @@ class Container:
         self._middleware = tuple(middleware)
         self._resources = Resources(resources)
         self._fronts: Sequence[Front] = [*fronts] or [Amqp10()]
+        if isinstance(users, Mapping):
+            users = Users(users)
+        #: Who may log in, as far as we keep their passwords.
+        self.users = users if isinstance(users, Users) else None
         self._mechanisms = _mechanisms(sasl, users)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
+        if tls_required and tls is None:
+            raise ValueError("tls_required needs certificates: pass tls=ServerTls(…)")
+        self._tls = tls
+        self._tls_required = tls_required
+        self._origins = origins
+        # Whoever may come as nobody need not say so.
+        self._sasl_required = (
+            "ANONYMOUS" not in self._mechanisms if sasl_required is None else sasl_required
+        )
         self._routes = RouteTable()
         #: The workers of every node, also of those that are served at peers only.
         self.workers: list[Workers] = []
@@ -290,7 +322,11 @@ class Container:
         Raises:
             ValueError: The address fits, but a capture is not what the handler takes.
         """
-        return self._routes.find(address, sends=sends)
+        found = self._routes.find(address, sends=sends)
+        if found is None and address.endswith(f"/{MANAGEMENT}"):
+            # The management nodes of entities are one with that of the container.
+            found = self._routes.find(MANAGEMENT, sends=sends)
+        return found
 
     @property
     def connections(self) -> list[Connection]:
@@ -444,8 +480,8 @@ class Container:
     async def listen(self, *urls: str) -> list[str]:
         """Take connections at each of *urls*; returns them as they were bound.
 
-        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free),
-        ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
+        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free), ``amqps://`` for
+        TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
 
         Raises:
             ConnectFailed: One cannot be listened on; the sentence says which and why.
@@ -463,45 +499,60 @@ class Container:
                     self.network,
                     where.host,
                     door,
-                    self._serve,
+                    partial(self._serve, scheme=where.scheme),
                 )
             except OSError as error:
                 raise ConnectFailed(f"cannot listen on {where}: {error}") from error
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
             nurseries.listeners.start_soon(self._serve_unix, listener, door, where.path)
-        elif where.scheme == "amqp":
+        else:
+            if where.scheme == "sb":
+                raise ConnectFailed(
+                    f"cannot listen on {where}: that is a scheme of clients; use amqps://",
+                    condition="amqp:invalid-field",
+                )
+            if where.tls and self._tls is None:
+                raise ConnectFailed(
+                    f"cannot listen on {where}: there is no certificate; pass tls=ServerTls(…)",
+                    condition="amqp:invalid-field",
+                )
             listeners = await open_tcp(where.host, where.port)
+            serve = partial(self._serve, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
                 nurseries.listeners.start_soon(
-                    partial(serve_socket, each, door, self._serve, nursery=nurseries.connections)
+                    partial(serve_socket, each, door, serve, nursery=nurseries.connections)
                 )
             host, port = bound_address(listeners[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
-        else:
-            raise ConnectFailed(
-                f"cannot listen on {where}: {where.scheme}:// is not spoken by this version; use "
-                "amqp://HOST:PORT, amqp+unix:///PATH or memory://NAME"
-            )
         return str(where)
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
         try:
-            await serve_socket(listener, door, self._serve, nursery=self._started().connections)
+            serve = partial(self._serve, scheme="amqp+unix")
+            await serve_socket(listener, door, serve, nursery=self._started().connections)
         finally:
             with suppress(OSError):
                 os.unlink(path)
 
     async def _serve(
-        self, stream: trio.abc.Stream, address: str, logged_in: Callable[[], None]
+        self,
+        stream: trio.abc.Stream,
+        address: str,
+        logged_in: Callable[[], None],
+        *,
+        scheme: str,
+        path: str = "/",
     ) -> None:
-        await self.accept(stream, address=address, logged_in=logged_in)
+        await self.accept(stream, address=address, scheme=scheme, path=path, logged_in=logged_in)
 
     async def accept(
         self,
         stream: trio.abc.Stream,
         *,
         address: str = "",
+        scheme: str = "amqp",
+        path: str = "/",
         trusted: bool = False,
         logged_in: Callable[[], None] = lambda: None,
     ) -> None:
@@ -512,35 +563,50 @@ class Container:
         Args:
             stream: Any trio stream.
             address: The peer's, in words.
+            scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
+            path: Where a WebSocket is.
             trusted: The peer is known, and needs not log in.
             logged_in: Called once the peer is known, or needs not be.
         """
         self._started()
         now = trio.current_time()
-        found = await recognise(stream, self._fronts, limits=self.limits)
-        if found is None:
+        entrance = Entrance(
+            fronts=self._fronts,
+            scheme=scheme,
+            tls=self._tls,
+            tls_required=self._tls_required and not trusted,
+            path=path,
+            origins=self._origins,
+            limits=self.limits,
+        )
+        entered = await enter(stream, entrance, address=address or "a peer")
+        if entered is None:
             return
         if self._stopping:
-            await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(entered.stream)
             return
-        front, data = found
-        engine = front.server(
+        engine = entered.front.server(
             ServerOptions(
                 container_id=self.name,
                 limits=self.limits,
                 mechanisms=offered(
                     self._mechanisms.values(),
-                    secure=False,
+                    secure=entered.secure,
                     local=_is_local(address),
                     plain_in_clear=self._plain_in_clear,
+                    certificate=entered.certificate is not None,
                 ),
-                # Whoever may come as nobody need not say so.
-                sasl_required=not trusted and "ANONYMOUS" not in self._mechanisms,
+                sasl_required=not trusted and self._sasl_required,
                 address=address,
-                offered_capabilities=self._capabilities,
+                offered_capabilities=(
+                    *self._capabilities,
+                    *(Symbol(each) for host in self.hosts for each in host.capabilities),
+                ),
             ),
             now,
         )
+        engine.peer.secure = entered.secure
+        engine.peer.certificate = entered.certificate
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
@@ -548,11 +614,11 @@ class Container:
 
         try:
             await run_connection(
-                stream,
+                entered.stream,
                 engine,
                 connection.handle,
                 limits=self.limits,
-                initial=data,
+                initial=entered.received,
                 reactor=self.reactor,
             )
         except Exception:
@@ -573,12 +639,26 @@ class Container:
     @property
     def _capabilities(self) -> tuple[Symbol, ...]:
         """What we offer those who connect."""
-        names = (ANONYMOUS_RELAY,) if self._cbs is None else (ANONYMOUS_RELAY, CBS_CAPABILITY)
+        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY]
+        if self._cbs is not None:
+            names.append(CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
 
-    def opened(self, connection: Connection) -> None:
-        """The peer has logged in, and is known unless it has to put a token first (SE13)."""
+    def opened(self, connection: Connection) -> bool:
+        """The peer has logged in, and is known unless it has to put a token first (SE13).
+
+        False if it wants a virtual host that is not there, and is told to go.
+        """
         peer = connection.peer
+        for host in self.hosts:
+            found = host.virtual_host(peer.virtual_host)
+            if found is None and not peer.trusted:
+                connection.engine.close(
+                    Error("amqp:not-found", f"there is no virtual host {peer.virtual_host!r:.100}")
+                )
+                return False
+            # From now on it is called by its name, whatever the peer called it.
+            peer.virtual_host = found or ""
         owes = False
         if self._cbs is not None and not peer.trusted:
             watch = self._watches[connection] = TokenWatch(connection, self._cbs)
@@ -587,6 +667,7 @@ class Container:
             self.start_connection(partial(watch.run, owes=owes))
         if not owes:
             self.became_known(connection)
+        return True
 
     def became_known(self, connection: Connection) -> None:
         """The peer has said who it is, and counts as a stranger no more."""
@@ -655,7 +736,7 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
-        terminus = _our_terminus(link)
+        terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
         elif isinstance(terminus, Coordinator):
@@ -672,6 +753,19 @@ class Container:
         else:
             self._asking.add(link)
             self.start_handler(self._place_if_allowed, connection, identity, link, terminus)
+
+    def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
+        """The source that a host keeps for *link*, which names none; it counts as asked for then."""
+        if not _sends(link) or link.source is not None:
+            return None
+        for host in self.hosts:
+            try:
+                link.source = host.recall(cast("SendingLink", link))
+            except AmqpError as error:
+                return Error.of(error)
+            if link.source is not None:
+                return link.source
+        return Error("amqp:not-found", f"no source is kept for a link {link.name!r}")
 
     async def _place_if_allowed(
         self,
@@ -798,6 +892,7 @@ class Container:
                     self.limits.token_message_size_max if terminus.address == CBS else None
                 ),
                 streaming=route.streaming,
+                properties=paired_properties(binding.link) if route.kind == "rpc" else None,
             )
             return
         sending = cast("SendingLink", binding.link)
@@ -837,9 +932,23 @@ class Container:
         """*link* is gone: its name is free."""
         identity = _identity(link)
         if self._links.get(identity) is link:
+            if is_paired(link):
+                self._end_pair(link)
             del self._links[identity]
             if (known := self._links_of.get(link.connection)) is not None:
                 known.discard(identity)
+
+    def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
+        """One half of a pair is gone: so is the other."""
+        host, user, container_id, sends, name = _identity(link)
+        other = self._links.get((host, user, container_id, not sends, name))
+        if (
+            other is not None
+            and other.attached
+            and other.session is link.session
+            and is_paired(other)
+        ):
+            other.detach()
 
     def _forget_gone(self, engine: Any) -> None:
         for identity in list(self._links_of[engine]):
@@ -873,9 +982,9 @@ class Container:
         """Dial a peer; see :func:`amqp_rt.container.recovery.connect` for what can be said."""
         return connect(urls, container=self, **options)
 
-    def local(self) -> AbstractAsyncContextManager[Connection]:
+    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
         """A connection to this very container, in memory: same states, credit and errors."""
-        return local(self)
+        return local(self, virtual_host)
 
     def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
         """Run *task*, which carries a connection, until it ends or the container does.
@@ -1050,17 +1159,24 @@ def _mechanisms(
         sasl = ("ANONYMOUS",) if verifier is None else ("PLAIN",)
     found: dict[str, ServerMechanism] = {}
     # The strongest first: a client takes the first that it can.
-    for each in sorted(sasl, key=lambda each: each == "ANONYMOUS"):
+    ranks = {"EXTERNAL": 0, "ANONYMOUS": 2}
+    for each in sorted(
+        sasl, key=lambda each: ranks.get(each if isinstance(each, str) else each.name, 1)
+    ):
         if not isinstance(each, str):
             found[each.name] = each
         elif each == "ANONYMOUS":
             found[each] = AnonymousServer()
+        elif each == "EXTERNAL":
+            found[each] = ExternalServer()
         elif each == "PLAIN":
             if verifier is None:
                 raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
             found[each] = PlainServer(verifier)
         else:
-            raise ValueError(f"the mechanism {each!r} is not known: PLAIN and ANONYMOUS are")
+            raise ValueError(
+                f"the mechanism {each!r} is not known: EXTERNAL, PLAIN and ANONYMOUS are"
+            )
     return found
 
 

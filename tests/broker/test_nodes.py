@@ -9,13 +9,13 @@ import pytest
 from brokers import World
 
 from amqp_rt import Broker
+from amqp_rt.broker.declarations import declared_by
 from amqp_rt.broker.nodes import Log, Queue, Topic, declaration, declaration_of
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, SND_SETTLED, SND_UNSETTLED
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from amqp_rt.runtime import declared_by
-from amqp_rt.termini import STANDARD_OUTCOMES, DeleteOnNoMessages, Source, Target
+from amqp_rt.termini import STANDARD_OUTCOMES, Source, Target
 from amqp_rt.values import Array, Described, Symbol, ULong
 
 
@@ -147,9 +147,20 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"default_outcome": Modified(delivery_failed=True)},
     ),
     ("q", {"default_outcome": Rejected()}, {"default_outcome": Rejected()}),
-    # What is not done is not said to be done.
-    ("q", {"durable": 2, "expiry_policy": "never", "timeout": 60}, {"durable": 0, "timeout": 0}),
-    ("q", {"expiry_policy": "never"}, {"expiry_policy": "link-detach"}),
+    ("q", {}, {"durable": 0, "expiry_policy": "session-end", "timeout": 0}),
+    ("q", {"expiry_policy": "never", "timeout": 9}, {"expiry_policy": "never", "timeout": 0}),
+    ("q", {"expiry_policy": "link-detach"}, {"expiry_policy": "link-detach"}),
+    ("t", {"expiry_policy": "connection-close"}, {"expiry_policy": "connection-close"}),
+    ("t", {"timeout": 60}, {"timeout": 60, "default_outcome": RELEASED}),
+    ("q", {"timeout": 2**32 - 1}, {"timeout": Limits().terminus_timeout_max_s}),
+    # What is not done is not said to be done: nothing durable outlives the session, and a browser
+    # leaves nothing behind.
+    ("q", {"durable": 2}, {"durable": 0}),
+    (
+        "q",
+        {"distribution_mode": "copy", "timeout": 60, "expiry_policy": "never"},
+        {"expiry_policy": "link-detach", "timeout": 0},
+    ),
     (
         "q",
         {"filter": {Symbol("f"): SELECTOR, Symbol("g"): Described(Symbol("x:filter"), 1)}},
@@ -180,6 +191,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("q", {"capabilities": ("topic",)}, "amqp:precondition-failed"),
     ("t", {"capabilities": ("queue",)}, "amqp:precondition-failed"),
     ("nowhere", {}, "amqp:not-found"),
+    ("q", {"expiry_policy": "x-tomorrow"}, "amqp:invalid-field"),
+    ("q", {"durable": 3}, "amqp:invalid-field"),
+    # There is no store here.
+    ("q", {"durable": 1, "expiry_policy": "never"}, "amqp:precondition-failed"),
+    ("t", {"durable": 2, "timeout": 5}, "amqp:precondition-failed"),
+    ("q", {"durable": 1, "distribution_mode": "copy"}, "amqp:not-implemented"),
+    ("q", {"capabilities": ("shared",)}, "amqp:not-implemented"),
 ]
 
 
@@ -211,13 +229,11 @@ def test_settle_modes_are_answered_as_they_are(asked: int, answered: int, mode: 
 @pytest.mark.req("B4", "M40")
 @pytest.mark.parametrize("address", ["q", "t"])
 def test_a_target_is_answered_as_it_is(address: str) -> None:
-    asked = Target(
-        address=address, durable=2, expiry_policy="never", timeout=9, capabilities=("x-y",)
-    )
+    asked = Target(address=address, expiry_policy="connection-close", capabilities=("x-y",))
     sender = world().client().sender(None, target=asked, source=Source(address="mine"))
     kind = {"q": "queue", "t": "topic"}[address]
     assert sender.link.target == Target(
-        address=address, expiry_policy="link-detach", capabilities=(kind,)
+        address=address, expiry_policy="connection-close", capabilities=(kind,)
     )
     assert sender.link.source == Source(address="mine")
     assert sender.link.max_message_size == Limits().message_size_max
@@ -232,6 +248,9 @@ def test_a_target_is_answered_as_it_is(address: str) -> None:
         (Target(address=7), "amqp:not-found"),
         (Target(address="q", dynamic=True), "amqp:invalid-field"),
         (Target(dynamic=True, capabilities=("queue", "topic")), "amqp:invalid-field"),
+        (Target(address="q", expiry_policy="x-tomorrow"), "amqp:invalid-field"),
+        (Target(address="q", durable=3), "amqp:invalid-field"),
+        (Target(address="q", durable=1, timeout=1), "amqp:precondition-failed"),
     ],
 )
 def test_a_target_that_cannot_be_is_refused(target: Target, condition: str) -> None:
@@ -272,7 +291,7 @@ def test_a_dynamic_node_is_made_named_and_deleted_with_its_link(
 ) -> None:
     here = world()
     client = here.client("shop/α")
-    wishes = {Symbol("lifetime-policy"): DeleteOnNoMessages()}
+    wishes = {Symbol("x-shade"): "green"}
     end: Any
     if role == "source":
         end = client.receiver(

@@ -10,11 +10,19 @@ import pytest
 import trio
 
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.clock import SystemClock
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.sending import Sender
-from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LinkRefused
+from amqp_rt.container.tokens import BearerToken, Sas
+from amqp_rt.errors import (
+    AmqpError,
+    AuthenticationFailed,
+    DeliveryRejected,
+    LinkDetached,
+    LinkRefused,
+)
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
@@ -412,3 +420,153 @@ async def test_two_clocks(autojump_clock: Any) -> None:
             await trio.sleep(50)
             await out.send("x")
             assert await cbs.put("q", sas("q", 100)) == 401
+
+
+# --- bringing tokens ----------------------------------------------------------------------------
+
+
+class Provider:
+    """Gives tokens of 100 seconds, and remembers for what."""
+
+    def __init__(self, seconds: float = 100.0) -> None:
+        self.seconds = seconds
+        self.asked: list[tuple[str, float]] = []
+        self.fails: Exception | None = None
+        self.key = "k"
+
+    async def __call__(self, audience: str) -> BearerToken:
+        await trio.lowlevel.checkpoint()
+        self.asked.append((audience, trio.current_time()))
+        if self.fails is not None:
+            raise self.fails
+        until = EPOCH + trio.current_time() + self.seconds
+        return BearerToken(sas_token(audience, "both", self.key, int(until)), until, SAS_TYPE)
+
+    @property
+    def audiences(self) -> list[str]:
+        return [audience for audience, _ in self.asked]
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the system goes with the clock of the tests."""
+    monkeypatch.setattr(SystemClock, "wall", Following.wall)
+
+
+@pytest.mark.req("SE10", "SE12")
+@pytest.mark.usefixtures("wall")
+async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with broker_with() as broker, client(broker, token=provider) as peer:
+        async with peer.sender("q") as out, peer.receiver("q") as back:
+            for _ in range(20):
+                await out.send("x")
+                (await back.receive()).accept()
+                await trio.sleep(50)
+        assert set(provider.audiences) == {"amqp://b/q"}
+        assert 10 <= len(provider.asked) <= 20
+        async with peer.sender("r"):
+            pass
+        assert provider.audiences.count("amqp://b/r") == 1
+        # Something without an address needs somebody to be known, nothing more.
+        async with peer.receiver(dynamic=True), peer.sender(None) as relay:
+            await relay.send("x", to="q")
+        await peer.authorize("q")
+        assert set(provider.audiences) == {"amqp://b/q", "amqp://b/r"}
+
+
+@pytest.mark.usefixtures("wall")
+async def test_links_to_one_address_share_a_token(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with broker_with() as broker, client(broker, token=provider) as peer:
+        links = [peer.sender("q") for _ in range(5)]
+        for link in links:
+            await link.wait_attached()
+        assert len(provider.asked) == 1
+        # Closed before it could attach, a link is not attached afterwards.
+        gone = peer.sender("r")
+        gone.abandon()
+        await peer.authorize("r")
+        assert broker.host.stats("r").producers == 0
+
+
+@pytest.mark.usefixtures("wall")
+async def test_calls_and_management_need_tokens_like_everything(autojump_clock: Any) -> None:
+    provider = Provider()
+    broker = Broker("b", cbs=Cbs([KEYS], clock=Following()))
+    broker.container.rpc("echo")(lambda body: body)
+    async with broker:
+        await broker.listen("memory://b")
+        async with client(broker, token=provider) as peer:
+            assert await peer.call("echo", "x") == "x"
+            assert await refused(peer.sender("$management")) == UNAUTHORIZED
+        assert provider.audiences == ["amqp://b/echo", "amqp://b/"]
+
+
+@pytest.mark.req("SE14", "X25")
+@pytest.mark.usefixtures("wall")
+async def test_tokens_are_put_again_after_a_lost_connection(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with (
+        broker_with() as broker,
+        Container("c", network=broker.container.network) as container,
+        container.connect("memory://b", token=provider) as peer,
+        peer.sender("q") as out,
+    ):
+        await out.send("x")
+        (there,) = broker.container.connections
+        there.engine.close()
+        await there.wait_closed()
+        await out.wait_attached()
+        await out.send("x")
+        assert provider.audiences == ["amqp://b/q"] * 2
+        await trio.sleep(1000)
+        await out.send("x")
+
+
+@pytest.mark.usefixtures("wall")
+@pytest.mark.parametrize("fault", ["provider", "key"])
+async def test_no_token_no_link(autojump_clock: Any, fault: str) -> None:
+    provider = Provider()
+    if fault == "provider":
+        provider.fails = ValueError("no network")
+    else:
+        provider.key = "wrong"
+    async with broker_with() as broker, client(broker, token=provider) as peer:
+        for _ in range(2):
+            with pytest.raises(AuthenticationFailed) as caught:
+                await peer.sender("q").wait_attached()
+            assert caught.value.condition == UNAUTHORIZED
+            with pytest.raises(AuthenticationFailed):
+                await peer.authorize("q")
+        provider.fails, provider.key = None, "k"
+        async with peer.sender("q"):
+            pass
+
+
+@pytest.mark.usefixtures("wall")
+async def test_a_renewal_that_fails_is_tried_again(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with (
+        broker_with() as broker,
+        client(broker, token=provider) as peer,
+        peer.sender("q") as out,
+    ):
+        await trio.sleep(70)
+        provider.fails = ValueError("no network")
+        await trio.sleep(20)
+        provider.fails = None
+        await trio.sleep(60)
+        await out.send("x")
+        provider.fails = ValueError("no network")
+        await trio.sleep(200)
+        with pytest.raises(LinkDetached):
+            await out.send("x")
+
+
+async def test_a_key_makes_tokens() -> None:
+    token = Sas("both", "k", clock=Following())("sb://b/q")
+    assert token.expires_at == int(EPOCH + trio.current_time() + 3600)
+    assert "k" not in repr(Sas("both", "k")).replace("both", "")
+    assert token.text not in repr(token)
+    assert (await KEYS.validate(token.text, EPOCH)).subject == "both"

@@ -12,7 +12,7 @@ import uuid
 from collections import deque
 
 import proton
-from proton import Condition, Data, Delivery, Endpoint, Link, Message, Terminus
+from proton import Condition, Data, Delivery, Endpoint, Link, Message, SSLDomain, Terminus
 from proton.handlers import MessagingHandler
 from proton.reactor import ApplicationEvent, Container, Copy, EventInjector, Selector, SenderOption
 
@@ -275,10 +275,18 @@ class Client(MessagingHandler):
         kwargs = {
             name: options[name] for name in ("user", "password", "max_frame_size") if name in options
         }  # fmt: skip
+        scheme, host = "amqp", options.get("host", "127.0.0.1")
+        if tls := options.get("tls"):
+            scheme, host = "amqps", "localhost"
+            kwargs["ssl_domain"] = domain = SSLDomain(SSLDomain.MODE_CLIENT)
+            domain.set_trusted_ca_db(tls["ca"])
+            domain.set_peer_authentication(SSLDomain.VERIFY_PEER_NAME)
+            if "cert" in tls:
+                domain.set_credentials(tls["cert"], tls["cert"], None)
         if "user" not in options:
-            kwargs["allowed_mechs"] = "ANONYMOUS"
+            kwargs["allowed_mechs"] = "EXTERNAL" if tls and "cert" in tls else "ANONYMOUS"
         self.connection = container.connect(
-            f"amqp://{options.get('host', '127.0.0.1')}:{options['port']}",
+            f"{scheme}://{host}:{options['port']}",
             reconnect=False,
             **kwargs,
         )
@@ -646,7 +654,11 @@ class Serve(MessagingHandler):
     def on_start(self, event):
         self.container = event.container
         self.container.container_id = "proton-server"
-        acceptor = self.container.listen(f"127.0.0.1:{self.options.get('port', 0)}")
+        scheme = "amqp"
+        if tls := self.options.get("tls"):
+            scheme = "amqps"
+            self.container.ssl.server.set_credentials(tls["cert"], tls["cert"], None)
+        acceptor = self.container.listen(f"{scheme}://127.0.0.1:{self.options.get('port', 0)}")
         injector = EventInjector()
         self.container.selectable(injector)
         threading.Thread(target=self.wait_for_end, args=[injector], daemon=True).start()

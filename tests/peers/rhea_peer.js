@@ -2,7 +2,9 @@
 'use strict';
 
 const crypto = require('crypto');
+const fs = require('fs');
 const rhea = require('rhea');
+const WebSocket = require('ws');
 
 const { message, types } = rhea;
 
@@ -249,6 +251,20 @@ function connect(options, result) {
     };
     if (options.user) Object.assign(settings, { username: options.user, password: options.password });
     else if (options.sasl !== false) settings.username = 'anonymous'; // rhea's ANONYMOUS; else no SASL
+    if (options.tls) {
+        const { ca, cert } = options.tls;
+        Object.assign(settings, { transport: 'tls', host: 'localhost', servername: 'localhost', ca: fs.readFileSync(ca) });
+        if (cert) {
+            const pem = fs.readFileSync(cert);
+            delete settings.username;
+            Object.assign(settings, { cert: pem, key: pem, enable_sasl_external: true });
+        }
+    }
+    if (options.websocket) {
+        const trust = options.tls ? { ca: fs.readFileSync(options.tls.ca) } : {};
+        const url = `${options.tls ? 'wss://localhost' : 'ws://127.0.0.1'}:${options.port}${options.websocket}`;
+        settings.connection_details = container.websocket_connect(WebSocket)(url, ['amqp'], trust);
+    }
     if (options.max_frame_size) settings.max_frame_size = options.max_frame_size;
     const connection = container.connect(settings);
     connection.result = result;
@@ -599,7 +615,9 @@ function serve(options) {
         container.on(name, () => {});
     });
 
+    const pem = options.tls && fs.readFileSync(options.tls.cert);
     const server = container.listen({
+        ...(pem ? { transport: 'tls', cert: pem, key: pem } : {}),
         host: '127.0.0.1', port: options.port || 0, receiver_options: { credit_window: 0, autoaccept: false, autosettle: false },
         tcp_no_delay: true,
     });

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import trio
 from anyio.to_thread import run_sync
 
+from ..broker.declarations import declared_by
 from ..broker.nodes import Declaration, Queue
 from ..message import Message
 from ..outcomes import Error
-from ..runtime import Broker, declared_by
+from ..runtime import Broker
 from .clocks import MovableClock
 
 if TYPE_CHECKING:

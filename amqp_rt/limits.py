@@ -87,6 +87,10 @@ class Limits(Struct, frozen=True, gc=False):
     relay_targets_max: int = 256
     #: Streamed or unary requests that one connection may have running at a time.
     requests_running_max: int = 4_096
+    #: Rows that one management query returns; the next ones are asked for by their offset.
+    management_rows_max: int = 1_000
+    #: Management nodes that may be registered.
+    management_nodes_max: int = 100
     #: Length of an address or link name in characters.
     name_max: int = 1_024
     #: Bytes of messages that all nodes of a broker hold together.

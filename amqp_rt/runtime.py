@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,14 +26,15 @@ from .broker.nodes import (
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container
+from .container.routes import Context
 from .errors import AmqpError
-from .events import Peer
 from .limits import DEFAULT_LIMITS, Limits
+from .managed import collections_of
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
-from .security.access import Access
+from .security.access import Access, decide
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
 from .security.tokens import Cbs
@@ -123,14 +125,22 @@ class Broker:
             virtual_hosts=virtual_hosts,
         )
         self.container.add_host(self.host)
+        self.management: Management | None = None
         if management:
-            answering = Management(lambda virtual_host: _Managed(self.host, virtual_host))
-
-            async def answer(message: Message, peer: Peer) -> Message:
-                return await answering.answer(message, peer.virtual_host)
-
-            self.container.rpc(ADDRESS)(answer)
+            self.management = Management(
+                lambda virtual_host: _Managed(self.host, virtual_host),
+                decide=partial(decide, self.container.access),
+                collections=collections_of(self.container, self.host),
+                limits=self.container.limits,
+            )
+            self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
+
+    async def _answer(self, message: Message, context: Context) -> Message:
+        assert self.management is not None
+        # Entities have management nodes of their own, which are one with this.
+        entity = context.address.removesuffix(ADDRESS).removesuffix("/")
+        return await self.management.answer(message, context.peer, entity)
 
     # --- nodes ---------------------------------------------------------------------------
 
@@ -284,7 +294,12 @@ class _Managed:
         return [self.node(each.name) for each in self._host.nodes(virtual_host=self._in)]
 
     def node(self, name: str) -> Mapping[str, Any]:
-        return attributes(self._host.stats(name, virtual_host=self._in))
+        declared = self._host.declaration(name, virtual_host=self._in)
+        # Of both, the numbers count: some have the name of a setting.
+        return {
+            **attributes(declared),
+            **attributes(self._host.stats(name, virtual_host=self._in)),
+        }
 
     def details(self, name: str) -> Mapping[str, Any]:
         found = split_partition(name)
@@ -334,6 +349,16 @@ class _Managed:
         except ValueError as error:
             raise AmqpError(str(error), condition="amqp:invalid-field") from error
         self._host.declare(declared, virtual_host=self._in)
+        return self.node(name)
+
+    def update(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        now = self._host.declaration(name, virtual_host=self._in)
+        fields = {**msgspec.structs.asdict(now), **given, "kind": now.kind, "name": name}
+        try:
+            declared = declaration_of(fields, strict=False)
+        except ValueError as error:
+            raise AmqpError(str(error), condition="amqp:invalid-field") from error
+        self._host.update(declared, virtual_host=self._in)
         return self.node(name)
 
     def delete(self, name: str) -> int:

@@ -492,6 +492,30 @@ class BrokerHost:
             self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
 
+    def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
+        """Let a node that there is go on as *declared*; its messages and links stay.
+
+        Raises:
+            AmqpError: There is no such node, or it cannot become that without losing what it holds.
+        """
+        node = self._find(self._space(virtual_host), declared.name)
+        if not _alike(node.declared, declared):
+            raise AmqpError(
+                f"{declared.name!r} cannot become {declared!r}: delete it first",
+                condition="amqp:precondition-failed",
+            )
+        virtual_host = self._existing(virtual_host)
+        self._redeclare(node, declared, virtual_host)
+        self._make_dead(virtual_host, declared)
+
+    def declaration(self, address: str, *, virtual_host: str = "") -> Declaration:
+        """What a node is declared as.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self._find(self._space(virtual_host), address).declared
+
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from .entries import LATER, NEVER, Entry, annotate, departing
+from .entries import NEVER, NOWHERE, Entry, annotate, departing
 from .groups import Groups
 from .keyed import Marks
 from .locks import Locks
@@ -257,8 +257,8 @@ class MessageQueue(DistributionNode):
         self._aside: set[int] = set()
         #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
         self._ring: deque[Subscription] = deque()
-        #: The same for consumers with other priorities than 0: these, highest first, and 0 among
-        #: them; empty if there are none.
+        #: If some have other priorities than 0: these, highest first, and 0 among them; and in place
+        #: of the one ring one for each.
         self._levels: list[int] = []
         self._rings: dict[int, deque[Subscription]] = {}
         self._pumping: bool = False
@@ -379,7 +379,7 @@ class MessageQueue(DistributionNode):
             return
         sequence = entry.sequence
         if sequence < 0:
-            later = sequence == LATER
+            later = sequence < NOWHERE
             sequence = entry.sequence = self._place_next
             self._place_next = sequence + 1
             size = len(entry.payload)
@@ -393,13 +393,7 @@ class MessageQueue(DistributionNode):
             return
         if self._marker is not None and not self._mark(entry):
             return
-        if (
-            self._ring
-            and not self.available
-            and not self._pumping
-            and not self.browsers
-            and not self._levels
-        ):
+        if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
             subscription = self._ring[0]
             link = subscription.link
@@ -454,7 +448,9 @@ class MessageQueue(DistributionNode):
     def _step(self) -> None:
         """The first of those never taken has been: go on to the next that is there."""
         self._head += 1
-        while self._head < self._next and self._fresh(self._head) is None:
+        while self._head < self._next and (
+            self._look(self._head) is None or (self._aside and self._head in self._aside)
+        ):
             if self._head >> _SHIFT in self._segments:
                 self._head += 1
             else:
@@ -640,6 +636,7 @@ class MessageQueue(DistributionNode):
         if priority and not self._levels:
             self._levels.append(0)
             self._rings[0] = self._ring
+            self._ring = deque()
         if self._levels and priority not in self._rings:
             self._rings[priority] = deque()
             self._levels.append(priority)
@@ -1088,6 +1085,7 @@ class MessageQueue(DistributionNode):
             self._levels.remove(priority)
             del self._rings[priority]
             if self._levels == [0]:
+                self._ring = self._rings[0]
                 self._levels.clear()
                 self._rings.clear()
         if subscription is self._active:

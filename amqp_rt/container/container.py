@@ -48,7 +48,7 @@ from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
-from ..security.access import CBS, Access, Rights, anywhere, decide, decide_anywhere
+from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.identities import Users
 from ..security.mechanisms import (
     AnonymousServer,
@@ -179,6 +179,10 @@ class Container:
         self._middleware = tuple(middleware)
         self._resources = Resources(resources)
         self._fronts: Sequence[Front] = [*fronts] or [Amqp10()]
+        if isinstance(users, Mapping):
+            users = Users(users)
+        #: Who may log in, as far as we keep their passwords.
+        self.users = users if isinstance(users, Users) else None
         self._mechanisms = _mechanisms(sasl, users)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
@@ -306,7 +310,11 @@ class Container:
         Raises:
             ValueError: The address fits, but a capture is not what the handler takes.
         """
-        return self._routes.find(address, sends=sends)
+        found = self._routes.find(address, sends=sends)
+        if found is None and address.endswith(f"/{MANAGEMENT}"):
+            # The management nodes of entities are one with that of the container.
+            found = self._routes.find(MANAGEMENT, sends=sends)
+        return found
 
     @property
     def connections(self) -> list[Connection]:

@@ -4,6 +4,7 @@
 const crypto = require('crypto');
 const fs = require('fs');
 const rhea = require('rhea');
+const WebSocket = require('ws');
 
 const { message, types } = rhea;
 
@@ -258,6 +259,11 @@ function connect(options, result) {
             delete settings.username;
             Object.assign(settings, { cert: pem, key: pem, enable_sasl_external: true });
         }
+    }
+    if (options.websocket) {
+        const trust = options.tls ? { ca: fs.readFileSync(options.tls.ca) } : {};
+        const url = `${options.tls ? 'wss://localhost' : 'ws://127.0.0.1'}:${options.port}${options.websocket}`;
+        settings.connection_details = container.websocket_connect(WebSocket)(url, ['amqp'], trust);
     }
     if (options.max_frame_size) settings.max_frame_size = options.max_frame_size;
     const connection = container.connect(settings);

@@ -55,6 +55,8 @@ class Limits(Struct, frozen=True, gc=False):
     handshake_s: float = 10.0
     #: Seconds of them that the TLS handshake may take.
     tls_handshake_s: float = 5.0
+    #: Octets of one WebSocket message; it may hold several frames.
+    websocket_message_max: int = 1 * MIB
     #: Seconds that a peer has to answer our close.
     close_grace_s: float = 5.0
     #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.

@@ -67,6 +67,7 @@ class Broker:
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
         store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
@@ -95,6 +96,7 @@ class Broker:
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         management: bool = True,
         store: str | Store | None = None,
@@ -113,6 +115,7 @@ class Broker:
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            origins=origins,
             network=network,
         )
         kept = store_of(store) if isinstance(store, str) else store

@@ -35,7 +35,7 @@ log = logging.getLogger("amqp_rt.cli")
     multiple=True,
     default=("amqp://127.0.0.1:5672",),
     show_default=True,
-    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, amqp+unix:///PATH. "
+    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, ws://HOST:PORT/PATH, wss://, amqp+unix:///PATH. "
     "Repeatable.",
 )
 @click.option(
@@ -117,6 +117,14 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="FILE",
     help="Authorities whose certificates clients must show; they log in as whom these name.",
 )
+@click.option(
+    "--origin",
+    "origins",
+    metavar="URL",
+    multiple=True,
+    help="Web pages that may connect to ws:// and wss:// listeners, such as https://example.org; "
+    "* for all. Repeatable.",
+)
 @click.option("--tls-required", is_flag=True, help="Let nobody in without TLS, on no port.")
 @click.option(
     "--log-level",
@@ -142,6 +150,7 @@ def serve(
     tls_cert: str | None,
     tls_key: str | None,
     tls_client_ca: str | None,
+    origins: tuple[str, ...],
     tls_required: bool,
     log_level: str,
     log_format: str,
@@ -171,7 +180,7 @@ def serve(
         except Exception as error:
             raise click.BadParameter(str(error), param_hint="--user") from None
     tls = _certificates(tls_cert, tls_key, tls_client_ca)
-    if tls is None and (tls_required or any(url.startswith("amqps:") for url in urls)):
+    if tls is None and (tls_required or any(url.startswith(("amqps:", "wss:")) for url in urls)):
         raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
     named = bool(users or tls_client_ca)
     if not named and not anonymous and not all(_is_local(url) for url in urls):
@@ -195,6 +204,7 @@ def serve(
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            origins=origins,
             store=kept,
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,

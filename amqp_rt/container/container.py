@@ -136,6 +136,8 @@ class Container:
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
+            ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
         sasl_required: Whether clients must log in; by default they must unless ANONYMOUS is offered.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
@@ -159,6 +161,7 @@ class Container:
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        origins: Collection[str] = (),
         sasl_required: bool | None = None,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
@@ -199,6 +202,7 @@ class Container:
             raise ValueError("tls_required needs certificates: pass tls=ServerTls(…)")
         self._tls = tls
         self._tls_required = tls_required
+        self._origins = origins
         # Whoever may come as nobody need not say so.
         self._sasl_required = (
             "ANONYMOUS" not in self._mechanisms if sasl_required is None else sasl_required
@@ -477,7 +481,7 @@ class Container:
         """Take connections at each of *urls*; returns them as they were bound.
 
         ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free), ``amqps://`` for
-        TLS, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
+        TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
 
         Raises:
             ConnectFailed: One cannot be listened on; the sentence says which and why.
@@ -502,25 +506,25 @@ class Container:
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
             nurseries.listeners.start_soon(self._serve_unix, listener, door, where.path)
-        elif where.scheme in ("amqp", "amqps"):
-            if where.scheme == "amqps" and self._tls is None:
+        else:
+            if where.scheme == "sb":
+                raise ConnectFailed(
+                    f"cannot listen on {where}: that is a scheme of clients; use amqps://",
+                    condition="amqp:invalid-field",
+                )
+            if where.tls and self._tls is None:
                 raise ConnectFailed(
                     f"cannot listen on {where}: there is no certificate; pass tls=ServerTls(…)",
                     condition="amqp:invalid-field",
                 )
             listeners = await open_tcp(where.host, where.port)
-            serve = partial(self._serve, scheme=where.scheme)
+            serve = partial(self._serve, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
                 nurseries.listeners.start_soon(
                     partial(serve_socket, each, door, serve, nursery=nurseries.connections)
                 )
             host, port = bound_address(listeners[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
-        else:
-            raise ConnectFailed(
-                f"cannot listen on {where}: {where.scheme}:// is not spoken by this version; use "
-                "amqp://HOST:PORT, amqps://HOST:PORT, amqp+unix:///PATH or memory://NAME"
-            )
         return str(where)
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
@@ -538,8 +542,9 @@ class Container:
         logged_in: Callable[[], None],
         *,
         scheme: str,
+        path: str = "/",
     ) -> None:
-        await self.accept(stream, address=address, scheme=scheme, logged_in=logged_in)
+        await self.accept(stream, address=address, scheme=scheme, path=path, logged_in=logged_in)
 
     async def accept(
         self,
@@ -547,6 +552,7 @@ class Container:
         *,
         address: str = "",
         scheme: str = "amqp",
+        path: str = "/",
         trusted: bool = False,
         logged_in: Callable[[], None] = lambda: None,
     ) -> None:
@@ -557,7 +563,8 @@ class Container:
         Args:
             stream: Any trio stream.
             address: The peer's, in words.
-            scheme: What it is expected to speak at first: ``amqp`` or ``amqps``.
+            scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
+            path: Where a WebSocket is.
             trusted: The peer is known, and needs not log in.
             logged_in: Called once the peer is known, or needs not be.
         """
@@ -568,6 +575,8 @@ class Container:
             scheme=scheme,
             tls=self._tls,
             tls_required=self._tls_required and not trusted,
+            path=path,
+            origins=self._origins,
             limits=self.limits,
         )
         entered = await enter(stream, entrance, address=address or "a peer")

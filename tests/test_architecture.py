@@ -45,6 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "security": COMMON,
     "security.jwts": COMMON | {"security"},
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
+    "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON | {"container"},
     "broker": COMMON | {"fronts.base", "stores", "security"},
     "management": COMMON | {"broker.nodes", "security"},

@@ -53,6 +53,7 @@ PUBLIC: dict[str, set[str]] = {
         "source",
     },
     "amqp_rt.broker": {"LifeCycles", "Log", "Queue", "Topic"},
+    "amqp_rt.testing": {"LoopbackBroker", "VirtualAmqp"},
 }
 
 

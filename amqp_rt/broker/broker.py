@@ -51,6 +51,7 @@ from .nodes import (
     PRIORITIES,
     QUEUE,
     SHARED,
+    Addressed,
     Declaration,
     Lifetime,
     Log,
@@ -335,6 +336,8 @@ class BrokerHost:
             self.journals = Journals(life_cycles, self.clock, limits)
         #: Whoever names no virtual host that there is gets the default one.
         self._defaulting = virtual_hosts is None or "" in virtual_hosts
+        #: Virtual host → alias → name of the node.
+        self._aliases: dict[str, dict[str, str]] = {}
         self._count = 0
         #: Dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
@@ -566,7 +569,32 @@ class BrokerHost:
             # Whoever declares it later says what it is like.
             self._make(virtual_host, Queue(dead)).found = True
 
+    def _call(self, virtual_host: str, declared: Declaration, before: Declaration | None) -> None:
+        """Let the aliases of *declared* mean it, instead of those that it had *before*.
+
+        Raises:
+            AmqpError: One of them is another node's.
+        """
+        aliases = declared.aliases if isinstance(declared, Addressed) else ()
+        known = self._aliases.get(virtual_host, {})
+        for alias in aliases:
+            if (
+                alias in self._spaces[virtual_host]
+                or known.get(alias, declared.name) != declared.name
+            ):
+                raise AmqpError(
+                    f"{alias!r} is another node's address", condition="amqp:precondition-failed"
+                )
+        for alias in before.aliases if isinstance(before, Addressed) else ():
+            known.pop(alias, None)
+        if aliases:
+            known = self._aliases.setdefault(virtual_host, known)
+            known.update(dict.fromkeys(aliases, declared.name))
+        if not known:
+            self._aliases.pop(virtual_host, None)
+
     def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
+        self._call(virtual_host, declared, node.declared)
         node.declared = declared
         held = node.held
         if isinstance(declared, Queue) and isinstance(held, MessageQueue):
@@ -644,10 +672,16 @@ class BrokerHost:
                 f"the broker has {self._count} nodes already",
                 condition="amqp:resource-limit-exceeded",
             )
+        if declared.name in self._aliases.get(virtual_host, {}):
+            raise AmqpError(
+                f"{declared.name!r} is an alias of another node",
+                condition="amqp:precondition-failed",
+            )
         limits = self.limits
         journal = self.journal
         if journal is not None and not journal.is_open:
             raise LocalProtocolError("the store is not open yet: enter the broker first")
+        self._call(virtual_host, declared, None)
         new = journal is not None and owner is None and not number
         if journal is not None and owner is None:
             if new:
@@ -761,6 +795,7 @@ class BrokerHost:
 
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
+        self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
         self._disown(node)
         held = node.held
@@ -900,7 +935,7 @@ class BrokerHost:
             return True
         if kept is not None:
             kept.interrupt()
-            if not kept.over and not kept.same(terms, address):
+            if not kept.over and not kept.same(terms, node.declared.name):
                 if isinstance(kept, SharedSource) and kept.members:
                     link.refuse(
                         Error(
@@ -986,6 +1021,8 @@ class BrokerHost:
         virtual_host = self._existing(virtual_host)
         space = self._spaces[virtual_host]
         node = space.get(address)
+        if node is None and self._aliases:
+            node = space.get(self._aliases.get(virtual_host, {}).get(address, ""))
         if node is not None or not 0 < len(address) <= NAME_MAX:
             return node
         found = split_partition(address)
@@ -1561,6 +1598,11 @@ class BrokerHost:
             for holder in log.expire_holds():
                 if number and self.journal is not None:
                     self.journal.loose.forget(HOLD, _key(number) + holder.encode())
+
+    def catch_up(self) -> None:
+        """The clock has been moved: do what is due now, and reckon anew when to wake up."""
+        self.sweep()
+        self._alarmed.set()
 
     async def _retain_always(self, interval_s: float) -> None:
         """Let logs in the store drop what they do not keep."""

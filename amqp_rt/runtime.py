@@ -16,6 +16,7 @@ from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Journal
+from .broker.lifecycles import LifeCycles
 from .broker.nodes import (
     LOG,
     Declaration,
@@ -79,6 +80,7 @@ class Broker:
         virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
+        journal: Record what becomes of messages in the log ``$journal``.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Broker:
         store: str | Store | None = None,
         volatile: bool = False,
         virtual_hosts: Collection[str] | None = None,
+        journal: LifeCycles | bool = False,
     ) -> None:
         self.container = container or Container(
             name,
@@ -130,6 +133,7 @@ class Broker:
             journal=None if kept is None else Journal(kept),
             volatile=volatile,
             virtual_hosts=virtual_hosts,
+            life_cycles=LifeCycles() if journal is True else journal or None,
         )
         self.container.add_host(self.host)
         self.management: Management | None = None
@@ -205,6 +209,7 @@ class Broker:
     async def _run(self) -> AsyncIterator[Self]:
         try:
             await self.host.restore()
+            self.host.declare_journals()
             async with self.container:
                 self.container.start_handler(self.host.run)
                 yield self

@@ -14,6 +14,7 @@ import click
 import trio
 
 from ..broker.declarations import declarations_in, declared_by
+from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
@@ -96,6 +97,14 @@ log = logging.getLogger("amqp_rt.cli")
     "unless '' is given too, for a default one. Repeatable.",
 )
 @click.option(
+    "--journal",
+    metavar="OPTIONS",
+    is_flag=False,
+    flag_value="",
+    help="Record what becomes of messages in the log $journal; with options such as "
+    "'every=10&per_second=100&addresses=orders-*'.",
+)
+@click.option(
     "--store",
     metavar="STORE",
     default="memory:",
@@ -150,6 +159,7 @@ def serve(
     files: tuple[Path, ...],
     auto_create: tuple[str, ...],
     virtual_hosts: tuple[str, ...],
+    journal: str | None,
     store: str,
     volatile: bool,
     name: str,
@@ -178,6 +188,12 @@ def serve(
             declarations_in(file)
         except AmqpError as error:
             raise click.BadParameter(error.description, param_hint="--nodes") from None
+    recorded: LifeCycles | bool = False
+    if journal is not None:
+        try:
+            recorded = life_cycles_by(journal)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--journal") from None
     for text in auto_create:
         declared_in("--auto-create", text)
     known = Users()
@@ -222,6 +238,7 @@ def serve(
             store=kept,
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,
+            journal=recorded,
         )
     else:
         if named or anonymous or rules or tls is not None:
@@ -234,6 +251,7 @@ def serve(
             store=kept,
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,
+            journal=recorded,
         )
 
     async def main() -> None:

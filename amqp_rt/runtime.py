@@ -16,6 +16,7 @@ from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Executor, Journal
+from .broker.lifecycles import LifeCycles
 from .broker.nodes import (
     LOG,
     Declaration,
@@ -35,6 +36,7 @@ from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
 from .security.access import Access, decide
+from .security.bearer import VerifyToken
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
 from .security.tokens import Cbs
@@ -61,12 +63,14 @@ class Broker:
         clock: Where times to live take the time from.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
+        tokens: Judges OAuth 2.0 tokens.
         authorize: May this peer attach there?
         access: Who may do what where; see :mod:`amqp_rt.security.access`.
         cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
         store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
@@ -77,6 +81,7 @@ class Broker:
         virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
+        journal: Record what becomes of messages in the log ``$journal``.
     """
 
     def __init__(
@@ -90,18 +95,21 @@ class Broker:
         clock: Clock | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
+        tokens: VerifyToken | None = None,
         authorize: Authorize | None = None,
         access: Access | None = None,
         cbs: Cbs | None = None,
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         management: bool = True,
         store: str | Store | None = None,
         volatile: bool = False,
         executor: Executor | None = None,
         virtual_hosts: Collection[str] | None = None,
+        journal: LifeCycles | bool = False,
     ) -> None:
         self.container = container or Container(
             name,
@@ -109,12 +117,14 @@ class Broker:
             limits=limits,
             users=users,
             sasl=sasl,
+            tokens=tokens,
             authorize=authorize,
             access=access,
             cbs=cbs,
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            origins=origins,
             network=network,
         )
         kept = store_of(store) if isinstance(store, str) else store
@@ -125,6 +135,7 @@ class Broker:
             journal=None if kept is None else Journal(kept, executor),
             volatile=volatile,
             virtual_hosts=virtual_hosts,
+            life_cycles=LifeCycles() if journal is True else journal or None,
         )
         self.container.add_host(self.host)
         self.management: Management | None = None
@@ -200,6 +211,7 @@ class Broker:
     async def _run(self) -> AsyncIterator[Self]:
         try:
             await self.host.restore()
+            self.host.declare_journals()
             async with self.container:
                 self.container.start_handler(self.host.run)
                 yield self

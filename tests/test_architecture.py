@@ -45,6 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "security": COMMON,
     "security.jwts": COMMON | {"security"},
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
+    "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON | {"container"},
     "broker": COMMON | {"fronts.base", "stores", "security"},
     "management": COMMON | {"broker.nodes", "security"},
@@ -58,7 +59,13 @@ COMPOSERS = {
 PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
-    | {"broker.queues", "broker.subscriptions", "broker.bindings", "broker.expiry"}
+    | {
+        "broker.queues",
+        "broker.observed",
+        "broker.subscriptions",
+        "broker.bindings",
+        "broker.expiry",
+    }
     | {"broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
 )
 FORBIDDEN_IN_PURE = {

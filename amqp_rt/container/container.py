@@ -43,12 +43,22 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import run_connection
 from ..net.entrance import Entrance, enter
-from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
+from ..net.listeners import (
+    Door,
+    bound_address,
+    network_of,
+    open_tcp,
+    open_unix,
+    serve_memory,
+    serve_socket,
+)
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
 from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
+from ..security.backoff import Backoff
+from ..security.bearer import BearerServer, CbsLoginServer, VerifyToken
 from ..security.identities import Users
 from ..security.mechanisms import (
     AnonymousServer,
@@ -61,6 +71,7 @@ from ..security.mechanisms import (
     Verifier,
     offered,
 )
+from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
 from ..security.tokens import Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
@@ -68,7 +79,15 @@ from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
 from .recovery import connect, local
-from .replies import Forward, Relay, Replies, answer
+from .replies import (
+    LINK_PAIR_CAPABILITY,
+    Forward,
+    Relay,
+    Replies,
+    answer,
+    is_paired,
+    paired_properties,
+)
 from .routes import (
     Binding,
     Declaration,
@@ -116,10 +135,12 @@ class Container:
         resources: Objects, or ``@asynccontextmanager`` functions that make them, which handlers
             ask for by type.
         middleware: Wrapped around every handler of this container.
-        sasl: Mechanisms to offer, by name or as objects. By default PLAIN if there are *users*,
-            else ANONYMOUS.
+        sasl: Mechanisms to offer, by name or as objects. By default what *users* and *tokens* are
+            for, else ANONYMOUS: PLAIN, SCRAM where every user has what it takes, OAUTHBEARER and
+            XOAUTH2.
         users: Who may log in with PLAIN: names and passwords, or a verifier
             ``await users(user, password, peer)`` that returns an identity or None.
+        tokens: ``await tokens(token, peer)`` for OAuth 2.0 tokens, which returns a ``Login`` or None.
         authorize: ``await authorize(peer, address, role)`` for each attach, and for each address
             that an anonymous terminus sends to. *role* is what the peer wants to be: ``"sender"``
             or ``"receiver"``.
@@ -128,6 +149,8 @@ class Container:
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
+            ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
         sasl_required: Whether clients must log in; by default they must unless ANONYMOUS is offered.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
@@ -145,12 +168,14 @@ class Container:
         middleware: Sequence[Middleware] = (),
         sasl: Collection[str | ServerMechanism] | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
+        tokens: VerifyToken | None = None,
         authorize: Authorize | None = None,
         access: Access | None = None,
         cbs: Cbs | None = None,
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        origins: Collection[str] = (),
         sasl_required: bool | None = None,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
@@ -183,7 +208,7 @@ class Container:
             users = Users(users)
         #: Who may log in, as far as we keep their passwords.
         self.users = users if isinstance(users, Users) else None
-        self._mechanisms = _mechanisms(sasl, users)
+        self._mechanisms = _mechanisms(sasl, users, tokens, cbs)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
@@ -191,6 +216,7 @@ class Container:
             raise ValueError("tls_required needs certificates: pass tls=ServerTls(…)")
         self._tls = tls
         self._tls_required = tls_required
+        self._origins = origins
         # Whoever may come as nobody need not say so.
         self._sasl_required = (
             "ANONYMOUS" not in self._mechanisms if sasl_required is None else sasl_required
@@ -205,6 +231,7 @@ class Container:
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
         self._logins: dict[Any, ServerMechanism] = {}
+        self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
         self._on_shutdown: list[Hook] = []
         self._nurseries: _Nurseries | None = None
@@ -469,7 +496,7 @@ class Container:
         """Take connections at each of *urls*; returns them as they were bound.
 
         ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free), ``amqps://`` for
-        TLS, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
+        TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
 
         Raises:
             ConnectFailed: One cannot be listened on; the sentence says which and why.
@@ -494,25 +521,25 @@ class Container:
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
             nurseries.listeners.start_soon(self._serve_unix, listener, door, where.path)
-        elif where.scheme in ("amqp", "amqps"):
-            if where.scheme == "amqps" and self._tls is None:
+        else:
+            if where.scheme == "sb":
+                raise ConnectFailed(
+                    f"cannot listen on {where}: that is a scheme of clients; use amqps://",
+                    condition="amqp:invalid-field",
+                )
+            if where.tls and self._tls is None:
                 raise ConnectFailed(
                     f"cannot listen on {where}: there is no certificate; pass tls=ServerTls(…)",
                     condition="amqp:invalid-field",
                 )
             listeners = await open_tcp(where.host, where.port)
-            serve = partial(self._serve, scheme=where.scheme)
+            serve = partial(self._serve, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
                 nurseries.listeners.start_soon(
                     partial(serve_socket, each, door, serve, nursery=nurseries.connections)
                 )
             host, port = bound_address(listeners[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
-        else:
-            raise ConnectFailed(
-                f"cannot listen on {where}: {where.scheme}:// is not spoken by this version; use "
-                "amqp://HOST:PORT, amqps://HOST:PORT, amqp+unix:///PATH or memory://NAME"
-            )
         return str(where)
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
@@ -530,8 +557,9 @@ class Container:
         logged_in: Callable[[], None],
         *,
         scheme: str,
+        path: str = "/",
     ) -> None:
-        await self.accept(stream, address=address, scheme=scheme, logged_in=logged_in)
+        await self.accept(stream, address=address, scheme=scheme, path=path, logged_in=logged_in)
 
     async def accept(
         self,
@@ -539,6 +567,7 @@ class Container:
         *,
         address: str = "",
         scheme: str = "amqp",
+        path: str = "/",
         trusted: bool = False,
         logged_in: Callable[[], None] = lambda: None,
     ) -> None:
@@ -549,7 +578,8 @@ class Container:
         Args:
             stream: Any trio stream.
             address: The peer's, in words.
-            scheme: What it is expected to speak at first: ``amqp`` or ``amqps``.
+            scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
+            path: Where a WebSocket is.
             trusted: The peer is known, and needs not log in.
             logged_in: Called once the peer is known, or needs not be.
         """
@@ -560,6 +590,8 @@ class Container:
             scheme=scheme,
             tls=self._tls,
             tls_required=self._tls_required and not trusted,
+            path=path,
+            origins=self._origins,
             limits=self.limits,
         )
         entered = await enter(stream, entrance, address=address or "a peer")
@@ -622,7 +654,9 @@ class Container:
     @property
     def _capabilities(self) -> tuple[Symbol, ...]:
         """What we offer those who connect."""
-        names = (ANONYMOUS_RELAY,) if self._cbs is None else (ANONYMOUS_RELAY, CBS_CAPABILITY)
+        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY]
+        if self._cbs is not None:
+            names.append(CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
 
     def opened(self, connection: Connection) -> bool:
@@ -675,11 +709,16 @@ class Container:
         A failure is answered the same way and after the same time whatever its cause.
         """
         engine = connection.engine
-        mechanism = self._mechanisms.get(event.mechanism)
+        began = trio.current_time()
         step: Challenge | Success | Failure
-        if mechanism is None:
-            step = Failure(f"{event.mechanism} is not offered")
+        if event.exchange.refused:
+            step = Failure(event.exchange.refused)
         else:
+            mechanism = self._logins.get(engine)
+            if mechanism is None:
+                mechanism = self._mechanisms[event.mechanism]
+                begin = getattr(mechanism, "begin", None)
+                mechanism = self._logins[engine] = mechanism if begin is None else begin()
             try:
                 step = await mechanism.respond(event.response, engine.peer)
             except Exception:
@@ -690,10 +729,15 @@ class Container:
         elif isinstance(step, Success):
             if self._cbs is None:
                 self._known(engine)
-            connection.handle(event.exchange.succeed(step.user, step.identity))
+            connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
-            log.warning("login from %s failed: %s", engine.peer.address, step.why)
-            await trio.sleep(self.limits.failed_login_delay_s)
+            address = engine.peer.address
+            log.warning("login from %s failed: %s", address, step.why)
+            host = address.rpartition(":")[0].strip("[]")
+            who = [f"address {network_of(host)}", *([f"user {step.user}"] if step.user else [])]
+            delay = self._backoff.failed(who, began)
+            # However long the judging took, the answer comes at the same time.
+            await trio.sleep_until(began + delay)
             event.exchange.fail()
 
     # --- links ---------------------------------------------------------------------------
@@ -873,6 +917,7 @@ class Container:
                     self.limits.token_message_size_max if terminus.address == CBS else None
                 ),
                 streaming=route.streaming,
+                properties=paired_properties(binding.link) if route.kind == "rpc" else None,
             )
             return
         sending = cast("SendingLink", binding.link)
@@ -912,9 +957,23 @@ class Container:
         """*link* is gone: its name is free."""
         identity = _identity(link)
         if self._links.get(identity) is link:
+            if is_paired(link):
+                self._end_pair(link)
             del self._links[identity]
             if (known := self._links_of.get(link.connection)) is not None:
                 known.discard(identity)
+
+    def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
+        """One half of a pair is gone: so is the other."""
+        host, user, container_id, sends, name = _identity(link)
+        other = self._links.get((host, user, container_id, not sends, name))
+        if (
+            other is not None
+            and other.attached
+            and other.session is link.session
+            and is_paired(other)
+        ):
+            other.detach()
 
     def _forget_gone(self, engine: Any) -> None:
         for identity in list(self._links_of[engine]):
@@ -1114,36 +1173,79 @@ def _in_a_thread(users: Users) -> Verifier:
     return verify
 
 
+#: Mechanisms in the order in which they are offered: a client takes the first that it can.
+_RANKS: Final = (
+    "EXTERNAL",
+    *(f"SCRAM-{each}" for each in HASHES),
+    "OAUTHBEARER",
+    "XOAUTH2",
+    "PLAIN",
+    "AMQPCBS",
+    "MSSBCBS",
+    "ANONYMOUS",
+)
+
+
 def _mechanisms(
     sasl: Collection[str | ServerMechanism] | None,
     users: Mapping[str, str] | Users | Verifier | None,
+    tokens: VerifyToken | None,
+    cbs: Cbs | None,
 ) -> dict[str, ServerMechanism]:
     if isinstance(users, Mapping):
         users = Users(users)
-    verifier = _in_a_thread(users) if isinstance(users, Users) else users
     if sasl is None:
-        sasl = ("ANONYMOUS",) if verifier is None else ("PLAIN",)
-    found: dict[str, ServerMechanism] = {}
-    # The strongest first: a client takes the first that it can.
-    ranks = {"EXTERNAL": 0, "ANONYMOUS": 2}
-    for each in sorted(
-        sasl, key=lambda each: ranks.get(each if isinstance(each, str) else each.name, 1)
-    ):
-        if not isinstance(each, str):
-            found[each.name] = each
-        elif each == "ANONYMOUS":
-            found[each] = AnonymousServer()
-        elif each == "EXTERNAL":
-            found[each] = ExternalServer()
-        elif each == "PLAIN":
-            if verifier is None:
-                raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
-            found[each] = PlainServer(verifier)
-        else:
-            raise ValueError(
-                f"the mechanism {each!r} is not known: EXTERNAL, PLAIN and ANONYMOUS are"
-            )
-    return found
+        sasl = [] if users is None else ["PLAIN"]
+        if isinstance(users, Users):
+            sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
+        sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
+        sasl = sasl or ["ANONYMOUS"]
+    found = [
+        each if not isinstance(each, str) else _known(each, users, tokens, cbs) for each in sasl
+    ]
+    # What we do not know comes first: somebody has a reason for it.
+    found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
+    return {each.name: each for each in found}
+
+
+def _known(
+    name: str, users: Users | Verifier | None, tokens: VerifyToken | None, cbs: Cbs | None
+) -> ServerMechanism:
+    """The mechanism of that name.
+
+    Raises:
+        ValueError: There is none, or it needs what was not given.
+    """
+    if name == "ANONYMOUS":
+        return AnonymousServer()
+    if name == "EXTERNAL":
+        return ExternalServer()
+    if name == "PLAIN":
+        if users is None:
+            raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
+        return PlainServer(_in_a_thread(users) if isinstance(users, Users) else users)
+    if name.startswith("SCRAM-") and name.removeprefix("SCRAM-") in HASHES:
+        if not isinstance(users, Users):
+            raise ValueError(f"sasl has {name}, but there are no users: pass users=Users(…)")
+        return ScramServer(
+            name.removeprefix("SCRAM-"), _kept_by(users), iterations=users.scram_iterations
+        )
+    if name in ("OAUTHBEARER", "XOAUTH2"):
+        if tokens is None:
+            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=…")
+        return BearerServer(name, tokens)
+    if name in ("AMQPCBS", "MSSBCBS"):
+        if cbs is None:
+            raise ValueError(f"sasl has {name}, but no tokens are taken: pass cbs=Cbs(…)")
+        return CbsLoginServer(name)
+    raise ValueError(f"the mechanism {name!r} is not known: {', '.join(_RANKS)} are")
+
+
+def _kept_by(users: Users) -> FindSecret:
+    async def find(user: str, hash_name: str) -> ScramSecret | None:
+        return users.scram(user, hash_name)
+
+    return find
 
 
 def _is_local(address: str) -> bool:

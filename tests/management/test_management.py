@@ -12,13 +12,20 @@ import trio
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
-from amqp_rt.errors import AuthenticationFailed, CallFailed, LinkDetached, LinkRefused
+from amqp_rt.errors import (
+    AuthenticationFailed,
+    CallFailed,
+    DeliveryRejected,
+    LinkDetached,
+    LinkRefused,
+)
 from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.mechanisms import Plain
+from amqp_rt.values import Symbol
 
 USERS = {"root": "r", "ops": "o", "shop": "s"}
 ACCESS = Access(
@@ -340,3 +347,73 @@ async def test_who_manages_a_virtual_host_manages_no_users() -> None:
             async with c.connect("memory://b", auth=auth, virtual_host="", reconnect=None) as p:
                 with pytest.raises(LinkRefused):
                     await ask(p, "READ", name="q")
+
+
+# --- the client ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("G2")
+async def test_entities_come_back_as_what_they_are() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        async with peer.management() as there:
+            queue = Queue("new", max_deliveries=4, priorities=2)
+            await there.create(queue)
+            assert await there.read(Queue, name="new") == queue
+            await there.update(Queue("new", ttl_s=5.0, priorities=2))
+            assert await there.read(Queue, name="new") == Queue("new", ttl_s=5.0, priorities=2)
+            with pytest.raises(CallFailed) as caught:
+                await there.read(Topic, name="new")
+            assert caught.value.info["statusCode"] == 404
+            names = [each.name async for each in there.query(Queue)]
+            assert {"team/q", "other", "new"} <= set(names)
+            found = [each async for each in there.query("amqp_rt.connection")]
+            assert [each["user"] for each in found] == ["root"]
+            await there.delete(Queue, name="new")
+            assert "amqp_rt.log" in await there.types()
+            assert "credit" in (await there.attributes())["amqp_rt.link"]
+            assert "MOVE" in (await there.operations())["amqp_rt.queue"]
+            assert repr(there) == "<ManagementClient of '$management'>"
+        async with peer.management("other") as there:
+            assert (await there.read(Queue, name="other")).name == "other"
+
+
+# --- link pairs ---------------------------------------------------------------------------------
+
+PAIRED: Any = {Symbol("paired"): True}
+
+
+@pytest.mark.req("G5")
+async def test_a_link_pair_answers_on_its_other_half() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        assert "LINK_PAIR_V1_0" in peer.peer.offered_capabilities
+        out = peer.sender("$management", name="pair", properties=PAIRED)
+        back = peer.receiver("$management", name="pair", properties=PAIRED, target="mine")
+        other = peer.receiver("$management", name="other", target="mine")
+        for link in (out, back, other):
+            await link.wait_attached()
+        assert out.link.properties == back.link.properties == {"paired": True}
+        assert not other.link.properties
+        asked = {"operation": "READ", "name": "other"}
+        message = Message({}, reply_to="$me", message_id="7", application_properties=asked)
+        await out.send(message)
+        async with await back.receive() as delivery:
+            assert delivery.message.correlation_id == "7"
+            assert delivery.message.application_properties["statusCode"] == 200
+        # One half ends, and the pair with it.
+        await back.close()
+        with pytest.raises(LinkDetached):
+            await out.send(message)
+
+
+@pytest.mark.req("G5")
+@pytest.mark.parametrize("properties", [{}, PAIRED])
+async def test_me_is_nobody_without_a_pair(properties: Any) -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        message = Message({}, reply_to="$me", application_properties={"operation": "QUERY"})
+        async with (
+            peer.sender("$management", name="x", properties=properties) as out,
+            peer.receiver("$management", name="y", properties=PAIRED),
+        ):
+            with pytest.raises(DeliveryRejected) as caught:
+                await out.send(message)
+            assert caught.value.condition == "amqp:invalid-field"

@@ -98,6 +98,10 @@ class SimulatedDisk:
         self.kept.commit(batch)
         self._trace.add(f"{self._host}: commit {number}, {batch.size} octets")
 
+    def calm(self) -> None:
+        """Let nothing go wrong any more."""
+        self._faults = []
+
     def left_by_death(self) -> None:
         """The process that had it is dead."""
         self._kills += 1

@@ -219,7 +219,9 @@ class _Line:
         while data:
             await self.network.passable(self.hosts)
             passed = self._passed[back]
-            if marks and marks[0][0] <= passed:
+            if self.network.is_calm:
+                marks.clear()
+            elif marks and marks[0][0] <= passed:
                 data = await self._trouble(marks.popleft()[1], data)
                 continue
             size = min(self._piece, marks[0][0] - passed) if marks else self._piece
@@ -257,7 +259,7 @@ class _Line:
     def _count(self, completed: str, back: bool) -> None:
         self._frames += 1
         self.network.trace.add(f"{self} {_arrow(back)} {completed}")
-        if self.network.count() or self._frames == self._cut_at:
+        if self.network.count() or (self._frames == self._cut_at and not self.network.is_calm):
             self.cut("is cut")
             raise _Over
 
@@ -361,7 +363,7 @@ class SimulatedNetwork:
     def count(self) -> bool:
         """A frame has arrived; whether its connection is to be cut now."""
         self.frames += 1
-        if self.frames in self._cuts:
+        if self.frames in self._cuts and not self.is_calm:
             self.was_cut = True
             return True
         return False
@@ -401,6 +403,11 @@ class SimulatedNetwork:
         with trio.move_on_after(seconds):
             await self._calm.wait()
 
+    @property
+    def is_calm(self) -> bool:
+        """Nothing goes wrong any more."""
+        return self._calm.is_set()
+
     def calm(self) -> None:
-        """Let no fault last any longer."""
+        """Let no fault last any longer, and no other one begin. What is slow stays so."""
         self._calm.set()

@@ -284,8 +284,13 @@ class Simulation:
                 await self.network.stalled(fault.seconds)
 
     def calm(self) -> None:
-        """Let no fault last, and no timed one begin: from here on the world is to recover."""
+        """Let no fault last, and none begin: from here on the world is to recover, and can be judged.
+
+        Who is slow stays slow, and a store that was given up stays so until it is opened anew.
+        """
         self.trace.add("calm")
+        for process in self._processes.values():
+            process.disk.calm()
         self._calm.set()
         self.network.calm()
 

@@ -40,8 +40,8 @@ def serving(net: Simulation, *nodes: Any) -> Callable[[Host], Awaitable[None]]:
             await broker.declare(*nodes)
             await broker.listen(URL)
             journal = broker.host.journal
-            while journal is None or journal.failure is None:
-                await trio.sleep(10)
+            while journal is None or journal.failure is None:  # noqa: ASYNC110  # a supervisor looks
+                await trio.sleep(10)  # as a supervisor does
             net.kill(host.name)
             await trio.sleep_forever()
 
@@ -215,6 +215,8 @@ async def trade(net: Simulation, *, noise: bool = False) -> None:
             await trio.sleep(20)
             net.calm()
         sent.set()
+    # Who was cut off when they left could not say so: what they held comes back when that expires.
+    await trio.sleep(KEPT["timeout"] + 60)
     note_damage(net, *books.values())
     auditor = Client(net, "auditor")
     for name in ("plain", "resumed"):

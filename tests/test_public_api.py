@@ -53,7 +53,7 @@ PUBLIC: dict[str, set[str]] = {
         "source",
     },
     "amqp_rt.broker": {"Log", "Queue", "Topic"},
-    "amqp_rt.testing": {"LoopbackBroker", "VirtualAmqp"},
+    "amqp_rt.testing": {"LoopbackBroker", "Script", "ScriptFailed", "VirtualAmqp"},
 }
 
 

@@ -59,7 +59,13 @@ COMPOSERS = {
 PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
-    | {"broker.queues", "broker.subscriptions", "broker.bindings", "broker.expiry"}
+    | {
+        "broker.queues",
+        "broker.observed",
+        "broker.subscriptions",
+        "broker.bindings",
+        "broker.expiry",
+    }
     | {"broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
 )
 FORBIDDEN_IN_PURE = {

@@ -41,6 +41,7 @@ from .claims import check_claims
 from .entries import NEVER, Door, Entry, dead_letter, departing, restored
 from .journal import Journal, QueueLedger
 from .keyed import Field, marker
+from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
     EXCLUSIVE,
@@ -63,6 +64,7 @@ from .nodes import (
     split_partition,
     terms_again,
 )
+from .observed import ObservedQueue
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
@@ -170,6 +172,11 @@ class _Node:
         #: Of its links those that may come back, attached or not.
         self.termini: dict[Terminus, None] = {}
 
+    @property
+    def is_sealed(self) -> bool:
+        """Nobody but the broker puts anything in."""
+        return isinstance(self.held, MessageLog) and self.held.sealed
+
     def links(self) -> list[Any]:
         """The links that are attached."""
         held = self.held
@@ -186,6 +193,7 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+_SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 _REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
@@ -289,6 +297,7 @@ class BrokerHost:
         journal: Keeps nodes and durable messages; None to keep everything in memory.
         volatile: Take durable messages although there is no journal (M5 would refuse them).
         virtual_hosts: Those that there are, beside those with nodes; see :meth:`virtual_host`.
+        life_cycles: What of messages is recorded in ``$journal``; None for nothing.
     """
 
     #: Several links can have one subscription.
@@ -304,6 +313,7 @@ class BrokerHost:
         journal: Journal | None = None,
         volatile: bool = False,
         virtual_hosts: Collection[str] | None = None,
+        life_cycles: LifeCycles | None = None,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
@@ -320,6 +330,10 @@ class BrokerHost:
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
             self._spaces[name] = {}
+        #: What records the life of messages; None if nothing does.
+        self.journals: Journals | None = None
+        if life_cycles is not None:
+            self.journals = Journals(life_cycles, self.clock, limits)
         #: Whoever names no virtual host that there is gets the default one.
         self._defaulting = virtual_hosts is None or "" in virtual_hosts
         #: Virtual host → alias → name of the node.
@@ -479,6 +493,8 @@ class BrokerHost:
             AmqpError: The name is taken by another node, or there are too many.
         """
         space = self._spaces.setdefault(virtual_host, {})
+        if declared.name != JOURNAL:
+            self._declare_journal(virtual_host)
         known = space.get(declared.name)
         if known is not None and known.found and _alike(known.declared, declared):
             # What the application says now counts, not what it said before it was restarted.
@@ -518,6 +534,33 @@ class BrokerHost:
             AmqpError: There is no such node.
         """
         return self._find(self._space(virtual_host), address).declared
+
+    def declare_journals(self) -> None:
+        """Make ``$journal`` in each virtual host, if it is wished."""
+        for virtual_host in list(self._spaces):
+            self._declare_journal(virtual_host)
+
+    def _declare_journal(self, virtual_host: str) -> None:
+        if self.journals is None:
+            return
+        options = self.journals.options
+        log = Log(JOURNAL, max_age_s=options.max_age_s, max_bytes=options.max_bytes)
+        known = self._spaces[virtual_host].get(JOURNAL)
+        if known is None or known.found:
+            self.declare(log, virtual_host=virtual_host)
+        held = self._spaces[virtual_host][JOURNAL].held
+        if not isinstance(held, MessageLog):
+            raise AmqpError(
+                f"{JOURNAL!r} exists and is no log: what becomes of messages cannot be recorded",
+                condition="amqp:precondition-failed",
+            )
+        held.sealed = True
+
+    def _record(self, virtual_host: str, payload: bytes) -> None:
+        """Append what has happened to the journal, which somebody may have deleted."""
+        node = self._spaces[virtual_host].get(JOURNAL)
+        if node is not None and isinstance(node.held, MessageLog):
+            node.inlet.take(Entry(payload))
 
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
@@ -649,9 +692,13 @@ class BrokerHost:
             self._number = max(self._number, number + taken)
         held: MessageQueue | MessageTopic | MessageLog
         ttl_s: float | None = None
+        watch = None
+        if self.journals is not None and owner is None:
+            watch = self.journals.watch(virtual_host, declared.name, self._record)
+        queue_type = MessageQueue if watch is None else ObservedQueue
         if isinstance(declared, Queue):
             ttl_s = declared.ttl_s
-            held = MessageQueue(
+            held = queue_type(
                 self.memory,
                 self.clock.wall,
                 partial(self._bury, space, declared),
@@ -676,6 +723,8 @@ class BrokerHost:
                 exclusive=declared.exclusive,
                 limits=limits,
             )
+            if isinstance(held, ObservedQueue):
+                held.watch = watch
             held.on_alarm = partial(self._set_alarm, held)
             held.on_unfinished = partial(self._look_on, held)
         elif isinstance(declared, Topic):
@@ -689,6 +738,8 @@ class BrokerHost:
                 limits=limits,
             )
             held.on_alarm = self._set_alarm
+            held.queue_type = queue_type
+            held.watch = watch
         elif isinstance(declared, Log):
             held = self._make_log(declared, number, new)
         else:
@@ -826,7 +877,8 @@ class BrokerHost:
             address = _REPLY_TO.read(MessageView(entry, self.limits))
         except DecodeError:
             return None
-        return None if address == declared.name else space.get(address)
+        node = None if address == declared.name else space.get(address)
+        return None if node is None or node.is_sealed else node
 
     # --- Links (fronts.base.Host) ---
 
@@ -876,6 +928,8 @@ class BrokerHost:
             now=self.clock.wall(),
             limits=self.limits,
         )
+        if not sending and node.is_sealed:
+            terms = _SEALED
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
@@ -934,6 +988,8 @@ class BrokerHost:
             node = self._resolve(link.peer.virtual_host, address)
         except AmqpError as error:
             return Error.of(error)
+        if node is not None and node.is_sealed:
+            return _SEALED
         return None if node is None else node.inlet
 
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
@@ -1321,6 +1377,8 @@ class BrokerHost:
         """
         queue = self._queue(address, virtual_host)
         target = self._find(self._space(virtual_host), to)
+        if target.is_sealed:
+            raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
         entries = queue.withdraw(count)
@@ -1569,6 +1627,8 @@ class BrokerHost:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             nursery.start_soon(self._tick_always)
+            if self.journals is not None:
+                nursery.start_soon(self.journals.run)
             while True:
                 await trio.sleep(interval_s)
                 self.sweep()

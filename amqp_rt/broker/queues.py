@@ -53,8 +53,8 @@ _LOOKS: Final = 1_000
 #: What becomes of a message when its delivery has ended.
 _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
-_DEAD_LETTERED: Final = 2
-_DROPPED: Final = 3
+DEAD_LETTERED: Final = 2
+DROPPED: Final = 3
 
 
 class Memory:
@@ -993,7 +993,7 @@ class MessageQueue(DistributionNode):
                         ledger.update(entry)
                 return _REQUEUED
         # Its copy is written before it is taken away here, and with it.
-        verdict = _DEAD_LETTERED if self.bury(entry, reason, error) else _DROPPED
+        verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED
         if ledger is not None:
             ledger.remove(entry)
             entry.stored = False
@@ -1011,7 +1011,7 @@ class MessageQueue(DistributionNode):
             return
         if verdict == _ACCEPTED:
             counts.accepted += 1
-        elif verdict == _DEAD_LETTERED:
+        elif verdict == DEAD_LETTERED:
             counts.dead_lettered += 1
         else:
             counts.dropped += 1

@@ -498,8 +498,6 @@ def test_a_client_may_pipeline_everything_behind_its_init() -> None:
         frame(Open(container_id="c")),
         frame(Open(container_id="c"), kind=1),
         struct.pack(">IBBH", 8, 2, 1, 0),
-        frame(SaslInit("CRAM-MD5"), kind=1),
-        frame(SaslInit("PLAIN", b"x" * 9000), kind=1),
         frame(SaslInit("PLAIN"), kind=1) * 2,
     ],
 )
@@ -512,6 +510,31 @@ def test_what_has_no_place_in_the_sasl_layer_ends_the_connection(octets: bytes) 
             events = event.exchange.succeed("u")
     assert engine.finished
     assert any(isinstance(event, ConnectionFailed) for event in events)
+
+
+@pytest.mark.req("SE1", "SE2")
+@pytest.mark.parametrize(
+    ("init", "why"),
+    [
+        (SaslInit("CRAM-MD5"), "'CRAM-MD5' is not offered"),
+        (SaslInit("PLAIN", b"x" * 101), "a response of more than 100 octets"),
+    ],
+)
+@pytest.mark.parametrize("answer", ["fail", "succeed", "challenge"])
+def test_what_can_only_fail_is_asked_all_the_same(init: SaslInit, why: str, answer: str) -> None:
+    """So that it takes as long as a wrong password; but nobody can let it in."""
+    limits = Limits(sasl_response_max=100)
+    engine = server(limits=limits, mechanisms=("PLAIN",), sasl_required=True)
+    (event,) = engine.receive(SASL_HEADER + frame(init, kind=1), 0.0)
+    assert isinstance(event, LoginRequested)
+    assert event.exchange.refused == why
+    if answer == "fail":
+        event.exchange.fail()
+    else:
+        assert getattr(event.exchange, answer)(b"x") == []
+    assert engine.finished
+    assert engine.peer.user is None
+    assert [each[1] for each in said(engine) if isinstance(each, tuple)][-1] == SaslOutcome(1)
 
 
 @pytest.mark.req("SE1")

@@ -12,6 +12,7 @@ from .messages import receive, request, send
 from .nodes import node
 from .serve import serve
 from .stores import store
+from .trace import trace
 from .users import user
 
 
@@ -29,5 +30,5 @@ def main() -> None:
     """
 
 
-for command in (serve, send, receive, request, node, store, user):
+for command in (serve, send, receive, request, node, store, user, trace):
     main.add_command(command)

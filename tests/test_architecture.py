@@ -58,7 +58,7 @@ PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
     | {"broker.queues", "broker.subscriptions", "broker.bindings", "broker.expiry"}
-    | {"broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
+    | {"broker.paging", "broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
 )
 FORBIDDEN_IN_PURE = {
     *("trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors", "socketserver"),

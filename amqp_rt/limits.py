@@ -55,6 +55,8 @@ class Limits(Struct, frozen=True, gc=False):
     handshake_s: float = 10.0
     #: Seconds of them that the TLS handshake may take.
     tls_handshake_s: float = 5.0
+    #: Octets of one WebSocket message; it may hold several frames.
+    websocket_message_max: int = 1 * MIB
     #: Seconds that a peer has to answer our close.
     close_grace_s: float = 5.0
     #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.
@@ -87,6 +89,10 @@ class Limits(Struct, frozen=True, gc=False):
     relay_targets_max: int = 256
     #: Streamed or unary requests that one connection may have running at a time.
     requests_running_max: int = 4_096
+    #: Rows that one management query returns; the next ones are asked for by their offset.
+    management_rows_max: int = 1_000
+    #: Management nodes that may be registered.
+    management_nodes_max: int = 100
     #: Length of an address or link name in characters.
     name_max: int = 1_024
     #: Bytes of messages that all nodes of a broker hold together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Journal
+from .broker.lifecycles import LifeCycles
 from .broker.nodes import (
     LOG,
     Declaration,
@@ -25,14 +27,15 @@ from .broker.nodes import (
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container
+from .container.routes import Context
 from .errors import AmqpError
-from .events import Peer
 from .limits import DEFAULT_LIMITS, Limits
+from .managed import collections_of
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
-from .security.access import Access
+from .security.access import Access, decide
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
 from .security.tokens import Cbs
@@ -65,6 +68,7 @@ class Broker:
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
         store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
@@ -74,6 +78,7 @@ class Broker:
         virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
+        journal: Record what becomes of messages in the log ``$journal``.
     """
 
     def __init__(
@@ -93,11 +98,13 @@ class Broker:
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         management: bool = True,
         store: str | Store | None = None,
         volatile: bool = False,
         virtual_hosts: Collection[str] | None = None,
+        journal: LifeCycles | bool = False,
     ) -> None:
         self.container = container or Container(
             name,
@@ -111,6 +118,7 @@ class Broker:
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            origins=origins,
             network=network,
         )
         kept = store_of(store) if isinstance(store, str) else store
@@ -121,16 +129,25 @@ class Broker:
             journal=None if kept is None else Journal(kept),
             volatile=volatile,
             virtual_hosts=virtual_hosts,
+            life_cycles=LifeCycles() if journal is True else journal or None,
         )
         self.container.add_host(self.host)
+        self.management: Management | None = None
         if management:
-            answering = Management(lambda virtual_host: _Managed(self.host, virtual_host))
-
-            async def answer(message: Message, peer: Peer) -> Message:
-                return await answering.answer(message, peer.virtual_host)
-
-            self.container.rpc(ADDRESS)(answer)
+            self.management = Management(
+                lambda virtual_host: _Managed(self.host, virtual_host),
+                decide=partial(decide, self.container.access),
+                collections=collections_of(self.container, self.host),
+                limits=self.container.limits,
+            )
+            self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
+
+    async def _answer(self, message: Message, context: Context) -> Message:
+        assert self.management is not None
+        # Entities have management nodes of their own, which are one with this.
+        entity = context.address.removesuffix(ADDRESS).removesuffix("/")
+        return await self.management.answer(message, context.peer, entity)
 
     # --- nodes ---------------------------------------------------------------------------
 
@@ -188,6 +205,7 @@ class Broker:
     async def _run(self) -> AsyncIterator[Self]:
         try:
             await self.host.restore()
+            self.host.declare_journals()
             async with self.container:
                 self.container.start_handler(self.host.run)
                 yield self
@@ -284,7 +302,12 @@ class _Managed:
         return [self.node(each.name) for each in self._host.nodes(virtual_host=self._in)]
 
     def node(self, name: str) -> Mapping[str, Any]:
-        return attributes(self._host.stats(name, virtual_host=self._in))
+        declared = self._host.declaration(name, virtual_host=self._in)
+        # Of both, the numbers count: some have the name of a setting.
+        return {
+            **attributes(declared),
+            **attributes(self._host.stats(name, virtual_host=self._in)),
+        }
 
     def details(self, name: str) -> Mapping[str, Any]:
         found = split_partition(name)
@@ -334,6 +357,16 @@ class _Managed:
         except ValueError as error:
             raise AmqpError(str(error), condition="amqp:invalid-field") from error
         self._host.declare(declared, virtual_host=self._in)
+        return self.node(name)
+
+    def update(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        now = self._host.declaration(name, virtual_host=self._in)
+        fields = {**msgspec.structs.asdict(now), **given, "kind": now.kind, "name": name}
+        try:
+            declared = declaration_of(fields, strict=False)
+        except ValueError as error:
+            raise AmqpError(str(error), condition="amqp:invalid-field") from error
+        self._host.update(declared, virtual_host=self._in)
         return self.node(name)
 
     def delete(self, name: str) -> int:

@@ -12,16 +12,18 @@ from certificates import certificates
 
 from amqp_rt.events import Event, Peer
 from amqp_rt.fronts.base import ProtocolEngine
+from amqp_rt.limits import Limits
 from amqp_rt.net.driver import run_connection
 from amqp_rt.net.layers import LayeredStream
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.reactor import Reactor
 from amqp_rt.net.tls import ClientTls, ServerTls, TlsLayer, client_layer, encrypt
+from amqp_rt.net.websocket import accept_websocket, request_websocket
 from amqp_rt.outcomes import Error
 
 #: Over these, time is virtual and costs nothing; over sockets it is real.
-VIRTUAL = ["memory", "stream", "tls", "tls-stream"]
-REAL = ["tcp", "unix", "tcp-reactor", "unix-reactor", "tls-tcp-reactor"]
+VIRTUAL = ["memory", "stream", "tls", "tls-stream", "ws"]
+REAL = ["tcp", "unix", "tcp-reactor", "unix-reactor", "tls-tcp-reactor", "ws-tls-tcp-reactor"]
 
 
 class Carried:
@@ -40,7 +42,9 @@ class Carried:
     async def pair(self) -> tuple[trio.abc.Stream, Any]:
         """A stream for the driver, and the peer's end of it."""
         ours, theirs = await self._pair()
-        return await encrypted(ours, theirs) if "tls" in self.kind else (ours, theirs)
+        if "tls" in self.kind:
+            ours, theirs = await encrypted(ours, theirs)
+        return await websockets(ours, theirs) if "ws" in self.kind else (ours, theirs)
 
     async def _pair(self) -> tuple[trio.abc.Stream, Any]:
         if self.virtual:
@@ -84,6 +88,22 @@ async def encrypted(
         nursery.start_soon(shake, ours, ServerTls(known.server).layer())
         nursery.start_soon(shake, theirs, client_layer(ClientTls(known.ca), "localhost"))
     return (ends[0], ends[1]) if ends[0].below is ours else (ends[1], ends[0])
+
+
+async def websockets(
+    ours: trio.abc.Stream, theirs: trio.abc.Stream
+) -> tuple[LayeredStream, LayeredStream]:
+    """Both ends of a WebSocket; we are the server."""
+    ends: dict[str, LayeredStream] = {}
+    limits = Limits(websocket_message_max=1 << 30)
+
+    async def accept() -> None:
+        ends["ours"] = await accept_websocket(ours, path="/", origins=(), limits=limits, within=5)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        ends["theirs"] = await request_websocket(theirs, host="localhost", path="/", limits=limits)
+    return ends["ours"], ends["theirs"]
 
 
 class Echo:

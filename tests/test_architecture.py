@@ -45,19 +45,27 @@ LAYERS: dict[str, set[str]] = {
     "security": COMMON,
     "security.jwts": COMMON | {"security"},
     "container": COMMON | {"fronts", "fronts.base", "fronts.amqp10", "net", "security"},
+    "outbox": COMMON | {"container", "fronts.base"},
     "mesh": COMMON | {"container"},
     "broker": COMMON | {"fronts.base", "stores", "security"},
-    "management": COMMON | {"broker.nodes", "security", "management.client"},
-    "management.client": COMMON | {"container", "management"},
+    "management": COMMON | {"broker.nodes", "security"},
 }
 #: These wire everything together: they may import whatever they like.
-COMPOSERS = {"__init__", "runtime", "plugins", "testing", "cli", "doors", "aio", "sync"}
+COMPOSERS = {
+    *("__init__", "runtime", "managed", "plugins", "testing", "cli", "doors", "aio", "sync"),
+}
 
 #: Standard library and msgspec only, and none of FORBIDDEN_IN_PURE: time and bytes are arguments.
 PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
-    | {"broker.queues", "broker.subscriptions", "broker.bindings", "broker.expiry"}
+    | {
+        "broker.queues",
+        "broker.observed",
+        "broker.subscriptions",
+        "broker.bindings",
+        "broker.expiry",
+    }
     | {"broker.paging", "broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
 )
 FORBIDDEN_IN_PURE = {

@@ -6,11 +6,14 @@ import ast
 import asyncio
 import functools
 import inspect
+import subprocess
+import sys
 import textwrap
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -290,6 +293,15 @@ def test_a_scenario(door: str, scenario: Callable[[Any], Awaitable[None]]) -> No
     # Worker threads of trio stay for a while; none of ours is among them.
     names = [thread.name for thread in threading.enumerate()[threads:]]
     assert not [name for name in names if "Portal" in name], names
+
+
+@pytest.mark.req("A15")
+def test_what_type_checkers_know_of_the_door_for_threads_is_up_to_date() -> None:
+    tool = Path(__file__).parent.parent / "docs" / "_tools" / "sync_stub.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # --- asyncio -----------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ PUBLIC: dict[str, set[str]] = {
         "rpc",
         "source",
     },
-    "amqp_rt.broker": {"Log", "Queue", "Topic"},
+    "amqp_rt.broker": {"LifeCycles", "Log", "Queue", "Topic"},
+    "amqp_rt.testing": {"LoopbackBroker", "VirtualAmqp"},
 }
 
 

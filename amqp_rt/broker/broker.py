@@ -41,6 +41,7 @@ from .claims import check_claims
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
 from .keyed import Field, marker
+from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
     EXCLUSIVE,
@@ -50,6 +51,7 @@ from .nodes import (
     PRIORITIES,
     QUEUE,
     SHARED,
+    Addressed,
     Declaration,
     Lifetime,
     Log,
@@ -62,6 +64,7 @@ from .nodes import (
     split_partition,
     terms_again,
 )
+from .observed import ObservedQueue
 from .pager import Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
@@ -170,6 +173,11 @@ class _Node:
         #: Of its links those that may come back, attached or not.
         self.termini: dict[Terminus, None] = {}
 
+    @property
+    def is_sealed(self) -> bool:
+        """Nobody but the broker puts anything in."""
+        return isinstance(self.held, MessageLog) and self.held.sealed
+
     def links(self) -> list[Any]:
         """The links that are attached."""
         held = self.held
@@ -186,6 +194,7 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+_SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 _REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
@@ -286,6 +295,7 @@ class BrokerHost:
         journal: Keeps nodes and durable messages; None to keep everything in memory.
         volatile: Take durable messages although there is no journal (M5 would refuse them).
         virtual_hosts: Those that there are, beside those with nodes; see :meth:`virtual_host`.
+        life_cycles: What of messages is recorded in ``$journal``; None for nothing.
     """
 
     #: Several links can have one subscription.
@@ -301,6 +311,7 @@ class BrokerHost:
         journal: Journal | None = None,
         volatile: bool = False,
         virtual_hosts: Collection[str] | None = None,
+        life_cycles: LifeCycles | None = None,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
@@ -317,8 +328,14 @@ class BrokerHost:
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
             self._spaces[name] = {}
+        #: What records the life of messages; None if nothing does.
+        self.journals: Journals | None = None
+        if life_cycles is not None:
+            self.journals = Journals(life_cycles, self.clock, limits)
         #: Whoever names no virtual host that there is gets the default one.
         self._defaulting = virtual_hosts is None or "" in virtual_hosts
+        #: Virtual host → alias → name of the node.
+        self._aliases: dict[str, dict[str, str]] = {}
         self._count = 0
         #: Dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
@@ -469,6 +486,8 @@ class BrokerHost:
             AmqpError: The name is taken by another node, or there are too many.
         """
         space = self._spaces.setdefault(virtual_host, {})
+        if declared.name != JOURNAL:
+            self._declare_journal(virtual_host)
         known = space.get(declared.name)
         if known is not None and known.found and _alike(known.declared, declared):
             # What the application says now counts, not what it said before it was restarted.
@@ -485,6 +504,57 @@ class BrokerHost:
             self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
 
+    def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
+        """Let a node that there is go on as *declared*; its messages and links stay.
+
+        Raises:
+            AmqpError: There is no such node, or it cannot become that without losing what it holds.
+        """
+        node = self._find(self._space(virtual_host), declared.name)
+        if not _alike(node.declared, declared):
+            raise AmqpError(
+                f"{declared.name!r} cannot become {declared!r}: delete it first",
+                condition="amqp:precondition-failed",
+            )
+        virtual_host = self._existing(virtual_host)
+        self._redeclare(node, declared, virtual_host)
+        self._make_dead(virtual_host, declared)
+
+    def declaration(self, address: str, *, virtual_host: str = "") -> Declaration:
+        """What a node is declared as.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self._find(self._space(virtual_host), address).declared
+
+    def declare_journals(self) -> None:
+        """Make ``$journal`` in each virtual host, if it is wished."""
+        for virtual_host in list(self._spaces):
+            self._declare_journal(virtual_host)
+
+    def _declare_journal(self, virtual_host: str) -> None:
+        if self.journals is None:
+            return
+        options = self.journals.options
+        log = Log(JOURNAL, max_age_s=options.max_age_s, max_bytes=options.max_bytes)
+        known = self._spaces[virtual_host].get(JOURNAL)
+        if known is None or known.found:
+            self.declare(log, virtual_host=virtual_host)
+        held = self._spaces[virtual_host][JOURNAL].held
+        if not isinstance(held, MessageLog):
+            raise AmqpError(
+                f"{JOURNAL!r} exists and is no log: what becomes of messages cannot be recorded",
+                condition="amqp:precondition-failed",
+            )
+        held.sealed = True
+
+    def _record(self, virtual_host: str, payload: bytes) -> None:
+        """Append what has happened to the journal, which somebody may have deleted."""
+        node = self._spaces[virtual_host].get(JOURNAL)
+        if node is not None and isinstance(node.held, MessageLog):
+            node.inlet.take(Entry(payload))
+
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
@@ -492,7 +562,32 @@ class BrokerHost:
             # Whoever declares it later says what it is like.
             self._make(virtual_host, Queue(dead)).found = True
 
+    def _call(self, virtual_host: str, declared: Declaration, before: Declaration | None) -> None:
+        """Let the aliases of *declared* mean it, instead of those that it had *before*.
+
+        Raises:
+            AmqpError: One of them is another node's.
+        """
+        aliases = declared.aliases if isinstance(declared, Addressed) else ()
+        known = self._aliases.get(virtual_host, {})
+        for alias in aliases:
+            if (
+                alias in self._spaces[virtual_host]
+                or known.get(alias, declared.name) != declared.name
+            ):
+                raise AmqpError(
+                    f"{alias!r} is another node's address", condition="amqp:precondition-failed"
+                )
+        for alias in before.aliases if isinstance(before, Addressed) else ():
+            known.pop(alias, None)
+        if aliases:
+            known = self._aliases.setdefault(virtual_host, known)
+            known.update(dict.fromkeys(aliases, declared.name))
+        if not known:
+            self._aliases.pop(virtual_host, None)
+
     def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
+        self._call(virtual_host, declared, node.declared)
         node.declared = declared
         held = node.held
         if isinstance(declared, Queue) and isinstance(held, MessageQueue):
@@ -570,10 +665,16 @@ class BrokerHost:
                 f"the broker has {self._count} nodes already",
                 condition="amqp:resource-limit-exceeded",
             )
+        if declared.name in self._aliases.get(virtual_host, {}):
+            raise AmqpError(
+                f"{declared.name!r} is an alias of another node",
+                condition="amqp:precondition-failed",
+            )
         limits = self.limits
         journal = self.journal
         if journal is not None and not journal.is_open:
             raise LocalProtocolError("the store is not open yet: enter the broker first")
+        self._call(virtual_host, declared, None)
         new = journal is not None and owner is None and not number
         if journal is not None and owner is None:
             if new:
@@ -584,9 +685,13 @@ class BrokerHost:
             self._number = max(self._number, number + taken)
         held: MessageQueue | MessageTopic | MessageLog
         ttl_s: float | None = None
+        watch = None
+        if self.journals is not None and owner is None:
+            watch = self.journals.watch(virtual_host, declared.name, self._record)
+        queue_type = MessageQueue if watch is None else ObservedQueue
         if isinstance(declared, Queue):
             ttl_s = declared.ttl_s
-            held = MessageQueue(
+            held = queue_type(
                 self.memory,
                 self.clock.wall,
                 partial(self._bury, space, declared),
@@ -611,6 +716,8 @@ class BrokerHost:
                 exclusive=declared.exclusive,
                 limits=limits,
             )
+            if isinstance(held, ObservedQueue):
+                held.watch = watch
             held.on_alarm = partial(self._set_alarm, held)
             held.on_unfinished = partial(self._look_on, held)
         elif isinstance(declared, Topic):
@@ -624,6 +731,8 @@ class BrokerHost:
                 limits=limits,
             )
             held.on_alarm = self._set_alarm
+            held.queue_type = queue_type
+            held.watch = watch
         elif isinstance(declared, Log):
             held = self._make_log(declared, number, new)
         else:
@@ -686,11 +795,9 @@ class BrokerHost:
 
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
+        self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
-        if node.owner is not None:
-            self._dynamic[node.owner] -= 1
-            if not self._dynamic[node.owner]:
-                del self._dynamic[node.owner]
+        self._disown(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -723,6 +830,13 @@ class BrokerHost:
         for link in links:
             link.detach(error)
         return messages
+
+    def _disown(self, node: _Node) -> None:
+        """A dynamic node does not count as one of its connection any more."""
+        if node.owner is not None:
+            self._dynamic[node.owner] -= 1
+            if not self._dynamic[node.owner]:
+                del self._dynamic[node.owner]
 
     def _bury(
         self,
@@ -765,7 +879,8 @@ class BrokerHost:
             address = _REPLY_TO.read(MessageView(entry, self.limits))
         except DecodeError:
             return None
-        return None if address == declared.name else space.get(address)
+        node = None if address == declared.name else space.get(address)
+        return None if node is None or node.is_sealed else node
 
     # --- Links (fronts.base.Host) ---
 
@@ -808,18 +923,21 @@ class BrokerHost:
             node.declared,
             sending=sending,
             lifetime=node.lifetime if made else None,
-            owner=node.owner if isinstance(node.lifetime, DeleteOnClose) else None,
+            # The link that it was made for may come back on another connection.
+            owner=node.owner if isinstance(node.lifetime, DeleteOnClose) and not made else None,
             means=self._means(node, link, kept),
             address=address,
             now=self.clock.wall(),
             limits=self.limits,
         )
+        if not sending and node.is_sealed:
+            terms = _SEALED
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
         if kept is not None:
             kept.interrupt()
-            if not kept.over and not kept.same(terms, address):
+            if not kept.over and not kept.same(terms, node.declared.name):
                 if isinstance(kept, SharedSource) and kept.members:
                     link.refuse(
                         Error(
@@ -830,6 +948,10 @@ class BrokerHost:
                     return True
                 # A link that asks for something else is another one (S3 2.3.2).
                 kept.end()
+        if made:
+            self._disown(node)
+            node.owner = link.connection
+            self._dynamic[node.owner] += 1
         goes_on = kept is not None and not kept.over
         if sending and not (terms.copies or goes_on) and _locked(node, terms):
             link.refuse(
@@ -868,6 +990,8 @@ class BrokerHost:
             node = self._resolve(link.peer.virtual_host, address)
         except AmqpError as error:
             return Error.of(error)
+        if node is not None and node.is_sealed:
+            return _SEALED
         return None if node is None else node.inlet
 
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
@@ -899,6 +1023,8 @@ class BrokerHost:
         virtual_host = self._existing(virtual_host)
         space = self._spaces[virtual_host]
         node = space.get(address)
+        if node is None and self._aliases:
+            node = space.get(self._aliases.get(virtual_host, {}).get(address, ""))
         if node is not None or not 0 < len(address) <= NAME_MAX:
             return node
         found = split_partition(address)
@@ -1253,6 +1379,8 @@ class BrokerHost:
         """
         queue = self._queue(address, virtual_host)
         target = self._find(self._space(virtual_host), to)
+        if target.is_sealed:
+            raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
         entries = queue.withdraw(count)
@@ -1473,6 +1601,11 @@ class BrokerHost:
                 if number and self.journal is not None:
                     self.journal.loose.forget(HOLD, _key(number) + holder.encode())
 
+    def catch_up(self) -> None:
+        """The clock has been moved: do what is due now, and reckon anew when to wake up."""
+        self.sweep()
+        self._alarmed.set()
+
     async def _retain_always(self, interval_s: float) -> None:
         """Let logs in the store drop what they do not keep."""
         while True:
@@ -1497,6 +1630,8 @@ class BrokerHost:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             nursery.start_soon(self._tick_always)
+            if self.journals is not None:
+                nursery.start_soon(self.journals.run)
             while True:
                 await trio.sleep(interval_s)
                 self.sweep()

@@ -132,12 +132,30 @@ class Declaration(Struct, frozen=True):
         raise NotImplementedError
 
 
+class Addressed(Declaration, frozen=True, kw_only=True):
+    """A node that may have other addresses beside its name.
+
+    Args:
+        aliases: Addresses that mean this node; who uses one is answered with it (S3 2.1).
+    """
+
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for alias in self.aliases:
+            if not 0 < len(alias) <= NAME_MAX or alias == self.name:
+                raise ValueError(
+                    f"an alias is another address of 1 to {NAME_MAX} characters, not {alias!r}"
+                )
+
+
 def _at_least(name: str, value: float | None, least: float) -> None:
     if value is not None and value < least:
         raise ValueError(f"{name} is at least {least}, not {value}")
 
 
-class Queue(Declaration, frozen=True, kw_only=True):
+class Queue(Addressed, frozen=True, kw_only=True):
     """A node that gives each message to one consumer (*move*); it can be browsed (*copy*).
 
     Args:
@@ -228,7 +246,7 @@ class Queue(Declaration, frozen=True, kw_only=True):
         return QUEUE
 
 
-class Topic(Declaration, frozen=True, kw_only=True):
+class Topic(Addressed, frozen=True, kw_only=True):
     """A node that gives each message to every subscriber of that moment (*copy*).
 
     Args:
@@ -254,7 +272,7 @@ class Topic(Declaration, frozen=True, kw_only=True):
         return TOPIC
 
 
-class Log(Declaration, frozen=True, kw_only=True):
+class Log(Addressed, frozen=True, kw_only=True):
     """A node that keeps messages in the order in which they came, for whoever reads them (*copy*).
 
     A reader says where it begins: at the first or the last record, at an offset, at a time, or with

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from .entries import LATER, NEVER, Entry, annotate, departing
+from .entries import NEVER, NOWHERE, Entry, annotate, departing
 from .groups import Groups
 from .keyed import Marks
 from .locks import Locks
@@ -54,8 +54,8 @@ _LOOKS: Final = 1_000
 #: What becomes of a message when its delivery has ended.
 _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
-_DEAD_LETTERED: Final = 2
-_DROPPED: Final = 3
+DEAD_LETTERED: Final = 2
+DROPPED: Final = 3
 
 
 class Memory:
@@ -268,8 +268,8 @@ class MessageQueue(DistributionNode):
         self._aside: set[int] = set()
         #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
         self._ring: deque[Subscription] = deque()
-        #: The same for consumers with other priorities than 0: these, highest first, and 0 among
-        #: them; empty if there are none.
+        #: If some have other priorities than 0: these, highest first, and 0 among them; and in place
+        #: of the one ring one for each.
         self._levels: list[int] = []
         self._rings: dict[int, deque[Subscription]] = {}
         self._pumping: bool = False
@@ -393,7 +393,7 @@ class MessageQueue(DistributionNode):
             return
         sequence = entry.sequence
         if sequence < 0:
-            later = sequence == LATER
+            later = sequence < NOWHERE
             sequence = entry.sequence = self._place_next
             self._place_next = sequence + 1
             size = len(entry.payload)
@@ -409,13 +409,7 @@ class MessageQueue(DistributionNode):
             return
         if sequence >= self.paged_from and self._page_out(entry):
             return
-        if (
-            self._ring
-            and not self.available
-            and not self._pumping
-            and not self.browsers
-            and not self._levels
-        ):
+        if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
             subscription = self._ring[0]
             link = subscription.link
@@ -470,7 +464,9 @@ class MessageQueue(DistributionNode):
     def _step(self) -> None:
         """The first of those never taken has been: go on to the next that is there."""
         self._head += 1
-        while self._head < self._next and self._fresh(self._head) is None:
+        while self._head < self._next and (
+            self._look(self._head) is None or (self._aside and self._head in self._aside)
+        ):
             if self._head >> _SHIFT in self._segments:
                 self._head += 1
             else:
@@ -663,6 +659,7 @@ class MessageQueue(DistributionNode):
         if priority and not self._levels:
             self._levels.append(0)
             self._rings[0] = self._ring
+            self._ring = deque()
         if self._levels and priority not in self._rings:
             self._rings[priority] = deque()
             self._levels.append(priority)
@@ -1028,7 +1025,7 @@ class MessageQueue(DistributionNode):
                         ledger.update(entry)
                 return _REQUEUED
         # Its copy is written before it is taken away here, and with it.
-        verdict = _DEAD_LETTERED if self.bury(entry, reason, error) else _DROPPED
+        verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED
         if ledger is not None:
             ledger.remove(entry)
             entry.stored = False
@@ -1046,7 +1043,7 @@ class MessageQueue(DistributionNode):
             return
         if verdict == _ACCEPTED:
             counts.accepted += 1
-        elif verdict == _DEAD_LETTERED:
+        elif verdict == DEAD_LETTERED:
             counts.dead_lettered += 1
         else:
             counts.dropped += 1
@@ -1123,6 +1120,7 @@ class MessageQueue(DistributionNode):
             self._levels.remove(priority)
             del self._rings[priority]
             if self._levels == [0]:
+                self._ring = self._rings[0]
                 self._levels.clear()
                 self._rings.clear()
         if subscription is self._active:

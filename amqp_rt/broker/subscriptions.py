@@ -147,6 +147,8 @@ class Subscription:
 
     def wants(self, entry: Entry) -> bool:
         """Whether its filters let *entry* pass, and its group is not somebody else's."""
+        if not self.selective:
+            return True
         filters = self.filters
         if filters is not None and not filters.matches(entry, entry.publisher):
             return False

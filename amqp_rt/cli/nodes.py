@@ -35,6 +35,21 @@ def _manage(where: Where, operation: str, **arguments: Any) -> Any:
     return run(main)
 
 
+def _query(where: Where, kind: str) -> Mapping[str, Any]:
+    """Every entity of a type, page by page."""
+    found: Mapping[str, Any] = _manage(where, "QUERY", entityType=kind)
+    names = found["attributeNames"]
+    results = page = found["results"]
+    while page:
+        more = _manage(where, "QUERY", entityType=kind, offset=len(results))
+        page = [
+            [dict(zip(more["attributeNames"], row, strict=True)).get(name) for name in names]
+            for row in more["results"]
+        ]
+        results = [*results, *page]
+    return {"attributeNames": names, "results": results}
+
+
 def _table(rows: list[list[Any]], heads: tuple[str, ...]) -> str:
     cells = [[str(head) for head in heads], *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
@@ -57,7 +72,7 @@ def node() -> None:
 @client_options
 def list_(where: Where) -> None:
     """List queues and topics with their messages and links."""
-    found = _manage(where, "QUERY")
+    found = _query(where, NODE_TYPE)
     names = [str(name) for name in found["attributeNames"]]
     rows = [
         ["" if row[names.index(head)] is None else row[names.index(head)] for head in _COLUMNS]

@@ -14,6 +14,7 @@ import click
 import trio
 
 from ..broker.declarations import declarations_in, declared_by
+from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
@@ -35,7 +36,7 @@ log = logging.getLogger("amqp_rt.cli")
     multiple=True,
     default=("amqp://127.0.0.1:5672",),
     show_default=True,
-    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, amqp+unix:///PATH. "
+    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, ws://HOST:PORT/PATH, wss://, amqp+unix:///PATH. "
     "Repeatable.",
 )
 @click.option(
@@ -90,6 +91,14 @@ log = logging.getLogger("amqp_rt.cli")
     "unless '' is given too, for a default one. Repeatable.",
 )
 @click.option(
+    "--journal",
+    metavar="OPTIONS",
+    is_flag=False,
+    flag_value="",
+    help="Record what becomes of messages in the log $journal; with options such as "
+    "'every=10&per_second=100&addresses=orders-*'.",
+)
+@click.option(
     "--store",
     metavar="STORE",
     default="memory:",
@@ -117,6 +126,14 @@ log = logging.getLogger("amqp_rt.cli")
     metavar="FILE",
     help="Authorities whose certificates clients must show; they log in as whom these name.",
 )
+@click.option(
+    "--origin",
+    "origins",
+    metavar="URL",
+    multiple=True,
+    help="Web pages that may connect to ws:// and wss:// listeners, such as https://example.org; "
+    "* for all. Repeatable.",
+)
 @click.option("--tls-required", is_flag=True, help="Let nobody in without TLS, on no port.")
 @click.option(
     "--log-level",
@@ -135,6 +152,7 @@ def serve(
     files: tuple[Path, ...],
     auto_create: tuple[str, ...],
     virtual_hosts: tuple[str, ...],
+    journal: str | None,
     store: str,
     volatile: bool,
     name: str,
@@ -142,6 +160,7 @@ def serve(
     tls_cert: str | None,
     tls_key: str | None,
     tls_client_ca: str | None,
+    origins: tuple[str, ...],
     tls_required: bool,
     log_level: str,
     log_format: str,
@@ -162,6 +181,12 @@ def serve(
             declarations_in(file)
         except AmqpError as error:
             raise click.BadParameter(error.description, param_hint="--nodes") from None
+    recorded: LifeCycles | bool = False
+    if journal is not None:
+        try:
+            recorded = life_cycles_by(journal)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--journal") from None
     for text in auto_create:
         declared_in("--auto-create", text)
     known = Users()
@@ -171,7 +196,7 @@ def serve(
         except Exception as error:
             raise click.BadParameter(str(error), param_hint="--user") from None
     tls = _certificates(tls_cert, tls_key, tls_client_ca)
-    if tls is None and (tls_required or any(url.startswith("amqps:") for url in urls)):
+    if tls is None and (tls_required or any(url.startswith(("amqps:", "wss:")) for url in urls)):
         raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
     named = bool(users or tls_client_ca)
     if not named and not anonymous and not all(_is_local(url) for url in urls):
@@ -195,9 +220,11 @@ def serve(
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            origins=origins,
             store=kept,
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,
+            journal=recorded,
         )
     else:
         if named or anonymous or rules or tls is not None:
@@ -210,6 +237,7 @@ def serve(
             store=kept,
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,
+            journal=recorded,
         )
 
     async def main() -> None:

@@ -30,6 +30,7 @@ from ..fronts.base import ProtocolEngine
 from ..limits import Limits
 from ..outcomes import Error
 from .links import LinkHandle, fresh
+from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests
 from .sending import MessageProperties, Sender, SenderOptions
@@ -608,6 +609,15 @@ class Connection:
         if self._requests is None:
             self._requests = Requests(self)
         return self._requests
+
+    def management(self, entity: str = "", *, within: float | None = 10.0) -> ManagementClient:
+        """The peer's ``$management``, or that of one of its entities.
+
+        Args:
+            entity: An address; left out, the peer itself.
+            within: Seconds that each operation may take.
+        """
+        return management_of(self, entity, within)
 
     async def serve(self, *nodes: Any) -> None:
         """Let nodes of our container consume from the peer's addresses of the same names.

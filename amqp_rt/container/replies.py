@@ -62,6 +62,11 @@ log = logging.getLogger("amqp_rt.handlers")
 
 #: Message annotation of the message that ends a streamed reply.
 STREAM_END: Final = Symbol("x-opt-stream-end")
+#: Link property of the halves of a pair, the ``reply-to`` that means the other half, and the
+#: capability to do all that (link pairing 1.0).
+PAIRED: Final = "paired"
+PAIRED_REPLY: Final = "$me"
+LINK_PAIR_CAPABILITY: Final = "LINK_PAIR_V1_0"
 #: ``statusCode`` of a failure reply by its condition; 500 for any other.
 STATUS: Final = {
     "amqp:decode-error": 400,
@@ -379,7 +384,7 @@ class Replies:
         by_address = self._by_address.setdefault(link.connection, {})
         for each in self._addresses(link):
             by_address.setdefault(each, []).append(reply_link)
-        link.accept(reply_link, source=source)
+        link.accept(reply_link, source=source, properties=paired_properties(link))
 
     @staticmethod
     def _addresses(link: SendingLink) -> set[str]:
@@ -416,6 +421,8 @@ class Replies:
         connection that has this address at either end. Without reply-to, to the link in the same
         session whose source is the node, as clients of management and CBS want it.
         """
+        if reply_to == PAIRED_REPLY:
+            return self._pair(binding)
         if binding.relay is not None:
             return binding.relay if reply_to else _NoPath(binding, reply_to)
         if reply_to is not None:
@@ -436,6 +443,38 @@ class Replies:
         if reply_to is None:
             links = [each for each in links if each.shares_session_with(binding.link)]
         return links[-1] if links else _NoPath(binding, reply_to)
+
+    def _pair(self, binding: Binding) -> Path:
+        """The other half of the pair that the request's link is one half of.
+
+        Raises:
+            Reject: It is not.
+        """
+        link = binding.link
+        if is_paired(link):
+            for each in self._by_address.get(link.connection, {}).get(binding.address, []):
+                other = each.link
+                if (
+                    other is not None
+                    and other.name == link.name
+                    and other.session is link.session
+                    and is_paired(other)
+                ):
+                    return each
+        raise Reject(
+            f"{PAIRED_REPLY} is the other half of a link pair, and this link has none",
+            condition="amqp:invalid-field",
+        )
+
+
+def is_paired(link: ReceivingLink | SendingLink) -> bool:
+    """Whether *link* is one half of a pair (link pairing 1.0)."""
+    return any(str(name) == PAIRED and value is True for name, value in link.properties.items())
+
+
+def paired_properties(link: ReceivingLink | SendingLink) -> dict[object, object] | None:
+    """What our attach says of *link*: that it is paired, if it is."""
+    return {Symbol(PAIRED): True} if is_paired(link) else None
 
 
 class Request:
@@ -525,6 +564,7 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
         hosts = (
             not container.guarded
             or reply_to is None
+            or reply_to == PAIRED_REPLY
             or await container.may_send(binding.link.peer, reply_to) is None
         )
         request = Request(message, binding, hosts=hosts)

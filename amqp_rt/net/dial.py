@@ -5,21 +5,18 @@ from __future__ import annotations
 import ssl
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
-from typing import Final
 
 import trio
 from msgspec import Struct
 
-from ..addresses import Url
+from ..addresses import PORTS, Url
 from ..errors import ConnectFailed
 from ..limits import DEFAULT_LIMITS, Limits
 from .endpoints import check_scheme, is_local, reason
 from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
 from .tls import ClientTls, client_layer, encrypt
-
-#: Schemes that are encrypted from the first octet.
-_SECURE: Final = ("amqps", "sb")
+from .websocket import request_websocket
 
 
 class Dialled(Struct, kw_only=True):
@@ -45,7 +42,7 @@ async def dial(
     The caller bounds the time. Cancelled, nothing stays open.
 
     Args:
-        url: ``amqp``, ``amqps``, ``amqp+unix`` or ``memory``.
+        url: ``amqp``, ``amqps``, ``ws``, ``wss``, ``amqp+unix`` or ``memory``.
         network: Where ``memory`` names are looked up.
         tls: Whom to believe, for URLs that are encrypted and for *upgrade*; by default those whom
             the system believes.
@@ -74,18 +71,26 @@ async def dial(
             local = is_local(tcp.socket.family, tcp.socket.getpeername())
     except OSError as error:
         raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
-    if not upgrade and url.scheme not in _SECURE:
-        return Dialled(stream=stream, local=local)
+    secure = upgrade or url.tls
     try:
         if upgrade:
             await _ask_for_tls(stream)
-        layer = client_layer(tls, url.host)
-        stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
+        if secure:
+            layer = client_layer(tls, url.host)
+            stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
+        if url.scheme in ("ws", "wss"):
+            host = f"[{url.host}]" if ":" in url.host else url.host
+            stream = await request_websocket(
+                stream,
+                host=host if url.port == PORTS[url.scheme] else f"{host}:{url.port}",
+                path=url.path or "/",
+                limits=limits,
+            )
     except ConnectFailed as error:
         raise ConnectFailed(
             f"cannot connect to {url}: {error.description}", condition=error.condition
         ) from error
-    return Dialled(stream=stream, local=local, secure=True)
+    return Dialled(stream=stream, local=local, secure=secure)
 
 
 async def _ask_for_tls(stream: trio.abc.Stream) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import trio
 from msgspec import Struct
@@ -14,6 +14,7 @@ from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
 from .preamble import HEADER_SIZE, TLS_HEADER, recognise
 from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
+from .websocket import accept_websocket
 
 log = logging.getLogger("amqp_rt.net")
 
@@ -30,6 +31,9 @@ class Entrance(Struct, kw_only=True, frozen=True):
     scheme: str = "amqp"
     tls: ServerTls | None = None
     tls_required: bool = False
+    #: Where WebSockets are, and the pages that may open them.
+    path: str = "/"
+    origins: Collection[str] = ()
     limits: Limits = DEFAULT_LIMITS
 
 
@@ -65,6 +69,14 @@ async def enter(stream: trio.abc.Stream, entrance: Entrance, *, address: str) ->
     try:
         if entrance.scheme in ("amqps", "wss"):
             stream = await secured(b"")
+        if entrance.scheme in ("ws", "wss"):
+            stream = await accept_websocket(
+                stream,
+                path=entrance.path,
+                origins=entrance.origins,
+                limits=entrance.limits,
+                within=deadline - trio.current_time(),
+            )
         while True:
             upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"
             refuses = upgrades and entrance.tls_required

@@ -163,23 +163,24 @@ def decide(access: Access | None, peer: Peer, wanted: Rights, address: str) -> E
     such a node, so that nobody finds out by asking.
 
     Where neither rules nor tokens are set up, everybody may do everything; the process itself
-    always may. The node for tokens is open to all who can bring some. A management node is open to
-    those who have a right at its entity, or a right to manage at some place; what is then asked of
-    it is decided operation by operation.
+    always may. The node for tokens is open to all who can bring some. Links to a management node are
+    for those who have a right at its entity, or the right to manage at some place; what is then
+    asked of it is decided operation by operation, by the right to manage what it is about.
     """
     if peer.trusted or (access is None and peer.tokens is None):
         return None
     if address == CBS and peer.tokens is not None:
         return None
-    if address == MANAGEMENT:
-        if Rights.MANAGE in anywhere(access, peer):
-            return None
+    entity = address.removesuffix(_ENTITY_MANAGEMENT)
+    if Rights.MANAGE in wanted or (address != MANAGEMENT and entity == address):
+        allowed = wanted in granted(access, peer, address)
+    elif address == MANAGEMENT:
+        # To talk to a management node is not yet to manage anything.
+        allowed = Rights.MANAGE in anywhere(access, peer)
         wanted = Rights.MANAGE
-    elif address.endswith(_ENTITY_MANAGEMENT):
-        if granted(access, peer, address.removesuffix(_ENTITY_MANAGEMENT)):
-            return None
-        wanted = Rights.MANAGE
-    elif wanted in granted(access, peer, address):
+    else:
+        allowed = bool(granted(access, peer, entity))
+    if allowed:
         return None
     return Error(
         "amqp:unauthorized-access", f"{address!r} is not for you: it takes the right to {wanted}"

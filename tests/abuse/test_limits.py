@@ -74,6 +74,8 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         f"{HERE}test_unsettled_max_of_a_map",
     ),
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
+    "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
+    "management_nodes_max": ("management/test_management.py::test_management_nodes",),
     "token_size_max": ("container/test_cbs.py::test_what_is_wrong_with_a_request_is_said",),
     "tokens_max": ("container/test_cbs.py::test_too_many_tokens",),
     "token_deadline_s": ("container/test_cbs.py::test_the_first_token_has_to_come_in_time",),
@@ -91,6 +93,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     # What is enforced above them.
     "sections_max": ("test_message.py::test_there_are_at_most_sections_max_sections",),
     "tls_handshake_s": ("net/test_tls.py::test_a_listener_does_not_wait_for_a_handshake",),
+    "websocket_message_max": ("net/test_websocket.py::test_messages_are_bounded",),
     "write_stall_s": ("net/test_driver.py::test_a_peer_that_does_not_read_is_dropped",),
     "connections_max": ("net/test_listeners.py::test_connections_are_bounded_at_the_number",),
     "connections_unauthenticated_max": (

@@ -389,3 +389,41 @@ def test_the_outcome_types_of_the_answer_are_those_of_the_text() -> None:
     source = world().client().receiver("q").link.source
     assert list(source.outcomes) == list(STANDARD_OUTCOMES)
     assert not isinstance(source.default_outcome, Accepted | Error)
+
+
+# --- aliases ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("B3", "B4")
+def test_an_alias_is_an_address_like_any_other() -> None:
+    here = World(Queue("work/v2", aliases=("work", "jobs")), Topic("t"))
+    client = here.client("c")
+    sender = client.sender("work")
+    # Who uses an alias is told of the alias, and can hand it on.
+    assert sender.link.target.address == "work"
+    sender.send("m", reply_to="jobs")
+    receiver = client.receiver("jobs", name="l", timeout=60, credit=1)
+    assert receiver.link.source.address == "jobs"
+    assert receiver.bodies == ["m"]
+    client.cut()
+    # It is one node: under its name the link goes on.
+    here.client("c").receiver("work/v2", name="l", timeout=60)
+    assert here.host.stats("work/v2").consumers == 1
+    assert [each.name for each in here.host.nodes()] == ["work/v2", "t"]
+
+
+@pytest.mark.req("B3")
+def test_an_alias_means_one_node() -> None:
+    here = World(Queue("q", aliases=("a",)), Topic("t"))
+    for wrong in (Queue("a"), Queue("p", aliases=("a",)), Queue("p", aliases=("t",))):
+        with pytest.raises(AmqpError) as refused:
+            here.host.declare(wrong)
+        assert refused.value.condition == "amqp:precondition-failed"
+    assert [each.name for each in here.host.nodes()] == ["q", "t"]
+    here.host.delete("q")
+    assert here.client().receiver("a").error == "amqp:not-found"
+    here.host.declare(Queue("a"))
+    assert here.client().receiver("a").error is None
+    for name in ("", "q", "x" * 1_025):
+        with pytest.raises(ValueError, match="an alias is another address"):
+            Queue("q", aliases=(name,))

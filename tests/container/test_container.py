@@ -901,7 +901,8 @@ async def test_each_attach_may_be_authorised() -> None:
     ("url", "sentence"),
     [
         ("amqps://127.0.0.1:0", "there is no certificate; pass tls=ServerTls"),
-        ("ws://127.0.0.1:0/amqp", "ws:// is not spoken by this version"),
+        ("wss://127.0.0.1:0/amqp", "there is no certificate; pass tls=ServerTls"),
+        ("sb://127.0.0.1:0", "that is a scheme of clients; use amqps://"),
         ("http://x", "http"),
         ("amqp://127.0.0.1:70000", "port"),
         ("amqp+unix:///nowhere/at/all", "/nowhere/at/all"),

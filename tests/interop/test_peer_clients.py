@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -551,3 +552,31 @@ async def test_transactions_where_there_are_none(proton_programs: PeerPrograms) 
         )
     assert result["ended"] == []
     assert result["error"]["scope"] == "link"
+
+
+@pytest.mark.req("B19", "M38", "X23")
+async def test_a_durable_subscription_gathers_while_its_client_is_away(
+    peer: PeerPrograms, tmp_path: Path
+) -> None:
+    """Over connections, and over a restart of the broker."""
+    subscriber = {"address": "t", "container": "them", "name": "news", "durable": True}
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    messages = [
+        {"body": ["value", ["string", text]], "header": {"durable": True}} for text in "abc"
+    ]
+
+    async def receive(port: int, **options: Any) -> int:
+        result = await peer.run("receive", port=port, quiet_ms=300, **subscriber, **options)
+        assert "error" not in result, result["error"]
+        return int(result["received"])
+
+    async with a_broker(Topic("t"), store=store) as port:
+        assert await receive(port) == 0
+        sent = await peer.run("send", port=port, address="t", messages=messages)
+        assert outcomes(sent) == ["accepted"] * 3
+        assert await receive(port) == 3
+        await peer.run("send", port=port, address="t", messages=messages[:2])
+    async with a_broker(Topic("t"), store=store) as port:
+        assert await receive(port, unsubscribe=True) == 2
+        await peer.run("send", port=port, address="t", messages=messages)
+        assert await receive(port, unsubscribe=True) == 0

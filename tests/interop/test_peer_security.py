@@ -77,3 +77,26 @@ async def test_our_client_over_tls(peer: PeerPrograms) -> None:
             await out.send_many(range(20))
             await out.send(filler(500_000))
         assert (await server.stop())["sink"]["received"] == 21
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+async def test_their_client_over_websocket(rhea_programs: PeerPrograms, scheme: str) -> None:
+    peer = rhea_programs
+    async with Broker(tls=ServerTls(KNOWN.server)) as broker:
+        await broker.declare(Queue("q"))
+        (url,) = await broker.listen(f"{scheme}://127.0.0.1:0/amqp")
+        where: dict[str, Any] = {
+            "port": int(url.rpartition(":")[2].partition("/")[0]),
+            "websocket": "/amqp",
+            "address": "q",
+        }
+        if scheme == "wss":
+            where["tls"] = {"ca": str(KNOWN.ca)}
+        sent = await peer.run("send", count=250, **where)
+        assert sent["settled"] == 250
+        received = await peer.run("receive", count=250, credit=10, **where)
+        assert numbers(received["messages"]) == list(range(250))
+        await peer.run("send", size=1_000_000, **where)
+        received = await peer.run("receive", count=1, **where)
+        assert received["messages"][0]["body"] == digest(filler(1_000_000))

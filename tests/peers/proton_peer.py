@@ -14,7 +14,15 @@ from collections import deque
 import proton
 from proton import Condition, Data, Delivery, Endpoint, Link, Message, SSLDomain, Terminus
 from proton.handlers import MessagingHandler
-from proton.reactor import ApplicationEvent, Container, Copy, EventInjector, Selector, SenderOption
+from proton.reactor import (
+    ApplicationEvent,
+    Container,
+    Copy,
+    DurableSubscription,
+    EventInjector,
+    Selector,
+    SenderOption,
+)
 
 # ---- typed values ------------------------------------------------------------------------------
 
@@ -270,7 +278,7 @@ class Client(MessagingHandler):
     def on_start(self, event):
         options = self.options
         container = event.container
-        container.container_id = f"proton-{uuid.uuid4()}"
+        container.container_id = options.get("container") or f"proton-{uuid.uuid4()}"
         container.sasl_enabled = options.get("sasl", True)
         kwargs = {
             name: options[name] for name in ("user", "password", "max_frame_size") if name in options
@@ -423,8 +431,10 @@ class Receive(Client):
             link_options.append(Copy())
         if "selector" in options:
             link_options.append(Selector(options["selector"]))
+        if options.get("durable"):
+            link_options.append(DurableSubscription())
         self.receiver = container.create_receiver(
-            self.connection, options["address"], options=link_options
+            self.connection, options["address"], name=options.get("name"), options=link_options
         )
         self.to_grant = options.get("count", 1 << 30)
         if options.get("drain"):
@@ -470,6 +480,10 @@ class Receive(Client):
 
     def finish(self):
         self.result["credit"] = self.receiver.credit
+        if self.options.get("unsubscribe"):
+            self.receiver.close()
+        elif self.options.get("durable"):
+            self.receiver.detach()
         self.end()
 
 

@@ -117,6 +117,18 @@ def test_nodes_with_a_dollar(user: str, address: str, allowed: bool) -> None:
         assert (decide(RULES, Peer(user=user), wanted, address) is None) == allowed
 
 
+@pytest.mark.req("SE11")
+def test_to_talk_to_a_management_node_is_not_to_manage() -> None:
+    access = Access([Rule("team/*", MANAGE, users=("ops",)), Rule("q", SEND, users=("ops",))])
+    ops = Peer(user="ops")
+    for address in ("$management", "team/q/$management", "q/$management"):
+        assert decide(access, ops, SEND, address) is None
+    assert decide(access, ops, MANAGE, "$management") is not None
+    assert decide(access, ops, MANAGE, "q/$management") is not None
+    assert decide(access, ops, MANAGE, "q") is not None
+    assert decide(access, ops, MANAGE, "team/q") is None
+
+
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [

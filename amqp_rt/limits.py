@@ -71,6 +71,14 @@ class Limits(Struct, frozen=True, gc=False):
     connections_unauthenticated_per_address_max: int = 100
     #: Seconds that a failed login waits for its answer, whatever the cause.
     failed_login_delay_s: float = 1.0
+    #: It doubles with each further failure of an address or a user, up to this.
+    failed_login_delay_max_s: float = 8.0
+    #: Seconds after its last failure at which an address or a user begins anew.
+    failed_login_memory_s: float = 60.0
+    #: Addresses and users of which failures are remembered.
+    failed_logins_kept: int = 10_000
+    #: Iterations of SCRAM that a server may ask of us; each costs CPU.
+    scram_iterations_max: int = 100_000
     #: Characters of one token.
     token_size_max: int = 8 * KIB
     #: Tokens that one connection may have at a time.

@@ -36,6 +36,7 @@ from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
 from .security.access import Access, decide
+from .security.bearer import VerifyToken
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
 from .security.tokens import Cbs
@@ -62,6 +63,7 @@ class Broker:
         clock: Where times to live take the time from.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
+        tokens: Judges OAuth 2.0 tokens.
         authorize: May this peer attach there?
         access: Who may do what where; see :mod:`amqp_rt.security.access`.
         cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
@@ -92,6 +94,7 @@ class Broker:
         clock: Clock | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
+        tokens: VerifyToken | None = None,
         authorize: Authorize | None = None,
         access: Access | None = None,
         cbs: Cbs | None = None,
@@ -112,6 +115,7 @@ class Broker:
             limits=limits,
             users=users,
             sasl=sasl,
+            tokens=tokens,
             authorize=authorize,
             access=access,
             cbs=cbs,

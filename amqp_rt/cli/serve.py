@@ -49,6 +49,12 @@ log = logging.getLogger("amqp_rt.cli")
     "Repeatable.",
 )
 @click.option(
+    "--users",
+    "users_file",
+    metavar="FILE",
+    help="Who may log in, with hashed passwords: amqp-rt user add makes it.",
+)
+@click.option(
     "--anonymous",
     is_flag=True,
     help="Let everybody in. The default when there is no --user and all listeners are local.",
@@ -146,6 +152,7 @@ def serve(
     application: str | None,
     urls: tuple[str, ...],
     users: tuple[str, ...],
+    users_file: str | None,
     anonymous: bool,
     rules: str | None,
     nodes: tuple[str, ...],
@@ -195,16 +202,23 @@ def serve(
             known.add(*parse_user(text))
         except Exception as error:
             raise click.BadParameter(str(error), param_hint="--user") from None
+    if users_file is not None:
+        try:
+            known.load(users_file)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--users") from None
     tls = _certificates(tls_cert, tls_key, tls_client_ca)
     if tls is None and (tls_required or any(url.startswith(("amqps:", "wss:")) for url in urls)):
         raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
-    named = bool(users or tls_client_ca)
+    named = bool(known or tls_client_ca)
     if not named and not anonymous and not all(_is_local(url) for url in urls):
         raise click.UsageError(
-            "who may connect? Give --user NAME:PASSWORD, --tls-client-ca FILE, or --anonymous."
+            "who may connect? Give --user NAME:PASSWORD, --users FILE, --tls-client-ca FILE, or "
+            "--anonymous."
         )
     sasl = ["EXTERNAL"] if tls_client_ca else []
-    sasl += ["PLAIN"] if users else []
+    if known:
+        sasl += ["PLAIN", *(f"SCRAM-{each}" for each in known.scram_hashes)]
     sasl += ["ANONYMOUS"] if anonymous or not named else []
     try:
         access = None if rules is None else Access.load(rules)
@@ -214,7 +228,7 @@ def serve(
         broker = Broker(
             name,
             auto_create=auto_create,
-            users=known if users else None,
+            users=known or None,
             sasl=sasl,
             access=access,
             plain_in_clear=plain_in_clear,

@@ -58,8 +58,8 @@ PUBLIC: dict[str, set[str]] = {
         "rpc",
         "source",
     },
+    "amqp_rt.testing": {"LoopbackBroker", "Script", "ScriptFailed", "VirtualAmqp"},
     "amqp_rt.broker": {"LifeCycles", "Log", "Queue", "Topic"},
-    "amqp_rt.testing": {"LoopbackBroker", "VirtualAmqp"},
 }
 
 

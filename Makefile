@@ -74,6 +74,7 @@ test-long:
 
 .PHONY: format
 format: .venv/ready
+	$(BIN)/python docs/_tools/sync_stub.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -17,21 +17,32 @@ if TYPE_CHECKING:
     from .container.recovery import Reconnect, connect
     from .container.routes import Deadline, Modify, Reject, Release, Router, node, rpc, source
     from .container.sending import Sender
+    from .container.tokens import BearerToken, Sas
     from .container.transactions import Transaction
     from .events import Peer
     from .limits import Limits
     from .message import Message
+    from .net.tls import ClientTls, ServerTls
     from .runtime import Broker
-    from .security.mechanisms import Anonymous, Plain
+    from .security.access import Access, Rights, Rule
+    from .security.jwts import Jwt
+    from .security.mechanisms import Anonymous, External, Plain
+    from .security.tokens import Cbs, SasKey, SasKeys, Swt
 
 __all__ = [
     "COMPILED",
+    "Access",
     "Anonymous",
+    "BearerToken",
     "Broker",
+    "Cbs",
+    "ClientTls",
     "Connection",
     "Container",
     "Deadline",
     "Delivery",
+    "External",
+    "Jwt",
     "Limits",
     "Message",
     "Modify",
@@ -41,8 +52,15 @@ __all__ = [
     "Reconnect",
     "Reject",
     "Release",
+    "Rights",
     "Router",
+    "Rule",
+    "Sas",
+    "SasKey",
+    "SasKeys",
     "Sender",
+    "ServerTls",
+    "Swt",
     "Transaction",
     "__version__",
     "connect",
@@ -59,28 +77,41 @@ COMPILED: bool
 #: Public name → the module that defines it. ``__all__`` and the imports under ``TYPE_CHECKING``
 #: repeat the names, for readers and type checkers; ``tests/test_public_api.py`` keeps them equal.
 _HOMES: dict[str, str] = {
+    "Access": "amqp_rt.security.access",
     "Anonymous": "amqp_rt.security.mechanisms",
+    "BearerToken": "amqp_rt.container.tokens",
     "Broker": "amqp_rt.runtime",
+    "Cbs": "amqp_rt.security.tokens",
+    "ClientTls": "amqp_rt.net.tls",
+    "connect": "amqp_rt.container.recovery",
     "Connection": "amqp_rt.container.connections",
     "Container": "amqp_rt.container.container",
     "Deadline": "amqp_rt.container.routes",
     "Delivery": "amqp_rt.container.receiving",
+    "External": "amqp_rt.security.mechanisms",
+    "Jwt": "amqp_rt.security.jwts",
     "Limits": "amqp_rt.limits",
     "Message": "amqp_rt.message",
     "Modify": "amqp_rt.container.routes",
+    "node": "amqp_rt.container.routes",
     "Peer": "amqp_rt.events",
     "Plain": "amqp_rt.security.mechanisms",
-    "Reconnect": "amqp_rt.container.recovery",
     "Receiver": "amqp_rt.container.receiving",
+    "Reconnect": "amqp_rt.container.recovery",
     "Reject": "amqp_rt.container.routes",
     "Release": "amqp_rt.container.routes",
+    "Rights": "amqp_rt.security.access",
     "Router": "amqp_rt.container.routes",
-    "Sender": "amqp_rt.container.sending",
-    "Transaction": "amqp_rt.container.transactions",
-    "connect": "amqp_rt.container.recovery",
-    "node": "amqp_rt.container.routes",
     "rpc": "amqp_rt.container.routes",
+    "Rule": "amqp_rt.security.access",
+    "Sas": "amqp_rt.container.tokens",
+    "SasKey": "amqp_rt.security.tokens",
+    "SasKeys": "amqp_rt.security.tokens",
+    "Sender": "amqp_rt.container.sending",
+    "ServerTls": "amqp_rt.net.tls",
     "source": "amqp_rt.container.routes",
+    "Swt": "amqp_rt.security.tokens",
+    "Transaction": "amqp_rt.container.transactions",
 }
 
 

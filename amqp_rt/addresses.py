@@ -225,7 +225,7 @@ class Wildcards(Generic[T]):
         if "*" not in key:
             self._exact[key] = value
             return
-        parts = tuple(key.split("*"))
+        parts = wild_parts(key)
         self._wild = [(known, old) for known, old in self._wild if known != parts]
         self._wild.append((parts, value))
         self._wild.sort(key=lambda entry: (-sum(map(len, entry[0])), entry[0]))
@@ -235,7 +235,7 @@ class Wildcards(Generic[T]):
         if address in self._exact:
             return self._exact[address]
         for parts, value in self._wild:
-            if _wild_match(parts, address):
+            if wild_match(parts, address):
                 return value
         return None
 
@@ -245,8 +245,15 @@ class Wildcards(Generic[T]):
             yield "*".join(parts)
 
 
-def _wild_match(parts: tuple[str, ...], address: str) -> bool:
+def wild_parts(key: str) -> tuple[str, ...]:
+    """*key* cut at each ``*``, for :func:`wild_match`."""
+    return tuple(key.split("*"))
+
+
+def wild_match(parts: tuple[str, ...], address: str) -> bool:
     """Whether the parts stand in *address* in order, the first and the last at its ends."""
+    if len(parts) == 1:
+        return address == parts[0]
     first, *middle, last = parts
     at = len(first)
     end = len(address) - len(last)

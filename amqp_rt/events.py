@@ -16,11 +16,29 @@ from msgspec import Struct, field
 from .outcomes import Error
 
 
+class Certificate(Struct, frozen=True, kw_only=True):
+    """What a certificate says of its holder; it was verified against the authorities (SE7)."""
+
+    #: Such as ``{"commonName": "ada", "organizationName": "Analytical Engines"}``.
+    subject: Mapping[str, str] = field(default_factory=dict)
+    #: Subject alternative names (RFC 5280 §4.2.1.6).
+    dns_names: tuple[str, ...] = ()
+    emails: tuple[str, ...] = ()
+    uris: tuple[str, ...] = ()
+    #: In hexadecimal digits.
+    serial_number: str = ""
+    #: Seconds since 1970-01-01 UTC.
+    not_after: float = 0.0
+
+
 class Peer(Struct, kw_only=True):
     """Who is at the other end, as far as the connection knows.
 
     ``user`` is what authentication established, None before it or without it;
-    ``identity`` is whatever the application's verifier returned for that user.
+    ``identity`` is whatever the application's verifier returned for that user. ``trusted`` is the
+    process itself, by a connection in memory. ``tokens`` are those of the connection
+    (:class:`amqp_rt.security.tokens.Tokens`), None where none are taken. ``secure`` says that the
+    connection is encrypted, and ``certificate`` what the peer showed then.
     """
 
     container_id: str = ""
@@ -28,7 +46,11 @@ class Peer(Struct, kw_only=True):
     user: str | None = None
     identity: Any = None
     mechanism: str | None = None
+    trusted: bool = False
+    tokens: Any = None
     address: str = ""
+    secure: bool = False
+    certificate: Certificate | None = None
     protocol: str = "amqp1.0"
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()

@@ -53,6 +53,10 @@ class Limits(Struct, frozen=True, gc=False):
     write_stall_s: float = 30.0
     #: Seconds from accept to open, absolute; it stops slow lorises.
     handshake_s: float = 10.0
+    #: Seconds of them that the TLS handshake may take.
+    tls_handshake_s: float = 5.0
+    #: Octets of one WebSocket message; it may hold several frames.
+    websocket_message_max: int = 1 * MIB
     #: Seconds that a peer has to answer our close.
     close_grace_s: float = 5.0
     #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.
@@ -67,6 +71,16 @@ class Limits(Struct, frozen=True, gc=False):
     connections_unauthenticated_per_address_max: int = 100
     #: Seconds that a failed login waits for its answer, whatever the cause.
     failed_login_delay_s: float = 1.0
+    #: Characters of one token.
+    token_size_max: int = 8 * KIB
+    #: Tokens that one connection may have at a time.
+    tokens_max: int = 1_000
+    #: Seconds from open to the first good token, where a login alone gives no rights.
+    token_deadline_s: float = 20.0
+    #: Bytes of a set of keys that tokens are verified with.
+    jwks_size_max: int = 1 * MIB
+    #: Bytes of one request for a token, which anybody may send who reaches the port.
+    token_message_size_max: int = 64 * KIB
     #: Bytes of one SASL response that a mechanism is given.
     sasl_response_max: int = 8 * KIB
     #: Bytes that a client may send ahead of the answer to its login.
@@ -75,6 +89,10 @@ class Limits(Struct, frozen=True, gc=False):
     relay_targets_max: int = 256
     #: Streamed or unary requests that one connection may have running at a time.
     requests_running_max: int = 4_096
+    #: Rows that one management query returns; the next ones are asked for by their offset.
+    management_rows_max: int = 1_000
+    #: Management nodes that may be registered.
+    management_nodes_max: int = 100
     #: Length of an address or link name in characters.
     name_max: int = 1_024
     #: Bytes of messages that all nodes of a broker hold together.
@@ -89,6 +107,18 @@ class Limits(Struct, frozen=True, gc=False):
     backlog_max: int = 10_000
     #: Bytes of those messages.
     backlog_bytes_max: int = 64 * MIB
+    #: Termini that a broker keeps for links, attached or not: their unsettled deliveries, and the
+    #: subscriptions of topics that gather while nobody is there; and those of one container.
+    termini_max: int = 100_000
+    termini_of_container_max: int = 10_000
+    #: Seconds that a terminus may ask to be kept; it gets no more. 2**31, which some clients say for
+    #: ever, would be 68 years.
+    terminus_timeout_max_s: int = 7 * 86_400
+    #: Outcomes that the target of a link keeps to know again what comes twice. More than a window of
+    #: credit cannot have been said without being heard.
+    target_outcomes_max: int = 5_000
+    #: Bytes of unfinished messages that the targets of all detached links keep.
+    unfinished_bytes_max: int = 64 * MIB
     #: Partitions of one log.
     log_partitions_max: int = 1_024
     #: Bytes that a partition of a log holds in memory when there is no store, unless it is declared
@@ -105,6 +135,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0
+    #: Times that a message was given up, of which it tells in its annotations.
+    dead_letter_history_max: int = 16
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
     #: Transactions of one session that are not discharged.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,19 +14,30 @@ import trio
 
 from .addresses import Wildcards
 from .broker.broker import BrokerHost
+from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Journal
-from .broker.nodes import KINDS, LOG, Declaration, declaration, split_partition
+from .broker.nodes import (
+    LOG,
+    Declaration,
+    Queue,
+    declaration_of,
+    split_partition,
+)
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container
+from .container.routes import Context
 from .errors import AmqpError
-from .events import Peer
 from .limits import DEFAULT_LIMITS, Limits
+from .managed import collections_of
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
+from .net.tls import ServerTls
+from .security.access import Access, decide
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
+from .security.tokens import Cbs
 from .stores.base import Store
 
 
@@ -42,20 +55,28 @@ class Broker:
         nodes: Nodes of an application, reached at the same listeners; where an address is both a
             node's and a queue's, the node gets the link.
         auto_create: Patterns for nodes that are made when they are first used, such as
-            ``["queue:orders-*", "topic:news-*"]``; the most specific pattern wins.
+            ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
         limits: Bounds of connections, queues and memory.
         clock: Where times to live take the time from.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
         authorize: May this peer attach there?
+        access: Who may do what where; see :mod:`amqp_rt.security.access`.
+        cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
+        tls: Certificates for listeners at ``amqps://``.
+        tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
         management: Answer at ``$management``.
         store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
             :class:`~amqp_rt.stores.base.Store`, or None for nowhere. Without one, durable messages
             are refused (Part 3 §3.2.1).
         volatile: Take durable messages although there is no store.
+        virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
+            nodes are declared. With a list, connections that name none of them are refused, unless
+            ``""`` is among them; otherwise they get the default virtual host.
     """
 
     def __init__(
@@ -70,11 +91,17 @@ class Broker:
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
         authorize: Authorize | None = None,
+        access: Access | None = None,
+        cbs: Cbs | None = None,
         plain_in_clear: bool = False,
+        tls: ServerTls | None = None,
+        tls_required: bool = False,
+        origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         management: bool = True,
         store: str | Store | None = None,
         volatile: bool = False,
+        virtual_hosts: Collection[str] | None = None,
     ) -> None:
         self.container = container or Container(
             name,
@@ -83,7 +110,12 @@ class Broker:
             users=users,
             sasl=sasl,
             authorize=authorize,
+            access=access,
+            cbs=cbs,
             plain_in_clear=plain_in_clear,
+            tls=tls,
+            tls_required=tls_required,
+            origins=origins,
             network=network,
         )
         kept = store_of(store) if isinstance(store, str) else store
@@ -93,21 +125,30 @@ class Broker:
             auto_create=_creator(auto_create),
             journal=None if kept is None else Journal(kept),
             volatile=volatile,
+            virtual_hosts=virtual_hosts,
         )
         self.container.add_host(self.host)
+        self.management: Management | None = None
         if management:
-            answering = Management(lambda virtual_host: _Managed(self.host, virtual_host))
-
-            async def answer(message: Message, peer: Peer) -> Message:
-                return await answering.answer(message, peer.virtual_host)
-
-            self.container.rpc(ADDRESS)(answer)
+            self.management = Management(
+                lambda virtual_host: _Managed(self.host, virtual_host),
+                decide=partial(decide, self.container.access),
+                collections=collections_of(self.container, self.host),
+                limits=self.container.limits,
+            )
+            self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
+
+    async def _answer(self, message: Message, context: Context) -> Message:
+        assert self.management is not None
+        # Entities have management nodes of their own, which are one with this.
+        entity = context.address.removesuffix(ADDRESS).removesuffix("/")
+        return await self.management.answer(message, context.peer, entity)
 
     # --- nodes ---------------------------------------------------------------------------
 
-    async def declare(self, *declared: Declaration) -> None:
-        """Make nodes. Declaring the same again changes nothing.
+    async def declare(self, *declared: Declaration, virtual_host: str = "") -> None:
+        """Make nodes, of *virtual_host* if one is named. Declaring the same again changes nothing.
 
         With a store they are there again when it is opened again; what is declared then replaces
         what was kept. Cancelled, the nodes are made, and may not be kept yet.
@@ -116,17 +157,27 @@ class Broker:
             AmqpError: A name is taken by another node, or there are too many.
         """
         for each in declared:
-            self.host.declare(each)
+            self.host.declare(each, virtual_host=virtual_host)
         await trio.lowlevel.checkpoint()
         await self.host.wait_kept()
 
-    async def delete(self, name: str) -> int:
+    async def declare_from(self, file: str | Path) -> None:
+        """Make the nodes that a TOML or YAML file declares; see :doc:`/guides/declaring`.
+
+        Raises:
+            AmqpError: Something in the file is wrong, and nothing was made; or as for
+                :meth:`declare`.
+        """
+        for virtual_host, declared in declarations_in(file).items():
+            await self.declare(*declared, virtual_host=virtual_host)
+
+    async def delete(self, name: str, *, virtual_host: str = "") -> int:
         """Delete a node: its links are detached, its messages are gone; returns how many.
 
         Raises:
             AmqpError: There is no such node.
         """
-        gone = self.host.delete(name)
+        gone = self.host.delete(name, virtual_host=virtual_host)
         await trio.lowlevel.checkpoint()
         await self.host.wait_kept()
         return gone
@@ -169,9 +220,9 @@ class Broker:
         """Let :meth:`serve` return."""
         self.container.stop()
 
-    def local(self) -> AbstractAsyncContextManager[Connection]:
+    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
         """A connection to this broker without a socket."""
-        return self.container.local()
+        return self.container.local(virtual_host)
 
     def connect(
         self, urls: str | Sequence[str] | None = None, **options: Any
@@ -210,31 +261,21 @@ def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] |
     """
     if not patterns:
         return None
-    table: Wildcards[str] = Wildcards()
+    table: Wildcards[Declaration] = Wildcards()
     for text in patterns:
-        kind, pattern = split_kind(text)
-        table.add(pattern, kind)
+        declared = declared_by(text)
+        table.add(declared.name, declared)
 
     def create(address: str) -> Declaration | None:
-        kind = table.find(address)
-        return None if kind is None else declaration(kind, address)
+        declared = table.find(address)
+        if declared is None:
+            return None
+        if isinstance(declared, Queue) and declared.dead_letter == address:
+            # The pattern has its own dead-letter address among its names.
+            return msgspec.structs.replace(declared, name=address, dead_letter=None)
+        return msgspec.structs.replace(declared, name=address)
 
     return create
-
-
-def split_kind(text: str) -> tuple[str, str]:
-    """``KIND:NAME`` as its two parts.
-
-    Raises:
-        AmqpError: It has no kind, or one that is not known.
-    """
-    kind, colon, name = text.partition(":")
-    if not colon or not name or kind not in KINDS:
-        raise AmqpError(
-            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
-            condition="amqp:invalid-field",
-        )
-    return kind, name
 
 
 class _Managed:
@@ -244,11 +285,24 @@ class _Managed:
         self._host = host
         self._in = virtual_host
 
+    def virtual_hosts(self) -> list[Mapping[str, Any]]:
+        # Who is in the default one looks after the broker; the others have no neighbours.
+        return [
+            {"name": name, "nodes": len(self._host.nodes(virtual_host=name))}
+            for name in self._host.virtual_hosts()
+            if name == self._in or not self._in
+        ]
+
     def nodes(self) -> list[Mapping[str, Any]]:
         return [self.node(each.name) for each in self._host.nodes(virtual_host=self._in)]
 
     def node(self, name: str) -> Mapping[str, Any]:
-        return attributes(self._host.stats(name, virtual_host=self._in))
+        declared = self._host.declaration(name, virtual_host=self._in)
+        # Of both, the numbers count: some have the name of a setting.
+        return {
+            **attributes(declared),
+            **attributes(self._host.stats(name, virtual_host=self._in)),
+        }
 
     def details(self, name: str) -> Mapping[str, Any]:
         found = split_partition(name)
@@ -293,21 +347,21 @@ class _Managed:
         )
 
     def create(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        wanted = dict(given)
-        kind = str(wanted.pop("kind", "queue"))
-        if kind not in KINDS:
-            raise AmqpError(
-                f"a node is a queue, a topic or a log, not {kind!r:.50}",
-                condition="amqp:invalid-field",
-            )
         try:
-            declared = msgspec.convert(wanted | {"name": name}, KINDS[kind], strict=False)
-            known = set(KINDS[kind].__struct_fields__)
-            if unknown := sorted(set(wanted) - known):
-                raise ValueError(f"{kind} has no attribute {unknown[0]!r}")
-        except (msgspec.ValidationError, ValueError) as error:
+            declared = declaration_of({**given, "name": name}, strict=False)
+        except ValueError as error:
             raise AmqpError(str(error), condition="amqp:invalid-field") from error
         self._host.declare(declared, virtual_host=self._in)
+        return self.node(name)
+
+    def update(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        now = self._host.declaration(name, virtual_host=self._in)
+        fields = {**msgspec.structs.asdict(now), **given, "kind": now.kind, "name": name}
+        try:
+            declared = declaration_of(fields, strict=False)
+        except ValueError as error:
+            raise AmqpError(str(error), condition="amqp:invalid-field") from error
+        self._host.update(declared, virtual_host=self._in)
         return self.node(name)
 
     def delete(self, name: str) -> int:

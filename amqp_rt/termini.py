@@ -35,6 +35,8 @@ STANDARD_OUTCOMES = (
 
 #: Open capability: messages routed by their ``to`` (anonymous terminus 1.0).
 ANONYMOUS_RELAY = "ANONYMOUS-RELAY"
+#: Open capability: subscriptions that several links have together (JMS mapping).
+SHARED_SUBS = "SHARED-SUBS"
 
 
 @composite(0x2B)

@@ -12,7 +12,7 @@ import msgspec
 
 from . import report
 from .contestants import PEERS, ROOT, environment, field_of
-from .measures import Plan, Settings, broker, codec, growth, memory, p2p, rpc, setup
+from .measures import Plan, Settings, broker, codec, durable, growth, memory, p2p, rpc, setup
 from .processes import RoleFailed
 from .results import Results, Target, judge
 from .rounds import Progress, run
@@ -22,6 +22,7 @@ MEASURES = {
     "p2p": p2p.cases,
     "rpc": rpc.cases,
     "broker": broker.cases,
+    "durable": durable.cases,
     "setup": setup.cases,
     "memory": memory.cases,
     "growth": growth.cases,
@@ -115,6 +116,7 @@ def main(
     p2p      one link between two processes: messages/s and CPU
     rpc      requests and replies, 1 and 64 in flight
     broker   producer, queue, consumer: the broker's CPU, and messages/s
+    durable  the same with messages that survive the broker
     setup    connections opened and closed
     memory   per idle connection and per queued message
     growth   how costs grow with depth, links, connections and so on

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Running(Struct):
     pids: tuple[int, ...]
     #: Turns the name of a queue into what clients call it.
     address: Callable[[str], str] = str
+    #: The terminus-durability for which it makes a durable queue, if it makes them by that.
+    terminus_durability: int = 0
 
 
 class Contestant(Struct):
@@ -60,6 +63,8 @@ class Contestant(Struct):
     broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
     #: Largest body that it passes on unharmed as a broker; 0 for any.
     size_max: int = 0
+    #: Runs it as a broker that keeps durable messages; None if it has no store.
+    durable_broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
 
     def role(self, role: str, **options: Any) -> Role:
         return Role(self.command, role, {"warmup": WARMUP_S, **options}, env=self.env)
@@ -154,7 +159,14 @@ def ours(mode: str, python: Path) -> Contestant | str:
     )
     # -P: what this Python has installed, not the folder that we run in.
     serve = (str(python), "-P", "-c", "from amqp_rt.cli import main; main()", "serve")
-    return Contestant(mode, identity, command, roles=OWN_ROLES, broker=lambda: _own_broker(serve))
+    return Contestant(
+        mode,
+        identity,
+        command,
+        roles=OWN_ROLES,
+        broker=lambda: _own_broker(serve),
+        durable_broker=lambda: _own_durable_broker(serve),
+    )
 
 
 @contextlib.contextmanager
@@ -178,6 +190,16 @@ def _own_broker(serve: Sequence[str]) -> Iterator[Running]:
         yield Running(int(url.rpartition(":")[2]), (process.pid,))
     finally:
         terminate(process)
+
+
+@contextlib.contextmanager
+def _own_durable_broker(serve: Sequence[str]) -> Iterator[Running]:
+    """The same with a store on the disk."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _own_broker([*serve, "--store", f"sqlite:{folder}/store"]) as running,
+    ):
+        yield running
 
 
 @peer("proton")
@@ -276,7 +298,8 @@ def rabbitmq() -> Contestant | str:
     if not any((server.parent.parent / "plugins").glob("rabbitmq_amqp1_0-*")):
         return f"RabbitMQ {version} has no AMQP 1.0 plug-in"
     identity = f"RabbitMQ {version}, AMQP 1.0 plug-in, {cores()} cores"
-    return Contestant("rabbitmq", identity, broker=lambda: _rabbitmq(server))
+    run = partial(_rabbitmq, server)
+    return Contestant("rabbitmq", identity, broker=run, durable_broker=run)
 
 
 RABBITMQ_CONF = """\
@@ -330,7 +353,7 @@ def _rabbitmq(server: Path) -> Iterator[Running]:
         try:
             wait_for(port, process, patience_s=60)
             pids = descendants(process.pid)
-            yield Running(port, tuple(pids), lambda name: f"/queue/{name}")
+            yield Running(port, tuple(pids), lambda name: f"/queue/{name}", 2)
         finally:
             gone = descendants(process.pid)
             terminate(process, 20)

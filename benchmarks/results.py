@@ -25,6 +25,7 @@ METRICS: dict[str, Metric] = {
     "connections": Metric("connections/s", more=True),
     "cpu_us": Metric("CPU µs/message, both ends", more=False),
     "cpu_100k_s": Metric("broker CPU s/100k messages", more=False),
+    "kept": Metric("of its own rate for what is not durable", more=True),
     "core_rate": Metric("messages/s and broker core", more=True),
     "server_cpu_us": Metric("server CPU µs each", more=False),
     "p50_ms": Metric("p50 ms", more=False),

@@ -111,6 +111,7 @@ class Client:
         rcv_settle_mode: int = RCV_FIRST,
         source: Source | None = None,
         name: str = "",
+        properties: dict[object, object] | None = None,
         **options: Any,
     ) -> Receiving:
         """A link from *address*, with *credit* granted once."""
@@ -122,6 +123,7 @@ class Client:
             source=source or Source(address=address, **options),
             snd_settle_mode=snd_settle_mode,
             rcv_settle_mode=rcv_settle_mode,
+            properties=properties,
         )
         self.world.pump()
         receiving = Receiving(self.world, link, endpoint)

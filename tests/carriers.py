@@ -8,17 +8,22 @@ from math import inf
 from typing import Any
 
 import trio
+from certificates import certificates
 
 from amqp_rt.events import Event, Peer
 from amqp_rt.fronts.base import ProtocolEngine
+from amqp_rt.limits import Limits
 from amqp_rt.net.driver import run_connection
+from amqp_rt.net.layers import LayeredStream
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.reactor import Reactor
+from amqp_rt.net.tls import ClientTls, ServerTls, TlsLayer, client_layer, encrypt
+from amqp_rt.net.websocket import accept_websocket, request_websocket
 from amqp_rt.outcomes import Error
 
 #: Over these, time is virtual and costs nothing; over sockets it is real.
-VIRTUAL = ["memory", "stream"]
-REAL = ["tcp", "unix", "tcp-reactor", "unix-reactor"]
+VIRTUAL = ["memory", "stream", "tls", "tls-stream", "ws"]
+REAL = ["tcp", "unix", "tcp-reactor", "unix-reactor", "tls-tcp-reactor", "ws-tls-tcp-reactor"]
 
 
 class Carried:
@@ -36,10 +41,16 @@ class Carried:
 
     async def pair(self) -> tuple[trio.abc.Stream, Any]:
         """A stream for the driver, and the peer's end of it."""
+        ours, theirs = await self._pair()
+        if "tls" in self.kind:
+            ours, theirs = await encrypted(ours, theirs)
+        return await websockets(ours, theirs) if "ws" in self.kind else (ours, theirs)
+
+    async def _pair(self) -> tuple[trio.abc.Stream, Any]:
         if self.virtual:
             ours, theirs = memory_stream_pair()
             self._owned.push_async_callback(trio.aclose_forcefully, theirs)
-            if self.kind == "stream":
+            if self.kind.endswith("stream"):
                 # A stapled stream hides what it is made of.
                 return trio.StapledStream(ours, ours), theirs
             return ours, theirs
@@ -61,6 +72,38 @@ class Carried:
         """Drive *engine*; what it reports is appended to *events*."""
         handle = options.pop("handle", events.extend)
         await run_connection(stream, engine, handle, reactor=self._reactor, **options)
+
+
+async def encrypted(
+    ours: trio.abc.Stream, theirs: trio.abc.Stream
+) -> tuple[LayeredStream, LayeredStream]:
+    """Both ends of a connection with TLS on them; we are the server."""
+    known = certificates()
+    ends: list[LayeredStream] = []
+
+    async def shake(stream: trio.abc.Stream, layer: TlsLayer) -> None:
+        ends.append(await encrypt(stream, layer, within=5))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shake, ours, ServerTls(known.server).layer())
+        nursery.start_soon(shake, theirs, client_layer(ClientTls(known.ca), "localhost"))
+    return (ends[0], ends[1]) if ends[0].below is ours else (ends[1], ends[0])
+
+
+async def websockets(
+    ours: trio.abc.Stream, theirs: trio.abc.Stream
+) -> tuple[LayeredStream, LayeredStream]:
+    """Both ends of a WebSocket; we are the server."""
+    ends: dict[str, LayeredStream] = {}
+    limits = Limits(websocket_message_max=1 << 30)
+
+    async def accept() -> None:
+        ends["ours"] = await accept_websocket(ours, path="/", origins=(), limits=limits, within=5)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        ends["theirs"] = await request_websocket(theirs, host="localhost", path="/", limits=limits)
+    return ends["ours"], ends["theirs"]
 
 
 class Echo:

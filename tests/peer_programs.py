@@ -142,7 +142,7 @@ class PeerPrograms:
     async def serve(self, **options: Any) -> AsyncIterator[PeerServer]:
         """The server; what its sinks received is in ``sinks`` after :meth:`PeerServer.stop`."""
         async with self.start("serve", **options) as program:
-            yield PeerServer(program)
+            yield PeerServer(program, secure="tls" in options)
 
     def __repr__(self) -> str:
         return self.name
@@ -151,10 +151,11 @@ class PeerPrograms:
 class PeerServer:
     """A server written on a peer."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, secure: bool = False) -> None:
         self.program = program
         self.port = int(program.lines[0]["port"])
-        self.url = f"amqp://127.0.0.1:{self.port}"
+        where = "amqps://localhost" if secure else "amqp://127.0.0.1"
+        self.url = f"{where}:{self.port}"
 
     async def stop(self) -> dict[str, Any]:
         """End it, and see what its sinks received."""

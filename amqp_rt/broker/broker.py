@@ -7,11 +7,13 @@ protocol: whatever a front makes of its wire can attach here.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from math import inf
 from typing import Any, Final, cast
 
 import msgspec
@@ -19,35 +21,69 @@ import trio
 from msgspec import Struct
 
 from ..clock import Clock, SystemClock
-from ..errors import AmqpError, LinkRefused, LocalProtocolError
+from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..message import AnnotationPolicy
+from ..message import MESSAGE_FORMAT, AnnotationPolicy
 from ..outcomes import Error
 from ..stores.base import SEQUENCE_MAX
-from ..termini import Coordinator, Source, Target
-from ..values import Symbol
+from ..termini import (
+    SHARED_SUBS,
+    Coordinator,
+    DeleteOnClose,
+    DeleteOnNoLinksOrMessages,
+    DeleteOnNoMessages,
+    Source,
+    Target,
+)
+from ..values import Int, Symbol
+from .claims import check_claims
 from .entries import NEVER, Door, Entry, dead_letter, departing, restored
 from .journal import Journal, QueueLedger
-from .logs import Entrance, LogReader, MessageLog, Reading
+from .keyed import Field, marker
+from .logs import Entrance, MessageLog, Reading
 from .nodes import (
+    EXCLUSIVE,
     KINDS,
     LOG,
     NAME_MAX,
+    PRIORITIES,
     QUEUE,
+    SHARED,
+    Addressed,
     Declaration,
+    Lifetime,
     Log,
+    Means,
     Queue,
     Terms,
     Topic,
     answer,
     dynamic_declaration,
     split_partition,
+    terms_again,
 )
-from .producers import Inlet, Intake, Ledger, Place, Producer
+from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
-from .topics import MessageTopic
+from .selectors import InvalidFilter
+from .subscriptions import Subscription
+from .termini import (
+    DELIVERY,
+    SEEN,
+    TERMINUS,
+    Described,
+    KeptSource,
+    KeptTarget,
+    Key,
+    SharedSource,
+    Termini,
+    Terminus,
+    decode_kept,
+    read_described,
+)
+from .topics import MessageTopic, TopicLedger
 from .transactions import Transactions
+from .views import MessageView
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -61,6 +97,8 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     #: Waiting, delivered and not settled, and payload bytes of both.
     available: int
     acquired: int
+    #: Not due yet; their bytes are counted too.
+    delayed: int
     bytes: int
     consumers: int
     producers: int
@@ -109,6 +147,7 @@ class _Node:
         owner: Any,
         ledger: Ledger | None,
         number: int,
+        virtual_host: str,
         partition: int | None = None,
     ) -> None:
         self.declared = declared
@@ -120,10 +159,16 @@ class _Node:
         self.ledger = ledger
         #: Its number in the store, 0 if it is not there.
         self.number = number
+        #: How long a dynamic node lives, and whether the link that it was made for is gone.
+        self.lifetime: Lifetime | None = None
+        self.abandoned = False
         #: Of a log, the partition that is meant, None for all.
         self.partition = partition
-        #: It was found in the store, and nobody has declared it since.
+        #: It was found in the store, or made for dead letters, and nobody has declared it since.
         self.found = False
+        self.virtual_host = virtual_host
+        #: Of its links those that may come back, attached or not.
+        self.termini: dict[Terminus, None] = {}
 
     def links(self) -> list[Any]:
         """The links that are attached."""
@@ -133,9 +178,15 @@ class _Node:
             if isinstance(held, MessageQueue)
             else [*held.consumers]
         )
-        found = [consumer.link for consumer in consumers if consumer.link is not None]
+        found = [
+            consumer.link
+            for consumer in consumers
+            if consumer.link is not None and consumer.link.attached
+        ]
         return [*found, *(producer.link for producer in self.intake.producers)]
 
+
+_REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
@@ -160,7 +211,12 @@ def _alike(one: Declaration, other: Declaration) -> bool:
     """Whether a node that is declared as *one* can become one that is declared as *other*."""
     if isinstance(one, Queue) and isinstance(other, Queue):
         # Its messages are in this order already.
-        return one.priorities == other.priorities
+        return (
+            one.priorities == other.priorities
+            and one.sort_key == other.sort_key
+            and one.last_value_key == other.last_value_key
+            and one.groups == other.groups
+        )
     if isinstance(one, Log) and isinstance(other, Log):
         # So are the places of its records.
         return one.partitions == other.partitions
@@ -177,6 +233,16 @@ def _way_in(
         entrance = Entrance(held, partition)
         return entrance, None if held.reading is None else entrance
     return held, ledger
+
+
+def _check(declared: Declaration) -> Check | None:
+    wished = isinstance(declared, Queue) and declared.check_properties
+    return check_claims if wished else None
+
+
+def _locked(node: _Node, terms: Terms) -> bool:
+    """Whether a consumer with *terms* has to stay away because of another one."""
+    return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
 
 
 def _key(number: int) -> bytes:
@@ -222,7 +288,11 @@ class BrokerHost:
         annotations: What to do about annotation keys that nobody knows (decision 13).
         journal: Keeps nodes and durable messages; None to keep everything in memory.
         volatile: Take durable messages although there is no journal (M5 would refuse them).
+        virtual_hosts: Those that there are, beside those with nodes; see :meth:`virtual_host`.
     """
+
+    #: Several links can have one subscription.
+    capabilities = (SHARED_SUBS,)
 
     def __init__(
         self,
@@ -233,6 +303,7 @@ class BrokerHost:
         annotations: AnnotationPolicy = "default",
         journal: Journal | None = None,
         volatile: bool = False,
+        virtual_hosts: Collection[str] | None = None,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
@@ -242,8 +313,17 @@ class BrokerHost:
         self.journal = journal
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
-        #: Virtual host → address → node. A virtual host without nodes of its own uses "".
+        self.termini = Termini(journal, self.clock, self.transactions, limits)
+        #: Dynamic nodes that go when they are empty and nobody is there.
+        self._leaving: dict[_Node, dict[str, _Node]] = {}
+        #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
+        for name in virtual_hosts or ():
+            self._spaces[name] = {}
+        #: Whoever names no virtual host that there is gets the default one.
+        self._defaulting = virtual_hosts is None or "" in virtual_hosts
+        #: Virtual host → alias → name of the node.
+        self._aliases: dict[str, dict[str, str]] = {}
         self._count = 0
         #: Dynamic nodes by connection.
         self._dynamic: Counter[Any] = Counter()
@@ -254,6 +334,11 @@ class BrokerHost:
         self._looking = trio.Event()
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
+        #: Queues that are to be told the time, by when, and in which order they asked.
+        self._alarms: list[tuple[float, int, MessageQueue]] = []
+        self._alarms_set = 0
+        self._alarms_max = 64
+        self._alarmed = trio.Event()
         self._reading = None if journal is None else Reading(journal, limits)
         #: Logs, by their numbers in the store.
         self._logs: dict[MessageLog, int] = {}
@@ -289,6 +374,70 @@ class BrokerHost:
             elif isinstance(node.held, MessageLog):
                 await node.held.restore()
         await self._restore_logs(journal)
+        await self._restore_termini(journal)
+
+    async def _restore_termini(self, journal: Journal) -> None:
+        nodes = {node.number: node for space in self._spaces.values() for node in space.values()}
+        known: dict[int, Terminus] = {}
+        for key, value in await journal.call(journal.store.facts, TERMINUS):
+            number = int.from_bytes(key, "big")
+            self._number = max(self._number, number + 1)
+            try:
+                described = read_described(value)
+                node = nodes.get(described.node)
+                if node is not None:
+                    known[number] = await self._restore_terminus(journal, node, described, number)
+                    continue
+            except (msgspec.DecodeError, DecodeError, InvalidFilter) as error:
+                raise AmqpError(
+                    f"the store has a terminus that this release does not understand: {error}"
+                ) from error
+            journal.loose.forget(TERMINUS, key)
+        for key, value in await journal.call(journal.store.facts, DELIVERY):
+            source = known.get(int.from_bytes(key[:4], "big"))
+            sequence = int.from_bytes(value, "big")
+            if not (isinstance(source, KeptSource) and source.recall(key[4:], sequence)):
+                journal.loose.forget(DELIVERY, key)
+        seen: dict[int, list[bytes]] = {}
+        for key, value in await journal.call(journal.store.facts, SEEN):
+            seen.setdefault(int.from_bytes(key[:4], "big"), []).append(value)
+        for number, values in seen.items():
+            target = known.get(number)
+            if isinstance(target, KeptTarget):
+                target.recall(values)
+        for terminus in known.values():
+            # Whatever carried its link is gone.
+            terminus.count_down()
+
+    async def _restore_terminus(
+        self, journal: Journal, node: _Node, described: Described, number: int
+    ) -> Terminus:
+        kept = decode_kept(described)
+        key = self.termini.restored_key(described, kept)
+        if isinstance(kept, Target):
+            terms = Terms(
+                source=None, target=kept, snd_settle_mode=described.snd_settle_mode, keeps=True
+            )
+        else:
+            terms = terms_again(
+                kept,
+                described.snd_settle_mode,
+                described.container_id,
+                priority=described.priority,
+                exclusive=described.exclusive,
+                now=self.clock.wall(),
+                limits=self.limits,
+            )
+        terminus = self._make_terminus(node, key, terms, number)
+        assert terminus is not None
+        queue = terminus.queue
+        if queue is not None and isinstance(node.held, MessageTopic):
+            await self._restore_queue(journal, number, queue)
+            self._expiring[node.held] = None
+        if not terminus.is_durable and isinstance(terminus, KeptSource | KeptTarget):
+            # It was kept, and what was unsettled was not.
+            terminus.memory = None
+        return terminus
 
     async def _restore_logs(self, journal: Journal) -> None:
         logs = {number: log for log, number in self._logs.items()}
@@ -344,11 +493,65 @@ class BrokerHost:
             return
         else:
             self._make(virtual_host, declared)
+        self._make_dead(virtual_host, declared)
+
+    def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
+        """Let a node that there is go on as *declared*; its messages and links stay.
+
+        Raises:
+            AmqpError: There is no such node, or it cannot become that without losing what it holds.
+        """
+        node = self._find(self._space(virtual_host), declared.name)
+        if not _alike(node.declared, declared):
+            raise AmqpError(
+                f"{declared.name!r} cannot become {declared!r}: delete it first",
+                condition="amqp:precondition-failed",
+            )
+        virtual_host = self._existing(virtual_host)
+        self._redeclare(node, declared, virtual_host)
+        self._make_dead(virtual_host, declared)
+
+    def declaration(self, address: str, *, virtual_host: str = "") -> Declaration:
+        """What a node is declared as.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self._find(self._space(virtual_host), address).declared
+
+    def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
+        """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
-        if dead is not None and dead not in space:
-            self._make(virtual_host, Queue(dead))
+        if dead is not None and dead not in self._spaces[virtual_host]:
+            # Whoever declares it later says what it is like.
+            self._make(virtual_host, Queue(dead)).found = True
+
+    def _call(self, virtual_host: str, declared: Declaration, before: Declaration | None) -> None:
+        """Let the aliases of *declared* mean it, instead of those that it had *before*.
+
+        Raises:
+            AmqpError: One of them is another node's.
+        """
+        aliases = declared.aliases if isinstance(declared, Addressed) else ()
+        known = self._aliases.get(virtual_host, {})
+        for alias in aliases:
+            if (
+                alias in self._spaces[virtual_host]
+                or known.get(alias, declared.name) != declared.name
+            ):
+                raise AmqpError(
+                    f"{alias!r} is another node's address", condition="amqp:precondition-failed"
+                )
+        for alias in before.aliases if isinstance(before, Addressed) else ():
+            known.pop(alias, None)
+        if aliases:
+            known = self._aliases.setdefault(virtual_host, known)
+            known.update(dict.fromkeys(aliases, declared.name))
+        if not known:
+            self._aliases.pop(virtual_host, None)
 
     def _redeclare(self, node: _Node, declared: Declaration, virtual_host: str) -> None:
+        self._call(virtual_host, declared, node.declared)
         node.declared = declared
         held = node.held
         if isinstance(declared, Queue) and isinstance(held, MessageQueue):
@@ -358,6 +561,10 @@ class BrokerHost:
             held.length_max = declared.length_max or 0
             held.overflow = declared.overflow
             held.bytes_max = declared.bytes_max or self.limits.queue_bytes_max
+            held.single_active = declared.single_active
+            held.exclusive = declared.exclusive
+            held.lock(declared.lock_s or 0.0)
+            node.inlet.check = _check(declared)
             node.inlet.ttl_s = declared.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
@@ -380,6 +587,24 @@ class BrokerHost:
     def nodes(self, *, virtual_host: str = "") -> list[Declaration]:
         """What there is, dynamic nodes included, in the order in which it was made."""
         return [node.declared for node in self._space(virtual_host).values()]
+
+    def virtual_hosts(self) -> list[str]:
+        """The names of the virtual hosts; "" is the default one."""
+        return list(self._spaces)
+
+    def virtual_host(self, hostname: str) -> str | None:
+        """The virtual host of those who say *hostname*, None if there is none.
+
+        Clients say the name by which they found the machine unless they are told otherwise, so that
+        by default every other name means the default host. ``vhost:NAME``, as RabbitMQ spells it,
+        means that host or none.
+        """
+        if hostname in self._spaces and (hostname or self._defaulting):
+            return hostname
+        prefix, colon, name = hostname.partition(":")
+        if colon and prefix == "vhost":
+            return name if name and name in self._spaces else None
+        return "" if self._defaulting else None
 
     def _existing(self, virtual_host: str) -> str:
         """The virtual host that has the nodes of *virtual_host*."""
@@ -404,10 +629,16 @@ class BrokerHost:
                 f"the broker has {self._count} nodes already",
                 condition="amqp:resource-limit-exceeded",
             )
+        if declared.name in self._aliases.get(virtual_host, {}):
+            raise AmqpError(
+                f"{declared.name!r} is an alias of another node",
+                condition="amqp:precondition-failed",
+            )
         limits = self.limits
         journal = self.journal
         if journal is not None and not journal.is_open:
             raise LocalProtocolError("the store is not open yet: enter the broker first")
+        self._call(virtual_host, declared, None)
         new = journal is not None and owner is None and not number
         if journal is not None and owner is None:
             if new:
@@ -430,8 +661,22 @@ class BrokerHost:
                 bytes_max=declared.bytes_max or 0,
                 priorities=declared.priorities,
                 overflow=declared.overflow,
+                monotonic=self.clock.monotonic,
+                marker=marker(
+                    last_value_key=declared.last_value_key,
+                    sort_key=declared.sort_key,
+                    groups=declared.groups,
+                    limits=limits,
+                ),
+                last_value=declared.last_value_key is not None,
+                sorting=declared.sort_key is not None,
+                grouping=declared.groups > 0,
+                lock_s=declared.lock_s or 0.0,
+                single_active=declared.single_active,
+                exclusive=declared.exclusive,
                 limits=limits,
             )
+            held.on_alarm = partial(self._set_alarm, held)
             held.on_unfinished = partial(self._look_on, held)
         elif isinstance(declared, Topic):
             ttl_s = declared.ttl_s
@@ -440,8 +685,10 @@ class BrokerHost:
                 self.clock.wall,
                 backlog_max=declared.backlog_max or 0,
                 backlog_bytes_max=declared.backlog_bytes_max or 0,
+                monotonic=self.clock.monotonic,
                 limits=limits,
             )
+            held.on_alarm = self._set_alarm
         elif isinstance(declared, Log):
             held = self._make_log(declared, number, new)
         else:
@@ -449,6 +696,8 @@ class BrokerHost:
         ledger: Ledger | None = None
         if journal is not None and number and isinstance(held, MessageQueue):
             ledger = held.ledger = QueueLedger(journal, number, held)
+        elif journal is not None and number and isinstance(held, MessageTopic):
+            ledger = TopicLedger(journal, held)
         intake = Intake(held)
         place, ledger = _way_in(held, ledger)
         inlet = Inlet(
@@ -461,11 +710,12 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
+            check=_check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
         if not isinstance(held, MessageLog):
             inlet.on_expiring = partial(self._expiring.__setitem__, held, None)
-        node = _Node(declared, held, intake, inlet, owner, ledger, number)
+        node = _Node(declared, held, intake, inlet, owner, ledger, number, virtual_host)
         space[declared.name] = node
         self._count += 1
         return node
@@ -494,11 +744,9 @@ class BrokerHost:
 
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
+        self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
-        if node.owner is not None:
-            self._dynamic[node.owner] -= 1
-            if not self._dynamic[node.owner]:
-                del self._dynamic[node.owner]
+        self._disown(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -518,12 +766,24 @@ class BrokerHost:
             self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
         messages = held.available + held.acquired
+        if isinstance(held, MessageQueue):
+            messages += held.delayed
         links = node.links()
+        termini = list(node.termini)
         held.delete()
+        for terminus in termini:
+            terminus.end()
         error = Error("amqp:resource-deleted", f"{node.declared.name!r} has been deleted")
         for link in links:
             link.detach(error)
         return messages
+
+    def _disown(self, node: _Node) -> None:
+        """A dynamic node does not count as one of its connection any more."""
+        if node.owner is not None:
+            self._dynamic[node.owner] -= 1
+            if not self._dynamic[node.owner]:
+                del self._dynamic[node.owner]
 
     def _bury(
         self,
@@ -533,9 +793,11 @@ class BrokerHost:
         reason: str,
         error: Error | None,
     ) -> bool:
-        if declared.dead_letter is None:
+        node = self._sender(space, declared, entry) if declared.return_to_sender else None
+        if node is None and declared.dead_letter is None:
             return False
-        node = space.get(declared.dead_letter)
+        if node is None:
+            node = space.get(declared.dead_letter or "")
         if node is None:
             _log.warning(
                 "%s: a message was dropped (%s): the dead-letter address %s has been deleted",
@@ -544,7 +806,7 @@ class BrokerHost:
                 declared.dead_letter,
             )
             return False
-        letter = dead_letter(entry, declared.name, reason, error)
+        letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
         unit = None if self.journal is None else self.journal.joins
         if unit is not None and node.ledger is None:
             # Nothing of a transaction is seen before it is kept.
@@ -552,6 +814,19 @@ class BrokerHost:
         else:
             node.inlet.take(letter)
         return True
+
+    def _sender(self, space: dict[str, _Node], declared: Queue, entry: Entry) -> _Node | None:
+        """The node to which a message that was given up is returned, None if it names none.
+
+        It goes nowhere from there but to a dead-letter address: its ``reply-to`` stays the same.
+        """
+        if entry.message_format != MESSAGE_FORMAT:
+            return None
+        try:
+            address = _REPLY_TO.read(MessageView(entry, self.limits))
+        except DecodeError:
+            return None
+        return None if address == declared.name else space.get(address)
 
     # --- Links (fronts.base.Host) ---
 
@@ -564,11 +839,26 @@ class BrokerHost:
             return True
         if not isinstance(terminus, Source | Target):
             return False
-        space = self._space(link.peer.virtual_host)
+        virtual_host = self._existing(link.peer.virtual_host)
+        key = self.termini.key(virtual_host, link)
+        if isinstance(terminus, Source) and SHARED in terminus.capabilities:
+            key = self.termini.shared_key(virtual_host, link, terminus)
+        kept = self.termini.find(key)
+        space = self._spaces[virtual_host]
+        address = terminus.address
+        if kept is not None:
+            if kept.error is not None:
+                link.refuse(kept.error)
+                kept.end()
+                return True
+            if terminus.dynamic and kept.kept.dynamic and address is None:
+                # The node that was made for it is there still.
+                address = kept.address
+        made = kept is not None and terminus.dynamic and address == kept.address
         try:
-            if terminus.dynamic:
-                return self._attach_dynamic(space, link, terminus, sending)
-            node = self._resolve(link.peer.virtual_host, terminus.address)
+            if terminus.dynamic and not made:
+                return self._attach_dynamic(space, link, terminus, sending, key)
+            node = self._resolve(virtual_host, address)
         except AmqpError as error:
             link.refuse(Error.of(error))
             return True
@@ -578,15 +868,65 @@ class BrokerHost:
             link,
             node.declared,
             sending=sending,
-            owner=node.owner,
+            lifetime=node.lifetime if made else None,
+            # The link that it was made for may come back on another connection.
+            owner=node.owner if isinstance(node.lifetime, DeleteOnClose) and not made else None,
+            means=self._means(node, link, kept),
+            address=address,
             now=self.clock.wall(),
             limits=self.limits,
         )
         if isinstance(terms, Error):
             link.refuse(terms)
-        else:
-            self._accept(node, link, terms, sending)
+            return True
+        if kept is not None:
+            kept.interrupt()
+            if not kept.over and not kept.same(terms, node.declared.name):
+                if isinstance(kept, SharedSource) and kept.members:
+                    link.refuse(
+                        Error(
+                            "amqp:precondition-failed",
+                            "the subscription has other links, and another address or filter",
+                        )
+                    )
+                    return True
+                # A link that asks for something else is another one (S3 2.3.2).
+                kept.end()
+        if made:
+            self._disown(node)
+            node.owner = link.connection
+            self._dynamic[node.owner] += 1
+        goes_on = kept is not None and not kept.over
+        if sending and not (terms.copies or goes_on) and _locked(node, terms):
+            link.refuse(
+                Error(
+                    "amqp:resource-locked",
+                    f"{node.declared.name!r} has a consumer, and one of the two is exclusive",
+                )
+            )
+            return True
+        self._accept(node, link, terms, sending, key)
         return True
+
+    def recall(self, link: SendingLink) -> Source | None:
+        """The source that is kept for *link*, whose peer names none."""
+        virtual_host = self._existing(link.peer.virtual_host)
+        kept = self.termini.named(virtual_host, link)
+        if kept is None or not isinstance(kept.kept, Source):
+            return None
+        if isinstance(kept, SharedSource) and kept.members:
+            # Who asks like this wants to end it.
+            raise AmqpError(
+                f"the subscription {link.name!r} has links", condition="amqp:resource-locked"
+            )
+        return msgspec.structs.replace(kept.kept)
+
+    def _means(self, node: _Node, link: Any, kept: Terminus | None) -> Means:
+        return Means(
+            room=kept is not None or self.termini.has_room(link),
+            stored=node.number > 0 and not isinstance(node.held, MessageLog),
+            volatile=self.volatile,
+        )
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Where messages of the anonymous terminus *link* for *address* go."""
@@ -595,6 +935,11 @@ class BrokerHost:
         except AmqpError as error:
             return Error.of(error)
         return None if node is None else node.inlet
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Whether *address* is that of a dynamic node."""
+        node = self._space(virtual_host).get(address)
+        return node is not None and node.owner is not None
 
     def _inlet(self, virtual_host: str, address: str) -> Inlet | None:
         try:
@@ -620,6 +965,8 @@ class BrokerHost:
         virtual_host = self._existing(virtual_host)
         space = self._spaces[virtual_host]
         node = space.get(address)
+        if node is None and self._aliases:
+            node = space.get(self._aliases.get(virtual_host, {}).get(address, ""))
         if node is not None or not 0 < len(address) <= NAME_MAX:
             return node
         found = split_partition(address)
@@ -634,7 +981,9 @@ class BrokerHost:
         declared = None if self._auto_create is None else self._auto_create(address)
         if declared is None or (kind is not None and declared.kind != kind):
             return None
-        return self._make(virtual_host, declared)
+        node = self._make(virtual_host, declared)
+        self._make_dead(virtual_host, declared)
+        return node
 
     def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:
         """One partition of *log*, as a node of its own for those who attach there."""
@@ -657,7 +1006,20 @@ class BrokerHost:
             successor=partial(self._inlet, virtual_host, address),
         )
         declared = msgspec.structs.replace(log.declared, name=address)
-        return _Node(declared, held, log.intake, inlet, log.owner, ledger, log.number, partition)
+        node = _Node(
+            declared,
+            held,
+            log.intake,
+            inlet,
+            log.owner,
+            ledger,
+            log.number,
+            virtual_host,
+            partition,
+        )
+        # One log has all of them.
+        node.termini = log.termini
+        return node
 
     def _attach_dynamic(
         self,
@@ -665,11 +1027,13 @@ class BrokerHost:
         link: Any,
         terminus: Source | Target,
         sending: bool,
+        key: Key,
     ) -> bool:
-        declared = dynamic_declaration(link, terminus)
-        if isinstance(declared, Error):
-            link.refuse(declared)
+        found = dynamic_declaration(link, terminus)
+        if isinstance(found, Error):
+            link.refuse(found)
             return True
+        declared, lifetime = found
         owner = link.connection
         if self._dynamic[owner] >= self.limits.dynamic_nodes_max:
             raise LinkRefused(
@@ -680,22 +1044,55 @@ class BrokerHost:
             link,
             declared,
             sending=sending,
-            dynamic=True,
+            lifetime=lifetime,
+            means=Means(room=self.termini.has_room(link), volatile=self.volatile),
             now=self.clock.wall(),
             limits=self.limits,
         )
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
+        kept = self.termini.find(key)
+        if kept is not None:
+            kept.interrupt()
+            kept.end()
         node = self._make(self._existing(link.peer.virtual_host), declared, owner)
+        node.lifetime = lifetime
+        if isinstance(node.held, MessageQueue):
+            node.held.on_empty = partial(self._judge, space, node)
         self._dynamic[owner] += 1
-        self._accept(node, link, terms, sending, partial(self._delete_dynamic, space, node))
+        self._accept(node, link, terms, sending, key, partial(self._abandon, space, node))
         return True
 
-    def _delete_dynamic(self, space: dict[str, _Node], node: _Node) -> None:
-        """The link that made it is over (§3.5.10 ``delete-on-close``)."""
-        if space.get(node.declared.name) is node:
+    def _abandon(self, space: dict[str, _Node], node: _Node) -> None:
+        """The link that a dynamic node was made for is over."""
+        node.abandoned = True
+        self._judge(space, node)
+
+    def _judge(self, space: dict[str, _Node], node: _Node) -> None:
+        """Delete a dynamic node whose time is over (§3.5.10 to §3.5.13)."""
+        if space.get(node.declared.name) is not node:
+            return
+        lifetime = node.lifetime
+        held = node.held
+        empty = not (held.available or held.acquired)
+        if isinstance(lifetime, DeleteOnClose):
+            over = node.abandoned
+        elif isinstance(lifetime, DeleteOnNoMessages):
+            over = node.abandoned and empty
+        else:
+            over = not self._has_links(node)
+            if isinstance(lifetime, DeleteOnNoLinksOrMessages):
+                over = over and empty
+        if over:
+            self._leaving.pop(node, None)
             self._delete(space, node)
+        elif node.abandoned:
+            self._leaving[node] = space
+
+    def _has_links(self, node: _Node) -> bool:
+        """Whether somebody is attached, or may come back."""
+        return bool(node.links() or node.termini)
 
     def _accept(
         self,
@@ -703,61 +1100,154 @@ class BrokerHost:
         link: Any,
         terms: Terms,
         sending: bool,
+        key: Key,
         on_left: Callable[[], None] | None = None,
     ) -> None:
-        held = node.held
-        endpoint: Any
-        properties: dict[object, object] | None = None
+        kept = self.termini.find(key)
+        if kept is None and (terms.keeps or terms.shared):
+            number = 0
+            source = terms.source if sending else terms.target
+            if isinstance(source, Source | Target) and source.durable and self.journal is not None:
+                number = self._number
+                self._number += 1
+            kept = self._make_terminus(node, key, terms, number)
+            if number:
+                self.termini.keep(kept, node.number)
+            if on_left is not None:
+                kept.on_end.append(on_left)
+        elif kept is not None and kept.number:
+            kept.agree(terms)
+            self.termini.keep(kept, node.number)
+        options: dict[str, Any] = {}
+        properties = dict(terms.properties or {})
+        if isinstance(node.held, MessageLog) and sending:
+            properties[Symbol("x-opt-incarnation")] = node.held.incarnation
+        elif isinstance(node.held, MessageQueue) and sending and not terms.copies:
+            # What is honoured is said.
+            if terms.priority:
+                properties[PRIORITIES[0]] = Int(terms.priority)
+            if terms.exclusive:
+                properties[EXCLUSIVE] = True
+        if properties:
+            options["properties"] = properties
         if not sending:
-            inlet = node.inlet
-            place, ledger = _way_in(held, inlet.ledger, node.partition)
-            endpoint = Producer(
-                node.intake,
-                place,
-                inlet.door,
-                inlet.wall,
-                ttl_s=inlet.ttl_s,
-                ledger=ledger,
-                transactions=inlet.transactions,
-                volatile=inlet.volatile,
-                on_expiring=inlet.on_expiring,
-            )
-        elif terms.copies and isinstance(held, MessageQueue):
-            endpoint = held.browse(settled=terms.settled, filters=terms.filters)
-        elif isinstance(held, MessageLog):
-            endpoint = held.subscribe(
-                range(len(held.partitions)) if node.partition is None else (node.partition,),
-                terms.position,
-                settled=terms.settled,
-                filters=terms.filters,
-            )
-            properties = {Symbol("x-opt-incarnation"): held.incarnation}
-        else:
-            endpoint = held.subscribe(
-                default_outcome=terms.default_outcome,
-                outcomes=terms.outcomes,
-                settled=terms.settled,
-                filters=terms.filters,
-            )
-        if on_left is not None:
-            endpoint.on_left.append(on_left)
-        if sending:
-            if not isinstance(endpoint, LogReader):
-                endpoint.transactions = self.transactions
+            producer = self._producer(node)
+            options["max_message_size"] = self.limits.message_size_max
+            if isinstance(kept, KeptTarget):
+                producer.keeper = kept
+                producer.note = kept.note
+                options["endpoint"] = producer
+            self._when_left(node, producer, None if kept is not None else on_left)
+            if kept is None:
+                link.accept(producer, source=terms.source, target=terms.target, **options)
+        elif kept is None:
+            endpoint = self._consumer(node, terms)
+            self._when_left(node, endpoint, on_left)
             link.accept(
                 endpoint,
                 source=terms.source,
                 target=terms.target,
                 snd_settle_mode=terms.snd_settle_mode,
-                properties=properties,
+                **options,
             )
+        if kept is not None:
+            kept.accept(link, terms, **options)
+
+    def _when_left(
+        self, node: _Node, endpoint: Any, on_left: Callable[[], None] | None = None
+    ) -> None:
+        """Call *on_left* when the endpoint's link is over, and see whether that was the last one."""
+        if on_left is not None:
+            endpoint.on_left.append(on_left)
+        if node.lifetime is not None:
+            space = self._spaces[node.virtual_host]
+            endpoint.on_left.append(partial(self._judge, space, node))
+
+    def _producer(self, node: _Node) -> Producer:
+        inlet = node.inlet
+        place, ledger = _way_in(node.held, inlet.ledger, node.partition)
+        return Producer(
+            node.intake,
+            place,
+            inlet.door,
+            inlet.wall,
+            ttl_s=inlet.ttl_s,
+            ledger=ledger,
+            transactions=inlet.transactions,
+            volatile=inlet.volatile,
+            on_expiring=inlet.on_expiring,
+            check=inlet.check,
+        )
+
+    def _consumer(self, node: _Node, terms: Terms) -> Any:
+        """The endpoint of a link that receives from *node*."""
+        held = node.held
+        if isinstance(held, MessageLog):
+            return held.subscribe(
+                range(len(held.partitions)) if node.partition is None else (node.partition,),
+                terms.position,
+                settled=terms.settled,
+                filters=terms.filters,
+            )
+        subscription: Subscription
+        if isinstance(held, MessageTopic):
+            subscription = held.subscribe(
+                default_outcome=terms.default_outcome,
+                outcomes=terms.outcomes,
+                settled=terms.settled,
+                filters=terms.filters,
+            )
+        elif terms.copies:
+            subscription = held.browse(settled=terms.settled, filters=terms.filters)
         else:
-            link.accept(
-                endpoint,
-                source=terms.source,
-                target=terms.target,
-                max_message_size=self.limits.message_size_max,
+            subscription = held.subscribe(
+                default_outcome=terms.default_outcome,
+                outcomes=terms.outcomes,
+                settled=terms.settled,
+                filters=terms.filters,
+                priority=terms.priority,
+                exclusive=terms.exclusive,
             )
+        subscription.transactions = self.transactions
+        return subscription
+
+    def _make_terminus(self, node: _Node, key: Key, terms: Terms, number: int) -> Terminus:
+        """A terminus for a link of *node*, with *number* in the store, 0 for not there."""
+        held = node.held
+        topic = held if isinstance(held, MessageTopic) else None
+        terminus: Terminus
+        if terms.target is not None and not key[3]:
+            terminus = KeptTarget(self.termini, key, terms, number)
+        elif terms.shared and topic is not None:
+            identity, queue = topic.open(terms.filters)
+            terminus = SharedSource(self.termini, key, terms, queue, number)
+            terminus.on_end.append(partial(topic.close, identity))
+        else:
+            terminus = KeptSource(self.termini, key, terms, self._consumer(node, terms), number)
+        if topic is not None and terminus.queue is not None:
+            identity = topic.identity_of(terminus.queue)
+            topic.given_up[identity] = terminus.fail
+            if number and self.journal is not None:
+                topic.keep(identity, self.journal, number)
+        terminus.address = node.declared.name
+        terminus.on_end.append(partial(self._ended, node, terminus))
+        node.termini[terminus] = None
+        self.termini.add(terminus)
+        return terminus
+
+    def _ended(self, node: _Node, terminus: Terminus) -> None:
+        """*terminus* is no more, and what it kept in the store is not either."""
+        node.termini.pop(terminus, None)
+        if terminus.number and self.journal is not None:
+            unit = self.journal.loose
+            key = _key(terminus.number)
+            unit.forget(TERMINUS, key)
+            for kind, name in terminus.facts():
+                unit.forget(kind, key + name)
+            if terminus.sending and isinstance(node.held, MessageTopic):
+                unit.clear(terminus.number)
+        if node.lifetime is not None:
+            self._judge(self._spaces[node.virtual_host], node)
 
     async def wait_kept(self) -> None:
         """Wait until what was changed so far would outlive the process."""
@@ -786,6 +1276,7 @@ class BrokerHost:
             dynamic=node.owner is not None,
             available=held.available,
             acquired=held.acquired,
+            delayed=held.delayed if isinstance(held, MessageQueue) else 0,
             bytes=held.bytes,
             consumers=len(held.consumers),
             producers=len(node.intake.producers),
@@ -1000,19 +1491,60 @@ class BrokerHost:
             self.look_on()
             await trio.lowlevel.checkpoint()
 
+    def _set_alarm(self, held: MessageQueue, at: float) -> None:
+        self._alarms_set += 1
+        if len(self._alarms) >= self._alarms_max:
+            # Some queues have gone, or wait for another time now.
+            self._alarms = [
+                alarm
+                for alarm in self._alarms
+                if alarm[2].alarm == alarm[0] and not alarm[2].deleted
+            ]
+            heapq.heapify(self._alarms)
+            self._alarms_max = 2 * len(self._alarms) + 64
+        heapq.heappush(self._alarms, (at, self._alarms_set, held))
+        self._alarmed.set()
+
+    def tick(self) -> None:
+        """Let queues do what is due: deliver what was delayed, release what was locked."""
+        alarms = self._alarms
+        now = self.clock.monotonic()
+        while alarms and alarms[0][0] <= now:
+            at, _, held = heapq.heappop(alarms)
+            if held.alarm == at:
+                held.tick()
+
+    async def _tick_always(self) -> None:
+        while True:
+            self._alarmed = trio.Event()
+            wait_s = self._alarms[0][0] - self.clock.monotonic() if self._alarms else inf
+            with trio.move_on_after(max(0.0, wait_s)):
+                await self._alarmed.wait()
+            self.tick()
+
     def sweep(self) -> None:
         """Give up what has expired at the front of its queue although nobody came for it, and what
         logs in memory do not keep, and roll back transactions that take too long."""
+        self.tick()
         self.transactions.sweep()
+        self.termini.sweep()
+        for node, space in list(self._leaving.items()):
+            self._judge(space, node)
         for held in list(self._expiring):
             held.sweep()
-            if not held.available and not held.acquired:
+            delayed = held.delayed if isinstance(held, MessageQueue) else 0
+            if not held.available and not held.acquired and not delayed:
                 self._expiring.pop(held, None)
         for log, number in self._logs.items():
             log.sweep()
             for holder in log.expire_holds():
                 if number and self.journal is not None:
                     self.journal.loose.forget(HOLD, _key(number) + holder.encode())
+
+    def catch_up(self) -> None:
+        """The clock has been moved: do what is due now, and reckon anew when to wake up."""
+        self.sweep()
+        self._alarmed.set()
 
     async def _retain_always(self, interval_s: float) -> None:
         """Let logs in the store drop what they do not keep."""
@@ -1036,6 +1568,7 @@ class BrokerHost:
             if self._reading is not None:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
+            nursery.start_soon(self._tick_always)
             while True:
                 await trio.sleep(interval_s)
                 self.sweep()

@@ -8,12 +8,12 @@ queued message; they refer to nothing that refers back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from ..codec.sections import reencode, walk_head
+from ..codec.sections import read_annotations, reencode, walk_head
 from ..errors import AmqpError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
@@ -26,9 +26,12 @@ from ..message import (
 )
 from ..outcomes import Error
 from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
+from .schedule import Due, due_of
 
 __all__ = [
+    "LATER",
     "NEVER",
+    "NOWHERE",
     "Door",
     "Entry",
     "Unwelcome",
@@ -38,6 +41,11 @@ __all__ = [
     "head_of",
     "restored",
 ]
+
+
+#: Places of messages that have none yet; the second is that of those that are not due at once.
+NOWHERE: Final = -1
+LATER: Final = -2
 
 
 class Entry(Struct, gc=False):
@@ -57,14 +65,18 @@ class Entry(Struct, gc=False):
     altered: bool = False
     #: Acquisitions at this node, however they ended (decision 10).
     attempts: int = 0
-    #: The place in the queue.
-    sequence: int = -1
+    #: The place in the queue; negative if it has none yet, and ``LATER`` if it is not due then.
+    sequence: int = NOWHERE
     #: Subscriptions that must not get it (§3.4.5 ``undeliverable-here``).
     avoid: frozenset[int] | None = None
     #: It is in the store, at its place.
     stored: bool = False
     #: The container-id of who sent it, where that is known.
     publisher: str | None = None
+    #: When it may be delivered at the earliest, None for at once.
+    due: Due | None = None
+    #: What its queue has read of it, if it reads anything; see :mod:`~amqp_rt.broker.keyed`.
+    marks: Any = None
 
     def again(self) -> Entry:
         """The same message for another node."""
@@ -77,7 +89,9 @@ class Entry(Struct, gc=False):
             self.delivery_count,
             self.expires_at,
             self.altered,
+            sequence=NOWHERE if self.due is None else LATER,
             publisher=self.publisher,
+            due=self.due,
         )
 
 
@@ -94,6 +108,8 @@ class _Known(Struct, gc=False, array_like=True):
     altered: bool
     attempts: int
     publisher: str | None = None
+    due_at: float | None = None
+    delay_s: float | None = None
 
 
 _head_encoder = msgspec.msgpack.Encoder()
@@ -113,6 +129,8 @@ def head_of(entry: Entry) -> bytes:
             entry.altered,
             entry.attempts,
             entry.publisher,
+            None if entry.due is None else entry.due.at,
+            None if entry.due is None else entry.due.delay_s,
         )
     )
 
@@ -138,6 +156,7 @@ def restored(sequence: int, head: bytes, payload: bytes) -> Entry:
         None,
         True,
         known.publisher,
+        None if known.due_at is None else Due(known.due_at, known.delay_s),
     )
 
 
@@ -175,6 +194,7 @@ class Door:
         if message_format != MESSAGE_FORMAT:
             return Entry(payload, message_format, expires_at=expiry(None, ttl_s, now))
         head = walk_head(payload, self.limits)
+        due: Due | None = None
         if head.delivery_annotations or head.message_annotations:
             error = check_annotations(head, self.annotations, limits=self.limits)
             if error is not None:
@@ -182,6 +202,8 @@ class Door:
             if head.delivery_annotations:
                 # They were said to us and do not go on (§3.2.2).
                 payload = head.header + head.message_annotations + head.rest
+            if head.message_annotations:
+                due = due_of(head.message_annotations, now, self.limits)
         return Entry(
             payload,
             MESSAGE_FORMAT,
@@ -191,6 +213,8 @@ class Door:
             head.delivery_count,
             expiry(head.ttl_ms, ttl_s, now),
             head.ttl_ms is not None,
+            sequence=NOWHERE if due is None else LATER,
+            due=due,
         )
 
 
@@ -226,7 +250,14 @@ def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAU
         entry.payload = head.header + section + head.rest
 
 
-def dead_letter(entry: Entry, source: str, reason: str, error: Error | None) -> Entry:
+def dead_letter(
+    entry: Entry,
+    source: str,
+    reason: str,
+    error: Error | None,
+    now: float,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Entry:
     """The message for a dead-letter address, with its past in its message annotations.
 
     It has no time to live any more: otherwise what expired would be lost on the way.
@@ -234,9 +265,17 @@ def dead_letter(entry: Entry, source: str, reason: str, error: Error | None) -> 
     if entry.message_format != MESSAGE_FORMAT:
         return Entry(entry.payload, entry.message_format)
     head = walk_head(entry.payload)
-    section = merge_annotations(
-        head.message_annotations, dead_letter_annotations(source, reason, error)
+    annotations = dead_letter_annotations(
+        read_annotations(head.message_annotations),
+        source,
+        reason,
+        error,
+        now=now,
+        delivery_count=entry.delivery_count,
+        attempts=entry.attempts,
+        history_max=limits.dead_letter_history_max,
     )
+    section = merge_annotations(head.message_annotations, annotations)
     pieces = reencode(
         head,
         ttl_ms=None,

@@ -6,11 +6,12 @@ store can keep the moment of expiry.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from ..outcomes import Error
-from ..values import Symbol
+from ..values import Symbol, Timestamp, UInt
 
 #: When a message without a time to live expires.
 NEVER: Final = inf
@@ -28,6 +29,9 @@ REASON: Final = Symbol("x-opt-dead-letter-reason")
 CONDITION: Final = Symbol("x-opt-dead-letter-condition")
 DESCRIPTION: Final = Symbol("x-opt-dead-letter-description")
 INFO: Final = Symbol("x-opt-dead-letter-info")
+#: A list of maps, oldest first: where, why and when it was given up before and now, with the
+#: counters of that node.
+HISTORY: Final = Symbol("x-opt-dead-letter-history")
 
 
 def expiry(ttl_ms: int | None, ttl_s: float | None, now: float) -> float:
@@ -41,13 +45,42 @@ def remaining_ms(expires_at: float, now: float) -> int:
     return min(max(1, int((expires_at - now) * 1000)), 0xFFFF_FFFF)
 
 
-def dead_letter_annotations(source: str, reason: str, error: Error | None) -> dict[Symbol, object]:
-    """What a dead-lettered message says about its past."""
-    annotations: dict[Symbol, object] = {SOURCE: source, REASON: reason}
+def dead_letter_annotations(
+    known: Mapping[Any, object],
+    source: str,
+    reason: str,
+    error: Error | None,
+    *,
+    now: float,
+    delivery_count: int,
+    attempts: int,
+    history_max: int,
+) -> dict[Symbol, object]:
+    """What a message that is given up *now* says about its past, and has *known* of it already."""
+    history = known.get(HISTORY)
+    past = list(history) if isinstance(history, list) else []
+    past.append(
+        {
+            "source": source,
+            "reason": reason,
+            "time": Timestamp(int(now * 1000)),
+            "delivery-count": UInt(delivery_count),
+            "attempts": UInt(attempts),
+        }
+    )
+    annotations: dict[Symbol, object] = {
+        SOURCE: source,
+        REASON: reason,
+        HISTORY: past[-history_max:],
+        # They are about the last time, and this time there may be none.
+        CONDITION: None,
+        DESCRIPTION: None,
+        INFO: None,
+    }
     if error is not None:
         annotations[CONDITION] = Symbol(error.condition)
         if error.description is not None:
             annotations[DESCRIPTION] = error.description
         if error.info:
             annotations[INFO] = error.info
-    return annotations
+    return {key: value for key, value in annotations.items() if value is not None or key in known}

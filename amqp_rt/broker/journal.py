@@ -395,10 +395,12 @@ class QueueLedger:
         entries: list[Entry],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None = None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None:
         """Put *entries* once they are kept, and answer *deliveries* then, which brought them.
 
-        *done* is called last, whatever became of them.
+        *done* is called last, whatever became of them. *note* adds to the unit what is to be kept
+        of the deliveries themselves.
         """
 
         def kept() -> None:
@@ -422,6 +424,8 @@ class QueueLedger:
         unit = Unit(refused)
         unit.then(kept)
         self._write(unit, entries)
+        if note is not None:
+            note(unit, deliveries)
         self._journal.add(unit)
 
     def receive(self, entry: Entry) -> None:

@@ -1052,8 +1052,12 @@ class Entrance:
         entries: list[Entry],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None = None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None:
-        """Append *entries* once they are kept, and answer *deliveries* then, which brought them."""
+        """Append *entries* once they are kept, and answer *deliveries* then, which brought them.
+
+        Nothing is kept of the deliveries themselves: no target here is durable.
+        """
         self.log.gather(self, entries, deliveries, done)
 
     def receive(self, entry: Entry) -> None:

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Any, Final, Literal
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
-from ..fronts.base import SND_SETTLED, SND_UNSETTLED, Link
+from ..codec.composites import from_described
+from ..errors import DecodeError
+from ..fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED, Link
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import (
     ACCEPTED,
@@ -25,15 +30,31 @@ from ..outcomes import (
     Rejected,
     Released,
 )
-from ..termini import COPY, MOVE, STANDARD_OUTCOMES, DeleteOnClose, Source, Target
-from ..values import Array, Symbol
+from ..termini import (
+    COPY,
+    DURABLE_UNSETTLED,
+    MOVE,
+    STANDARD_OUTCOMES,
+    DeleteOnClose,
+    DeleteOnNoLinks,
+    DeleteOnNoLinksOrMessages,
+    DeleteOnNoMessages,
+    Source,
+    Target,
+    outlives_connection,
+)
+from ..values import Array, Described, Symbol
 from .filters import FilterSet, compile_filter_set
+from .keyed import Field
 from .positions import Position
 from .queues import BLOCK, DROP_HEAD, REJECT
 from .selectors import InvalidFilter
 
 #: Characters of a node's name.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max
+
+#: Groups of messages that a queue tells apart.
+GROUPS_MAX: Final = 65_536
 
 #: A priority is one octet.
 PRIORITIES_MAX: Final = 256
@@ -47,6 +68,11 @@ _OUTCOMES: Final[dict[str, type]] = dict(
     zip(STANDARD_OUTCOMES, (Accepted, Rejected, Released, Modified), strict=True)
 )
 
+#: Link properties by which a consumer says before or after whom it wants to be served, as Artemis
+#: and as RabbitMQ spell it, and that it wants to be the only one.
+PRIORITIES: Final = (Symbol("priority"), Symbol("rabbitmq:priority"))
+EXCLUSIVE: Final = Symbol("exclusive")
+
 #: Capabilities by which a client says what kind of node it takes the address for.
 _KINDS: Final = {
     "queue": QUEUE,
@@ -55,6 +81,40 @@ _KINDS: Final = {
     "temporary-topic": TOPIC,
     "log": LOG,
 }
+
+
+#: When the timer of a terminus starts, unless it never does (§3.5.6).
+LINK_DETACH: Final = "link-detach"
+SESSION_END: Final = "session-end"
+CONNECTION_CLOSE: Final = "connection-close"
+NEVER: Final = "never"
+_POLICIES: Final = (LINK_DETACH, SESSION_END, CONNECTION_CLOSE, NEVER)
+
+#: Properties of a link by which a client says how often a message may come (S3 2.3.6): what it
+#: needs, and what it would like.
+DELIVERY_MODE: Final = Symbol("delivery-mode")
+OPT_DELIVERY_MODE: Final = Symbol("opt-delivery-mode")
+AT_MOST_ONCE: Final = "at-most-once"
+AT_LEAST_ONCE: Final = "at-least-once"
+EXACTLY_ONCE: Final = "exactly-once"
+_DELIVERY_MODES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE)
+
+#: Capabilities of a subscription that several links have together, whatever their container.
+SHARED: Final = "shared"
+GLOBAL: Final = "global"
+
+#: How long a dynamic node lives (§3.5.9).
+Lifetime: TypeAlias = (
+    DeleteOnClose | DeleteOnNoLinks | DeleteOnNoMessages | DeleteOnNoLinksOrMessages
+)
+_LIFETIMES: Final = (
+    DeleteOnClose,
+    DeleteOnNoLinks,
+    DeleteOnNoMessages,
+    DeleteOnNoLinksOrMessages,
+)
+_LIFETIME: Final = Symbol("lifetime-policy")
+_DIST_MODES: Final = Symbol("supported-dist-modes")
 
 
 class Declaration(Struct, frozen=True):
@@ -72,12 +132,30 @@ class Declaration(Struct, frozen=True):
         raise NotImplementedError
 
 
+class Addressed(Declaration, frozen=True, kw_only=True):
+    """A node that may have other addresses beside its name.
+
+    Args:
+        aliases: Addresses that mean this node; who uses one is answered with it (S3 2.1).
+    """
+
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for alias in self.aliases:
+            if not 0 < len(alias) <= NAME_MAX or alias == self.name:
+                raise ValueError(
+                    f"an alias is another address of 1 to {NAME_MAX} characters, not {alias!r}"
+                )
+
+
 def _at_least(name: str, value: float | None, least: float) -> None:
     if value is not None and value < least:
         raise ValueError(f"{name} is at least {least}, not {value}")
 
 
-class Queue(Declaration, frozen=True, kw_only=True):
+class Queue(Addressed, frozen=True, kw_only=True):
     """A node that gives each message to one consumer (*move*); it can be browsed (*copy*).
 
     Args:
@@ -98,6 +176,25 @@ class Queue(Declaration, frozen=True, kw_only=True):
             is one, which makes the queue a ring.
         priorities: How many priorities are told apart (Part 3 §3.2.1); of messages with equal ones
             the first comes first. By default none are.
+        sort_key: A field of the messages by which they are sorted, lowest first: ``properties.NAME``,
+            ``message-annotations.NAME`` or ``application-properties.NAME``; a bare name is that of an
+            application property. Numbers come before times, times before texts, texts before the
+            rest; messages without the field come last. Of equal ones the first comes first.
+        last_value_key: A field, named likewise: of messages with equal values only the last is kept.
+            One that somebody holds stays with them, and is gone if they let go of it. Messages
+            without the field are all kept.
+        groups: How many groups of messages are told apart, by their ``group-id``. The messages of a
+            group go to one consumer, in order, until it leaves. By default there are none.
+        lock_s: Seconds after which a delivery that its consumer has not settled is released, for
+            others to have (Part 3 §3.4.4). By default it may keep it as long as it likes.
+        single_active: One consumer gets all messages; the others stand by, and when it leaves the one
+            with the highest priority takes over, of equal ones the one that came first.
+        exclusive: A second consumer is refused.
+        return_to_sender: A message that is given up goes to the node of its ``reply-to``, if it names
+            another one here; to ``dead_letter`` otherwise. It is the sender who chooses that node.
+        check_properties: Look at what the properties of arriving messages claim (§3.2.4): a
+            ``user-id`` is that of the user who is logged in, or the message is rejected, and what
+            has an ``absolute-expiry-time`` expires then.
     """
 
     max_deliveries: int | None = None
@@ -108,6 +205,14 @@ class Queue(Declaration, frozen=True, kw_only=True):
     bytes_max: int | None = None
     overflow: Literal["block", "reject", "drop-head"] = "block"
     priorities: int = 1
+    sort_key: str | None = None
+    last_value_key: str | None = None
+    groups: int = 0
+    lock_s: float | None = None
+    single_active: bool = False
+    exclusive: bool = False
+    return_to_sender: bool = False
+    check_properties: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,6 +220,16 @@ class Queue(Declaration, frozen=True, kw_only=True):
             raise ValueError(f"overflow is block, reject or drop-head, not {self.overflow!r}")
         if not 1 <= self.priorities <= PRIORITIES_MAX:
             raise ValueError(f"priorities is 1 to {PRIORITIES_MAX}, not {self.priorities}")
+        for key in (self.sort_key, self.last_value_key):
+            if key is not None:
+                Field(key)
+        if self.sort_key is not None and self.priorities > 1:
+            raise ValueError(
+                "a queue is in the order of its sort_key or of priorities, not of both"
+            )
+        if not 0 <= self.groups <= GROUPS_MAX:
+            raise ValueError(f"groups is 0 to {GROUPS_MAX}, not {self.groups}")
+        _at_least("lock_s", self.lock_s, 0.001)
         _at_least("max_deliveries", self.max_deliveries, 1)
         _at_least("max_attempts", self.max_attempts, 1)
         _at_least("ttl_s", self.ttl_s, 0)
@@ -131,7 +246,7 @@ class Queue(Declaration, frozen=True, kw_only=True):
         return QUEUE
 
 
-class Topic(Declaration, frozen=True, kw_only=True):
+class Topic(Addressed, frozen=True, kw_only=True):
     """A node that gives each message to every subscriber of that moment (*copy*).
 
     Args:
@@ -157,7 +272,7 @@ class Topic(Declaration, frozen=True, kw_only=True):
         return TOPIC
 
 
-class Log(Declaration, frozen=True, kw_only=True):
+class Log(Addressed, frozen=True, kw_only=True):
     """A node that keeps messages in the order in which they came, for whoever reads them (*copy*).
 
     A reader says where it begins: at the first or the last record, at an offset, at a time, or with
@@ -214,6 +329,34 @@ def declaration(kind: str, name: str) -> Declaration:
     return KINDS[kind](name)
 
 
+def similar(key: str, known: Collection[str]) -> str:
+    """Which of *known* is meant by *key*, as the end of a sentence."""
+    close = get_close_matches(key, known, 1)
+    return f"; is {close[0]!r} meant?" if close else f": it has {', '.join(known)}"
+
+
+def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Declaration:
+    """The node that *fields* describe: ``name``, ``kind`` (a queue if there is none), and options.
+
+    Not *strict*, texts are taken for what they say, such as ``"5"`` for a number.
+
+    Raises:
+        ValueError: They describe none; says what is wrong, and what might be meant.
+    """
+    options = dict(fields)
+    kind = options.pop("kind", QUEUE)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"a node is a queue, a topic or a log, not {kind!r:.50}")
+    known = KINDS[kind].__struct_fields__
+    for key in options:
+        if key not in known:
+            raise ValueError(f"a {kind} has no option {key!r:.50}{similar(key, known)}")
+    try:
+        return msgspec.convert(options, KINDS[kind], strict=strict)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
 class Terms(Struct, frozen=True, kw_only=True):
     """What a link gets: the termini to answer with, and what its endpoint has to do."""
 
@@ -229,6 +372,16 @@ class Terms(Struct, frozen=True, kw_only=True):
     filters: FilterSet | None = None
     #: Where in a log to begin, None if the link does not say.
     position: Position | None = None
+    #: The terminus is kept when the link is detached and not closed.
+    keeps: bool = False
+    #: It is one of the links of a subscription that they have together.
+    shared: bool = False
+    #: What is said of the link beside its termini.
+    properties: dict[object, object] | None = None
+    #: Consumers with a higher one are served first.
+    priority: int = 0
+    #: There may be no other consumer.
+    exclusive: bool = False
 
     @property
     def settled(self) -> bool:
@@ -236,13 +389,29 @@ class Terms(Struct, frozen=True, kw_only=True):
         return self.snd_settle_mode == SND_SETTLED
 
 
+class Means(Struct, frozen=True, kw_only=True):
+    """What the broker can do for the termini of links at a node."""
+
+    #: It has a place for one more terminus that is kept.
+    room: bool = True
+    #: State of the node and of its links lies in a store.
+    stored: bool = False
+    #: Who asks for something durable gets it as long as the process lives.
+    volatile: bool = False
+
+
+_PLAIN: Final = Means()
+
+
 def answer(
     link: Link,
     declared: Declaration,
     *,
     sending: bool,
-    dynamic: bool = False,
+    lifetime: Lifetime | None = None,
     owner: Any = None,
+    means: Means = _PLAIN,
+    address: str | None = None,
     now: float = 0.0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Terms | Error:
@@ -252,10 +421,12 @@ def answer(
         link: The request; *sending* is whether we are to send on it.
         declared: The node.
         sending: The peer is a consumer.
-        dynamic: The node was made for this link.
+        lifetime: Of a dynamic node that was made for this link.
         owner: The connection that alone may receive from the node, None for any.
+        means: What can be done for its terminus.
+        address: What the node was called, if not by its name.
         now: The wall clock, which a filter may ask for.
-        limits: Bounds, of filters here.
+        limits: Bounds, of filters and of how long a terminus is kept.
     """
     terminus: Any = link.source if sending else link.target
     for capability in terminus.capabilities:
@@ -271,20 +442,105 @@ def answer(
                 "amqp:unauthorized-access",
                 "only the connection that made a dynamic node may receive from it",
             )
-        return _consumer(link, declared, dynamic, now, limits)
-    made = _made(declared, dynamic)
+        return _consumer(link, declared, lifetime, means, address or declared.name, now, limits)
+    kept = _kept(terminus, True, means, limits)
+    if isinstance(kept, Error):
+        return kept
+    durable, policy, timeout = kept
     target = Target(
-        address=declared.name,
-        expiry_policy="link-detach",
-        dynamic=dynamic,
-        dynamic_node_properties=made,
+        address=address or declared.name,
+        durable=durable,
+        expiry_policy=policy,
+        timeout=timeout,
+        dynamic=lifetime is not None,
+        dynamic_node_properties=_made(declared, lifetime),
         capabilities=(declared.kind,),
     )
-    return Terms(source=link.source, target=target, snd_settle_mode=link.snd_settle_mode)
+    # What is sent settled comes at most once whatever we do; what is not, at least once.
+    modes = [AT_MOST_ONCE] if link.snd_settle_mode == SND_SETTLED else [AT_LEAST_ONCE]
+    if outlives_connection(target) and link.snd_settle_mode != SND_SETTLED:
+        # By its tag it is known again when the link is resumed.
+        modes.append(EXACTLY_ONCE)
+    delivery_mode = _delivery_mode(link, modes)
+    if isinstance(delivery_mode, Error):
+        return delivery_mode
+    return Terms(
+        source=link.source,
+        target=target,
+        snd_settle_mode=link.snd_settle_mode,
+        keeps=policy != LINK_DETACH or timeout > 0,
+        properties=delivery_mode,
+    )
+
+
+def _kept(
+    asked: Source | Target, possible: bool, means: Means, limits: Limits
+) -> tuple[int, Symbol, int] | Error:
+    """What is kept of a terminus, from when on it expires, and after how many seconds.
+
+    What a client wants to outlive its connection is promised or refused, so that it learns at once
+    what it can count on. Nobody says so of what a session keeps, which is asked for by default.
+    """
+    policy = asked.expiry_policy
+    if policy not in _POLICIES:
+        return Error("amqp:invalid-field", f"there is no expiry-policy {policy!r:.50}")
+    if asked.durable > DURABLE_UNSETTLED:
+        return Error("amqp:invalid-field", f"there is no terminus-durability {asked.durable}")
+    lasting = outlives_connection(asked)
+    if not possible:
+        if asked.durable:
+            return Error("amqp:not-implemented", "nothing is kept of a link like this")
+        return 0, Symbol(LINK_DETACH), 0
+    if not means.room:
+        if lasting:
+            return Error("amqp:resource-limit-exceeded", "too many termini are kept already")
+        return 0, Symbol(LINK_DETACH), 0
+    durable = 0
+    if asked.durable and lasting:
+        if means.stored:
+            durable = asked.durable
+        elif not means.volatile:
+            return Error(
+                "amqp:precondition-failed",
+                "a durable terminus was asked for, and what is here is kept in memory only",
+            )
+    timeout = 0 if policy == NEVER else min(asked.timeout, limits.terminus_timeout_max_s)
+    return durable, Symbol(policy), timeout
+
+
+def _delivery_mode(link: Link, possible: list[str]) -> dict[object, object] | Error | None:
+    """What to say of how often messages come, if the peer asked (S3 2.3.6).
+
+    The last of *possible* is what is done unless the peer asks for another.
+    """
+    needed = link.properties.get(DELIVERY_MODE)
+    wished = link.properties.get(OPT_DELIVERY_MODE)
+    for mode in (needed, wished):
+        if mode is not None and mode not in _DELIVERY_MODES:
+            return Error("amqp:invalid-field", f"there is no delivery-mode {mode!r:.50}")
+    if needed is not None and needed not in possible:
+        return Error(
+            "amqp:not-implemented",
+            f"the delivery-mode here is {' or '.join(possible)}, not {needed}: settle modes, "
+            "expiry-policy and timeout decide that",
+        )
+    chosen = needed or (wished if wished in possible else possible[0])
+    found: dict[object, object] = {}
+    if needed is not None:
+        found[DELIVERY_MODE] = Symbol(str(chosen))
+    if wished is not None:
+        found[OPT_DELIVERY_MODE] = Symbol(str(chosen))
+    return found or None
 
 
 def _consumer(
-    link: Link, declared: Declaration, dynamic: bool, now: float, limits: Limits
+    link: Link,
+    declared: Declaration,
+    lifetime: Lifetime | None,
+    means: Means,
+    address: str,
+    now: float,
+    limits: Limits,
 ) -> Terms | Error:
     asked = link.source
     assert asked is not None
@@ -299,9 +555,22 @@ def _consumer(
             f"the {declared.kind} {declared.name!r} has no distribution-mode {mode!r}",
         )
     copies = mode == COPY
+    shared = SHARED in asked.capabilities
+    if shared and declared.kind != TOPIC:
+        return Error("amqp:not-implemented", f"a {declared.kind} has no shared subscriptions")
+    # A browser has seen nothing for anybody else, and a reader knows its place itself.
+    kept = _kept(
+        asked, declared.kind == TOPIC or not (copies or declared.kind == LOG), means, limits
+    )
+    if isinstance(kept, Error):
+        return kept
+    durable, policy, timeout = kept
+    keeps = policy != LINK_DETACH or timeout > 0
     default = asked.default_outcome
     if default is None:
-        default = ACCEPTED if copies else RELEASED
+        # What somebody comes back for is not given up with the link.
+        lasting = timeout > 0 or policy == NEVER or shared
+        default = ACCEPTED if copies and not lasting else RELEASED
     elif type(default) not in _OUTCOMES.values():
         return Error("amqp:invalid-field", "the default-outcome is not an outcome")
     unknown = [outcome for outcome in asked.outcomes if outcome not in _OUTCOMES]
@@ -317,68 +586,164 @@ def _consumer(
         )
     except InvalidFilter as error:
         return Error.of(error)
-    outcomes = tuple(asked.outcomes)
-    allowed: tuple[type, ...] | None = None
-    if not outcomes:
-        outcomes = STANDARD_OUTCOMES
-    elif len(set(outcomes)) < len(_OUTCOMES):
-        allowed = tuple(_OUTCOMES[outcome] for outcome in outcomes)
+    priority = _priority(link)
+    if isinstance(priority, Error):
+        return priority
+    outcomes = tuple(asked.outcomes) or STANDARD_OUTCOMES
+    capabilities = [declared.kind]
+    if shared:
+        capabilities += [SHARED, *([GLOBAL] if GLOBAL in asked.capabilities else [])]
     source = Source(
-        address=declared.name,
-        # No state outlives the link: nothing durable, and expired as soon as it is detached.
-        expiry_policy="link-detach",
-        dynamic=dynamic,
-        dynamic_node_properties=_made(declared, dynamic),
-        distribution_mode=mode,
+        address=address,
+        durable=durable,
+        expiry_policy=policy,
+        timeout=timeout,
+        dynamic=lifetime is not None,
+        dynamic_node_properties=_made(declared, lifetime),
+        distribution_mode=Symbol(mode),
         # Those that are in place. What is not known here is absent from the answer, so that the
         # receiver sees that it has to look for itself (§3.5.3).
         filter=filters.in_place or None,
         default_outcome=default,
         outcomes=outcomes,
-        capabilities=(declared.kind,),
+        capabilities=tuple(capabilities),
     )
     settle_mode = SND_SETTLED if link.snd_settle_mode == SND_SETTLED else SND_UNSETTLED
+    delivery_modes = [AT_LEAST_ONCE]
+    if settle_mode == SND_SETTLED:
+        delivery_modes = [AT_MOST_ONCE]
+    else:
+        if link.snd_settle_mode != SND_UNSETTLED:
+            # The peer left it to us.
+            delivery_modes.append(AT_MOST_ONCE)
+        if outlives_connection(source) and not shared and link.rcv_settle_mode == RCV_SECOND:
+            delivery_modes.append(EXACTLY_ONCE)
+    properties = _delivery_mode(link, delivery_modes)
+    if isinstance(properties, Error):
+        return properties
+    if properties is not None and AT_MOST_ONCE in properties.values():
+        settle_mode = SND_SETTLED
     return Terms(
         source=source,
         target=link.target if isinstance(link.target, Target) else None,
         snd_settle_mode=settle_mode,
         copies=copies,
         default_outcome=default,
-        outcomes=allowed,
+        outcomes=_allowed(outcomes),
         filters=filters if filters.selective else None,
         position=filters.position,
+        keeps=keeps,
+        shared=shared,
+        properties=properties,
+        priority=priority,
+        exclusive=link.properties.get(EXCLUSIVE) is True,
     )
+
+
+def terms_again(
+    source: Source,
+    snd_settle_mode: int,
+    container_id: str,
+    *,
+    priority: int,
+    exclusive: bool,
+    now: float,
+    limits: Limits,
+) -> Terms:
+    """What a link got that was answered with *source*, which was kept meanwhile.
+
+    Raises:
+        InvalidFilter: A filter of it is not understood any more.
+    """
+    filters = compile_filter_set(
+        source.filter, receiver=container_id, now_ms=int(now * 1000), limits=limits
+    )
+    return Terms(
+        source=source,
+        target=None,
+        snd_settle_mode=snd_settle_mode,
+        copies=source.distribution_mode == COPY,
+        default_outcome=source.default_outcome,
+        outcomes=_allowed(source.outcomes),
+        filters=filters if filters.selective else None,
+        keeps=True,
+        shared=SHARED in source.capabilities,
+        priority=priority,
+        exclusive=exclusive,
+    )
+
+
+def _allowed(outcomes: tuple[str, ...]) -> tuple[type, ...] | None:
+    """The outcomes by their types, None for all."""
+    if len(set(outcomes)) >= len(_OUTCOMES):
+        return None
+    return tuple(_OUTCOMES[outcome] for outcome in outcomes)
+
+
+def _priority(link: Link) -> int | Error:
+    found = 0
+    for name in PRIORITIES:
+        value = link.properties.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
+            return Error(
+                "amqp:invalid-field",
+                f"the link property {name} is a number of 32 bits, not {value!r:.50}",
+            )
+        found = int(value)
+    return found
 
 
 def _modes(declared: Declaration) -> tuple[str, ...]:
     return (MOVE, COPY) if declared.kind == QUEUE else (COPY,)
 
 
-def _made(declared: Declaration, dynamic: bool) -> dict[object, object] | None:
+def _made(declared: Declaration, lifetime: Lifetime | None) -> dict[object, object] | None:
     """The properties that a dynamic node really has (§3.5.9)."""
-    if not dynamic:
+    if lifetime is None:
         return None
     modes = Array([Symbol(mode) for mode in _modes(declared)], Symbol)
-    return {
-        Symbol("lifetime-policy"): DeleteOnClose(),
-        Symbol("supported-dist-modes"): modes,
-    }
+    return {_LIFETIME: lifetime, _DIST_MODES: modes}
 
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def dynamic_declaration(link: Link, terminus: Source | Target) -> Declaration | Error:
-    """The node to make for a *terminus* that asks for a dynamic one (§3.5.3, §3.5.4).
+def dynamic_declaration(
+    link: Link, terminus: Source | Target
+) -> tuple[Declaration, Lifetime] | Error:
+    """The node to make for a *terminus* that asks for a dynamic one, and how long it lives
+    (§3.5.3, §3.5.4).
 
     Its address says which link of which container it was made for, and ends in 128 random bits,
     so that nobody can guess it.
     """
     if terminus.address is not None:
         return Error("amqp:invalid-field", "a dynamic terminus brings no address")
+    asked = terminus.dynamic_node_properties or {}
+    lifetime = asked.get(_LIFETIME, DeleteOnClose())
+    if isinstance(lifetime, Described):
+        try:
+            lifetime = from_described(lifetime, *_LIFETIMES)
+        except DecodeError:
+            lifetime = None
+    if not isinstance(lifetime, _LIFETIMES):
+        return Error("amqp:not-implemented", "there is no such lifetime-policy")
     parts = (_UNSAFE.sub("-", text)[:64] or "-" for text in (link.peer.container_id, link.name))
     name = "/".join(("dynamic", *parts, secrets.token_urlsafe(16)))
     wanted = {_KINDS[capability] for capability in terminus.capabilities if capability in _KINDS}
     if len(wanted) > 1:
         return Error("amqp:invalid-field", "a node is of one kind only")
-    return declaration(wanted.pop() if wanted else QUEUE, name)
+    modes = asked.get(_DIST_MODES, ())
+    needed = {
+        str(mode) for mode in (modes if isinstance(modes, Array | list | tuple) else (modes,))
+    }
+    kind = wanted.pop() if wanted else TOPIC if needed == {COPY} else QUEUE
+    declared = declaration(kind, name)
+    if not needed.issubset(_modes(declared)):
+        return Error(
+            "amqp:not-implemented",
+            f"a {kind} has no distribution-modes beside {', '.join(_modes(declared))}",
+        )
+    return declared, lifetime

@@ -10,14 +10,16 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from ..errors import DecodeError, WouldBlock
+from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..transactions import TransactionalState
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
+from .journal import Unit
 from .queues import Memory
 from .transactions import Transaction, Transactions
 
@@ -78,9 +80,14 @@ class Ledger(Protocol):
         entries: list[Entry],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None = None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
     ) -> None: ...
 
     def receive(self, entry: Entry) -> None: ...
+
+
+#: Why a message of a peer is refused, None if it is not.
+Check: TypeAlias = Callable[[Entry, Peer], Rejected | None]
 
 
 def _nothing() -> None:
@@ -100,6 +107,7 @@ class Inlet:
         ledger: Keeps durable messages; None if the node keeps none.
         transactions: Those in which messages may be posted; None if there are none.
         volatile: Durable messages are taken although nothing keeps them.
+        check: Says why a message is refused that one of its peers has sent, if it is.
         successor: Gives the inlet of the address once the node has been deleted, if there is one.
     """
 
@@ -115,6 +123,7 @@ class Inlet:
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
+        check: Check | None = None,
         successor: Callable[[], Inlet | None] = _nothing,
     ) -> None:
         self.intake = intake
@@ -126,7 +135,10 @@ class Inlet:
         self.transactions = transactions
         self.volatile = volatile
         self.on_expiring = on_expiring
+        self.check = check
         self.successor = successor
+        #: Keeps together with messages that they have come.
+        self.note: Callable[[Unit, list[IncomingDelivery]], None] | None = None
 
     def admits(self, size: int) -> bool:
         """Whether a message of *size* bytes may come in although nobody promised it room."""
@@ -179,6 +191,7 @@ class Inlet:
             return
         admit = self.door.admit
         ledger = self.ledger
+        check = self.check
         now = self.wall()
         publisher = link.peer.container_id
         #: To be kept before they are put, and the deliveries that brought them.
@@ -207,6 +220,8 @@ class Inlet:
                     refusal = _NOT_KEPT
                 elif not self.admits(len(payload)):
                     refusal = _FULL
+                elif check is not None:
+                    refusal = check(entry, link.peer)
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
             except Unwelcome as error:
@@ -237,7 +252,7 @@ class Inlet:
         end = None if fault is None else partial(link.detach, fault)
         if ledger is not None and durable:
             # What came before a fault is answered before the link is.
-            ledger.stage(durable, waiting, end)
+            ledger.stage(durable, waiting, end, self.note)
         elif end is not None:
             end()
 
@@ -280,6 +295,7 @@ class Producer(Inlet):
         transactions: Transactions | None = None,
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
+        check: Check | None = None,
     ) -> None:
         super().__init__(
             intake,
@@ -291,6 +307,7 @@ class Producer(Inlet):
             transactions=transactions,
             volatile=volatile,
             on_expiring=on_expiring,
+            check=check,
         )
         self.link: Any = None
         #: Credit that the link has, and that it had after the last grant.
@@ -298,7 +315,10 @@ class Producer(Inlet):
         self.granted = 0
         #: There was no room for more.
         self.waiting = False
-        #: Called when the link is over.
+        #: The terminus that it is the endpoint of, an object with ``attached(link)``,
+        #: ``delivered(deliveries)`` and ``left(link, closed)``; None if nothing is kept of it.
+        self.keeper: Any = None
+        #: Called when the link is over, if nothing is kept of it.
         self.on_left: list[Callable[[], None]] = []
 
     def admits(self, size: int) -> bool:
@@ -307,12 +327,16 @@ class Producer(Inlet):
 
     def on_attached(self, link: ReceivingLink) -> None:
         self.link = link
+        if self.keeper is not None:
+            self.keeper.attached(link)
         self.intake.opened(self)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         # What was promised is used, before the messages that it was promised for take room.
         self.intake.used(self)
         super().deliver(link, deliveries)
+        if self.keeper is not None:
+            self.keeper.delivered(deliveries)
         self.intake.top_up(self)
 
     def on_flow(self, link: ReceivingLink) -> None:
@@ -322,6 +346,8 @@ class Producer(Inlet):
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         self.intake.closed(self)
+        if self.keeper is not None:
+            self.keeper.left(link, closed)
         for on_left in self.on_left:
             on_left()
 

@@ -16,12 +16,17 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
+from math import inf
 from typing import Any, Final, Protocol
 
 from ..errors import LocalProtocolError
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import ACCEPTED, Accepted, Error, Modified, Rejected
-from .entries import NEVER, Entry, annotate, departing
+from ..outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
+from .entries import NEVER, NOWHERE, Entry, annotate, departing
+from .groups import Groups
+from .keyed import Marks
+from .locks import Locks
+from .schedule import Schedule
 from .subscriptions import Browser, DistributionNode, Enlisted, Subscription
 
 #: Slots of a segment.
@@ -92,7 +97,7 @@ class Counts:
         self.dead_lettered: int = 0
         self.expired: int = 0
         #: Archived without being accepted: rejected or worn out with no dead-letter address,
-        #: purged, or abandoned by a default outcome.
+        #: purged, replaced by a later one, or abandoned by a default outcome.
         self.dropped: int = 0
 
 
@@ -133,6 +138,10 @@ def _ignore() -> None:
     """Nobody wants to know."""
 
 
+def _ignore_time(at: float) -> None:
+    """Nobody wants to know when."""
+
+
 class MessageQueue(DistributionNode):
     """The messages of one queue, and who takes them.
 
@@ -150,6 +159,14 @@ class MessageQueue(DistributionNode):
         priorities: Distinct priorities (§3.2.1); 1 for none.
         overflow: What becomes of messages for which there is no room: ``BLOCK`` gives no credit for
             them, ``REJECT`` rejects them, ``DROP_HEAD`` gives up the first available ones.
+        monotonic: The clock of delays and locks; by default the wall clock.
+        marker: Reads what the next three go by of each message; None if none of them is wished.
+        last_value: Of messages with equal keys only the last is kept.
+        sorting: Messages are in the order of their marks; of equal ones the first comes first.
+        grouping: The messages of a group go to one consumer.
+        lock_s: Seconds that a delivery may be unsettled before it is released; 0 for ever.
+        single_active: One consumer gets everything until it leaves.
+        exclusive: There is one consumer at most.
         limits: Bounds.
     """
 
@@ -165,9 +182,22 @@ class MessageQueue(DistributionNode):
         bytes_max: int = 0,
         priorities: int = 1,
         overflow: str = BLOCK,
+        monotonic: Callable[[], float] | None = None,
+        marker: Callable[[Entry], Marks] | None = None,
+        last_value: bool = False,
+        sorting: bool = False,
+        grouping: bool = False,
+        lock_s: float = 0.0,
+        single_active: bool = False,
+        exclusive: bool = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.overflow = overflow
+        self.monotonic = monotonic or wall
+        self.single_active = single_active
+        self.exclusive = exclusive
+        self.last_value = last_value
+        self.sorting = sorting
         self.priorities = priorities
         self.memory = memory
         self.wall = wall
@@ -185,6 +215,10 @@ class MessageQueue(DistributionNode):
         #: called soon.
         self.on_unfinished: Callable[[], None] = _ignore
         self.unfinished: bool = False
+        #: Called with a time, by the monotonic clock, when :meth:`tick` is to be called by then.
+        self.on_alarm: Callable[[float], None] = _ignore_time
+        #: The time that was said last, ``inf`` if that has passed.
+        self.alarm: float = inf
         self.counts = Counts()
         #: Where stored messages are kept, None if none are.
         self.ledger: Ledger | None = None
@@ -195,11 +229,15 @@ class MessageQueue(DistributionNode):
         #: Messages that are AVAILABLE, and that are ACQUIRED.
         self.available: int = 0
         self.acquired: int = 0
-        #: Payload bytes of both.
+        #: Messages that are not due yet.
+        self.delayed: int = 0
+        #: Payload bytes of all of them.
         self.bytes: int = 0
         self.consumers: dict[int, Subscription] = {}
         self.browsers: dict[int, Browser] = {}
         self.deleted: bool = False
+        #: Called when outcomes have left it empty, None if nobody cares.
+        self.on_empty: Callable[[], None] | None = None
         self._identities: int = 0
         self._segments: dict[int, _Segment] = {}
         self._tail: _Segment = _Segment(0)
@@ -214,16 +252,45 @@ class MessageQueue(DistributionNode):
         #: With priorities, of everything.
         self._returned: list[int] = []
         self._apart: dict[frozenset[int], list[int]] = {}
+        #: Of those, the places between ``_head`` and ``_next``, or such once: a consumer that does not
+        #: want everything has taken them before their turn.
+        self._aside: set[int] = set()
         #: Consumers with credit, in the order of its arrival; each takes its turn and goes to the end.
         self._ring: deque[Subscription] = deque()
+        #: If some have other priorities than 0: these, highest first, and 0 among them; and in place
+        #: of the one ring one for each.
+        self._levels: list[int] = []
+        self._rings: dict[int, deque[Subscription]] = {}
         self._pumping: bool = False
         self._freed: bool = False
+        #: Messages are ordered by something before their place.
+        self._ranked: bool = priorities > 1 or sorting
+        self._marker = marker
+        #: The last message with each key, as long as it is here.
+        self._latest: dict[Any, Entry] = {}
+        #: Ranks in heaps whose messages have been replaced.
+        self._stale: int = 0
+        self._groups: Groups | None = Groups() if grouping else None
+        #: The one that gets everything.
+        self._active: Subscription | None = None
+        self._schedule: Schedule | None = None
+        self._locks: Locks | None = None
+        self.lock(lock_s)
+
+    def lock(self, lock_s: float) -> None:
+        """From now on deliveries may be unsettled for *lock_s* seconds; 0 for ever."""
+        if not lock_s:
+            self._locks = None
+        elif self._locks is None:
+            self._locks = Locks(lock_s, self.monotonic)
+        else:
+            self._locks.lock_s = lock_s
 
     # --- Room ---
 
     def room(self) -> int:
         """How many more messages the queue can hold, at the mean size of those it has."""
-        held = self.available + self.acquired + self.pending + self.held
+        held = self.available + self.acquired + self.delayed + self.pending + self.held
         memory = self.memory
         free = memory.limit - memory.held
         mean = self.bytes // held if held else 1024
@@ -244,7 +311,7 @@ class MessageQueue(DistributionNode):
         if self.overflow == DROP_HEAD:
             return True
         if self.overflow == REJECT and self.length_max:
-            held = self.available + self.acquired + self.pending + self.held
+            held = self.available + self.acquired + self.delayed + self.pending + self.held
             if held >= self.length_max:
                 return False
         return self.bytes + size <= self.bytes_max
@@ -253,7 +320,7 @@ class MessageQueue(DistributionNode):
         """There are too many: the first that are available make room for the last."""
         while self.available and (
             self.bytes > self.bytes_max
-            or (self.length_max and self.available + self.acquired > self.length_max)
+            or (self.length_max and self.available + self.acquired + self.delayed > self.length_max)
         ):
             self._give_up(self._pop_first(), "overflow", None)
         self._tell_of_room()
@@ -303,7 +370,8 @@ class MessageQueue(DistributionNode):
         size = len(entry.payload)
         self.bytes += size
         self.memory.held += size
-        self._append(entry, entry.sequence)
+        if (entry.due is None or not self._delays(entry)) and self._mark(entry):
+            self._append(entry, entry.sequence)
 
     def put(self, entry: Entry) -> None:
         """Take responsibility for *entry* and deliver it if somebody waits."""
@@ -311,6 +379,7 @@ class MessageQueue(DistributionNode):
             return
         sequence = entry.sequence
         if sequence < 0:
+            later = sequence < NOWHERE
             sequence = entry.sequence = self._place_next
             self._place_next = sequence + 1
             size = len(entry.payload)
@@ -318,7 +387,12 @@ class MessageQueue(DistributionNode):
             self.memory.held += size
         else:
             self.pending -= 1
+            later = entry.due is not None
         self.counts.enqueued += 1
+        if later and self._delays(entry):
+            return
+        if self._marker is not None and not self._mark(entry):
+            return
         if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
             subscription = self._ring[0]
@@ -331,21 +405,25 @@ class MessageQueue(DistributionNode):
             ):
                 self._head = self._next = sequence + 1
                 if link.credit <= 0:
-                    self._retire(subscription)
+                    self._retire(self._ring, subscription)
                 elif len(self._ring) > 1:
                     self._ring.rotate(-1)
                 self._tell_of_room()
                 return
         self._append(entry, sequence)
+        self._came()
+
+    def _came(self) -> None:
+        """There are messages that were not there before."""
         for browser in list(self.browsers.values()):
             self._browse(browser)
-        if self._ring:
+        if self._ring or self._levels:
             self.pump()
         if self.overflow == DROP_HEAD:
             self._shed()
 
     def _append(self, entry: Entry, sequence: int) -> None:
-        if self.priorities > 1:
+        if self._ranked:
             self._head = self._next = sequence + 1
             self._file(entry)
             self._place(entry, sequence)
@@ -358,17 +436,134 @@ class MessageQueue(DistributionNode):
         self._place(entry, sequence)
 
     def _rank(self, entry: Entry) -> int:
-        """What orders *entry* among the others: its priority, then its place."""
-        if self.priorities <= 1:
+        """What orders *entry* among the others: its mark or its priority, then its place."""
+        if not self._ranked:
             return entry.sequence
+        if self.sorting:
+            order: int = entry.marks.order
+            return order << _PLACE_BITS | entry.sequence
         band = effective_priority(entry.priority, self.priorities)
         return (self.priorities - 1 - band) << _PLACE_BITS | entry.sequence
 
     def _step(self) -> None:
         """The first of those never taken has been: go on to the next that is there."""
         self._head += 1
-        while self._head < self._next and self._look(self._head) is None:
-            self._head += 1
+        while self._head < self._next and (
+            self._look(self._head) is None or (self._aside and self._head in self._aside)
+        ):
+            if self._head >> _SHIFT in self._segments:
+                self._head += 1
+            else:
+                self._head = min(((self._head >> _SHIFT) + 1) << _SHIFT, self._next)
+
+    # --- Keys and times ---
+
+    def _mark(self, entry: Entry) -> bool:
+        """Read of *entry* what the queue wants to know; false if a later one has replaced it."""
+        if self._marker is None:
+            return True
+        entry.marks = self._marker(entry)
+        key = entry.marks.key
+        if not self.last_value or key is None:
+            return True
+        before = self._latest.get(key)
+        if before is not None and before.sequence > entry.sequence:
+            # It was not due before.
+            self._replaced(entry)
+            return False
+        self._latest[key] = entry
+        if before is not None:
+            before.marks.replaced = True
+            if self._look(before.sequence) is before:
+                # Nobody holds it.
+                self._remove(before.sequence)
+                if before.sequence in self._aside or before.sequence < self._head:
+                    self._aside.discard(before.sequence)
+                    self._stale += 1
+                    if self._stale > self.available + 64:
+                        self._regroup()
+                elif before.sequence == self._head:
+                    self._step()
+                self._replaced(before)
+                self._tell_of_room()
+        return True
+
+    def _replaced(self, entry: Entry) -> None:
+        self.counts.dropped += 1
+        self._archive(entry)
+
+    def _skim(self) -> None:
+        """Let the first rank of each heap be that of a message."""
+        for avoid, heap in [(None, self._returned), *self._apart.items()]:
+            while heap and self._look(heap[0] & _PLACE) is None:
+                heapq.heappop(heap)
+                self._stale -= 1
+            if avoid is not None and not heap:
+                del self._apart[avoid]
+
+    def _delays(self, entry: Entry) -> bool:
+        """Whether *entry* is not due yet; it is kept until it is."""
+        if self._schedule is None:
+            self._schedule = Schedule(self.wall, self.monotonic)
+        if not self._schedule.add(entry):
+            entry.due = None
+            return False
+        self.delayed += 1
+        self._set_alarm()
+        return True
+
+    def _mature(self, entry: Entry) -> None:
+        """*entry* is due: it is AVAILABLE, at the place that it got when it came."""
+        self.delayed -= 1
+        entry.due = None
+        if not self._mark(entry):
+            return
+        sequence = entry.sequence
+        if sequence >= self._next:
+            self._append(entry, sequence)
+            return
+        rank = self._rank(entry)
+        for browser in self.browsers.values():
+            if max(browser.cursor, self._head) > sequence:
+                browser.backlog.insert(0, rank)
+        if sequence >= self._head:
+            for consumer in self.consumers.values():
+                consumer.cursor = min(consumer.cursor, sequence)
+        else:
+            self._file(entry)
+        self._place(entry, sequence)
+
+    def tick(self) -> None:
+        """Do what is due: deliver what was delayed, and release what is locked for too long."""
+        self.alarm = inf
+        if self.deleted:
+            return
+        if self._schedule is not None:
+            due = self._schedule.due()
+            for entry in due:
+                self._mature(entry)
+            if due:
+                self._came()
+                self._tell_of_room()
+        if self._locks is not None:
+            overdue = self._locks.overdue()
+            for subscription, delivery in overdue:
+                entry = delivery.context
+                # What the peer says from now on comes too late: it is told so, and not heard.
+                delivery.context = RELEASED
+                self.conclude(subscription, entry, RELEASED)
+                self.settle(delivery, entry, RELEASED)
+            if overdue:
+                self.concluded()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        at = inf if self._schedule is None else self._schedule.next()
+        if self._locks is not None:
+            at = min(at, self._locks.next())
+        if at < self.alarm:
+            self.alarm = at
+            self.on_alarm(at)
 
     def _place(self, entry: Entry, sequence: int) -> None:
         number = sequence >> _SHIFT
@@ -391,6 +586,12 @@ class MessageQueue(DistributionNode):
         segment = self._segments.get(sequence >> _SHIFT)
         return None if segment is None else segment.slots[sequence & _MASK]
 
+    def _fresh(self, sequence: int) -> Entry | None:
+        """The message at this place if it was never taken."""
+        if self._aside and sequence in self._aside:
+            return None
+        return self._look(sequence)
+
     def _remove(self, sequence: int) -> Entry:
         segment = self._segments[sequence >> _SHIFT]
         entry = segment.slots[sequence & _MASK]
@@ -411,8 +612,14 @@ class MessageQueue(DistributionNode):
         outcomes: tuple[Any, ...] | None = None,
         settled: bool = False,
         filters: Any = None,
+        priority: int = 0,
+        exclusive: bool = False,
     ) -> Subscription:
-        """A new consumer; it is to be the endpoint of a sending link."""
+        """A new consumer; it is to be the endpoint of a sending link.
+
+        Those with a higher *priority* get messages before the others. With *exclusive* no other
+        may come, and :meth:`locked` says whether it may.
+        """
         self._identities += 1
         subscription = Subscription(
             self,
@@ -421,12 +628,37 @@ class MessageQueue(DistributionNode):
             outcomes=outcomes,
             settled=settled,
             filters=filters,
+            groups=self._groups,
+            priority=priority,
+            exclusive=exclusive,
         )
         self.consumers[subscription.identity] = subscription
-        if filters is not None:
+        if priority and not self._levels:
+            self._levels.append(0)
+            self._rings[0] = self._ring
+            self._ring = deque()
+        if self._levels and priority not in self._rings:
+            self._rings[priority] = deque()
+            self._levels.append(priority)
+            self._levels.sort(reverse=True)
+        if self.single_active:
+            subscription.active = self._active is None
+            if subscription.active:
+                self._active = subscription
+        if subscription.selective:
             # Of what came back, it is to get only what it wants, like everybody who is there then.
             self._regroup()
         return subscription
+
+    def locked(self, exclusive: bool) -> bool:
+        """Whether another consumer, who wants to be the only one if *exclusive*, has to stay away."""
+        for consumer in self.consumers.values():
+            # If one is exclusive, there is no other.
+            return exclusive or self.exclusive or consumer.exclusive
+        return False
+
+    def _ring_of(self, subscription: Subscription) -> deque[Subscription]:
+        return self._rings[subscription.priority] if self._levels else self._ring
 
     def browse(self, *, settled: bool = False, filters: Any = None) -> Browser:
         """A new browser; it sees what is available now and what arrives later (§3.5.7 *copy*)."""
@@ -451,23 +683,28 @@ class MessageQueue(DistributionNode):
             self._browse(subscription)
             waiting = len(subscription.backlog) + self._next - max(subscription.cursor, self._head)
         else:
-            if not subscription.ready and link.credit > 0 and not self.deleted:
+            if (
+                not subscription.ready
+                and link.credit > 0
+                and subscription.active
+                and not self.deleted
+            ):
                 subscription.ready = True
-                self._ring.append(subscription)
+                self._ring_of(subscription).append(subscription)
             self.pump()
             # How much of it passes the filters is known only by looking at all of it.
-            waiting = self.available if subscription.filters is None else 0
+            waiting = 0 if subscription.selective else self.available
         link.offer(waiting)
         self._give_back(subscription)
         if subscription.ready and link.credit <= 0:
             # Credit that comes later has its place behind that of others.
-            self._ring.remove(subscription)
+            self._ring_of(subscription).remove(subscription)
             subscription.ready = False
 
     def _give_back(self, subscription: Subscription) -> None:
         """There is no more for *subscription* now: a link that is drained gives its credit back."""
         link = subscription.link
-        looking = self.unfinished and subscription.filters is not None
+        looking = self.unfinished and subscription.selective
         if link.draining and not looking and (link.credit <= 0 or link.writable):
             link.drained()
 
@@ -477,27 +714,33 @@ class MessageQueue(DistributionNode):
             return
         self._pumping = True
         try:
-            ring = self._ring
-            passed = 0
-            # Who may have nothing of what there is keeps its place, and is passed over once.
-            while self.available and passed < len(ring):
-                subscription = ring[0]
-                served = self._serve_run(subscription, 1 if len(ring) > 1 else _RUN)
-                if subscription.ready:
-                    passed = 0 if served else passed + 1
-                    if len(ring) > 1:
-                        ring.rotate(-1)
+            if self._levels:
+                for level in self._levels:
+                    self._pump_ring(self._rings[level])
+            else:
+                self._pump_ring(self._ring)
         finally:
             self._pumping = False
         self._tell_of_room()
 
-    def _serve_run(self, subscription: Subscription, run: int) -> bool:
+    def _pump_ring(self, ring: deque[Subscription]) -> None:
+        passed = 0
+        # Who may have nothing of what there is keeps its place, and is passed over once.
+        while self.available and passed < len(ring):
+            subscription = ring[0]
+            served = self._serve_run(ring, subscription, 1 if len(ring) > 1 else _RUN)
+            if subscription.ready:
+                passed = 0 if served else passed + 1
+                if len(ring) > 1:
+                    ring.rotate(-1)
+
+    def _serve_run(self, ring: deque[Subscription], subscription: Subscription, run: int) -> bool:
         """Up to *run* messages for the first in the ring; whether it got any."""
         served = False
         link = subscription.link
         while run > 0 and self.available:
             if link.credit <= 0 or not link.writable:
-                self._retire(subscription)
+                self._retire(ring, subscription)
                 break
             entry = self._take(subscription)
             if entry is None:
@@ -506,19 +749,19 @@ class MessageQueue(DistributionNode):
                 served = True
                 run -= 1
                 if link.credit <= 0:
-                    self._retire(subscription)
+                    self._retire(ring, subscription)
                     break
             else:
                 self._put_back(entry)
                 if not link.attached:
                     # Its endpoint will hear so.
-                    self._retire(subscription)
+                    self._retire(ring, subscription)
                     break
         return served
 
-    def _retire(self, subscription: Subscription) -> None:
+    def _retire(self, ring: deque[Subscription], subscription: Subscription) -> None:
         """The first in the ring has no credit or no room; it queues up again when it has."""
-        self._ring.popleft()
+        ring.popleft()
         subscription.ready = False
 
     def _take(self, subscription: Subscription) -> Entry | None:
@@ -527,10 +770,18 @@ class MessageQueue(DistributionNode):
             sequence = -1
             heap: list[int] | None = None
             key: frozenset[int] | None = None
+            if self._stale:
+                self._skim()
             if self._returned:
                 heap = self._returned
                 sequence = heap[0]
-            elif subscription.filters is not None:
+                if self._aside and self._head < self._next:
+                    # Only then can one that was never taken be before it.
+                    fresh = self._wanted(subscription) if subscription.selective else self._head
+                    if 0 <= fresh < sequence:
+                        sequence = fresh
+                        heap = None
+            elif subscription.selective:
                 sequence = self._wanted(subscription)
             elif self._head < self._next:
                 sequence = self._head
@@ -552,6 +803,13 @@ class MessageQueue(DistributionNode):
                 heapq.heappop(heap)
                 if key is not None and not heap:
                     del self._apart[key]
+                if self._groups is not None and not subscription.wants(entry):
+                    # Its group has become somebody else's since.
+                    self._file(entry)
+                    self._place(entry, entry.sequence)
+                    continue
+                if self._aside:
+                    self._aside.discard(entry.sequence)
             if entry.expires_at == NEVER or entry.expires_at > self.wall():
                 return entry
             self._expire(entry)
@@ -565,7 +823,7 @@ class MessageQueue(DistributionNode):
         cursor = max(subscription.cursor, self._head)
         last = min(self._next, cursor + _LOOKS)
         while cursor < last:
-            entry = self._look(cursor)
+            entry = self._fresh(cursor)
             if entry is not None and subscription.wants(entry):
                 subscription.cursor = cursor
                 return cursor
@@ -584,7 +842,7 @@ class MessageQueue(DistributionNode):
                 self._browse(browser)
             self.pump()
             for subscription in [*self.browsers.values(), *self.consumers.values()]:
-                if subscription.filters is not None and subscription.link is not None:
+                if subscription.selective and subscription.link is not None:
                     self._give_back(subscription)
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
@@ -595,7 +853,7 @@ class MessageQueue(DistributionNode):
         payload = departing(entry, self.wall()) if entry.altered else entry.payload
         settled = subscription.settled
         try:
-            link.send(
+            delivery = link.send(
                 payload,
                 None if settled else entry,
                 settled=settled,
@@ -613,7 +871,33 @@ class MessageQueue(DistributionNode):
             self._archive(entry)
         else:
             self.acquired += 1
+            if self._locks is not None and delivery is not None:
+                self._lock(subscription, delivery)
+        if self._groups is not None:
+            self._give(subscription, entry)
         return True
+
+    def left(self, subscription: Subscription, delivery: Any) -> None:
+        """A delivery that was noted first has been sent by now."""
+        if self._locks is not None:
+            self._lock(subscription, delivery)
+
+    def _lock(self, subscription: Subscription, delivery: Any) -> None:
+        assert self._locks is not None
+        if self._locks.add(subscription, delivery) < self.alarm:
+            self._set_alarm()
+
+    def _give(self, subscription: Subscription, entry: Entry) -> None:
+        """The group of *entry* belongs to *subscription*."""
+        assert self._groups is not None
+        if self._groups.give(entry, subscription.identity):
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Consumers may have what they might not have before."""
+        for consumer in self.consumers.values():
+            consumer.cursor = 0
+        self._regroup()
 
     def _hand_in(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry* within the transaction that *subscription* acquires in (Part 4 §4.4.3)."""
@@ -644,6 +928,10 @@ class MessageQueue(DistributionNode):
         entry.attempts += 1
         self.counts.delivered += 1
         self.acquired += 1
+        if self._locks is not None and not subscription.settled:
+            self._lock(subscription, enlisted.delivery)
+        if self._groups is not None:
+            self._give(subscription, entry)
         return True
 
     # --- Settling ---
@@ -752,18 +1040,56 @@ class MessageQueue(DistributionNode):
 
     def concluded(self) -> None:
         """The batch of outcomes is complete: what came back may be delivered again."""
-        if self.available and self._ring:
+        if self.available and (self._ring or self._levels):
             self.pump()
         self._tell_of_room()
+        if self.on_empty is not None and not self.available and not self.acquired:
+            self.on_empty()
+
+    def pause(self, subscription: Subscription) -> None:
+        """The subscription's link is over, and another one may take its place."""
+        if subscription.ready:
+            subscription.ready = False
+            self._ring_of(subscription).remove(subscription)
+
+    def claim(self, subscription: Subscription, sequence: int) -> Entry | None:
+        """Let *subscription* have the available message at a place, which it had before a restart.
+
+        None if there is none.
+        """
+        entry = self._look(sequence)
+        if entry is None:
+            return None
+        self._remove(sequence)
+        if self._head <= sequence < self._next:
+            if sequence == self._head:
+                self._step()
+        else:
+            for heap in (self._returned, *self._apart.values()):
+                heap[:] = [rank for rank in heap if rank & _PLACE != sequence]
+                heapq.heapify(heap)
+            self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        self.acquired += 1
+        return entry
 
     def leave(self, subscription: Subscription) -> None:
-        """The subscription's link is over."""
+        """The subscription is over."""
         self.browsers.pop(subscription.identity, None)
         if self.consumers.pop(subscription.identity, None) is None:
             return
         if subscription.ready:
             subscription.ready = False
-            self._ring.remove(subscription)
+            self._ring_of(subscription).remove(subscription)
+        priority = subscription.priority
+        if priority and not any(each.priority == priority for each in self.consumers.values()):
+            self._levels.remove(priority)
+            del self._rings[priority]
+            if self._levels == [0]:
+                self._ring = self._rings[0]
+                self._levels.clear()
+                self._rings.clear()
+        if subscription is self._active:
+            self._succeed()
         # What only this link must not get is for everybody now.
         for avoid in [avoid for avoid in self._apart if subscription.identity in avoid]:
             moved = self._apart.pop(avoid)
@@ -771,13 +1097,34 @@ class MessageQueue(DistributionNode):
             heap = self._apart.setdefault(rest, []) if rest else self._returned
             heap += moved
             heapq.heapify(heap)
+        if self._groups is not None:
+            self._groups.leave(subscription.identity)
+            self._look_again()
+
+    def _succeed(self) -> None:
+        """The active consumer has left: the next is the one with the highest priority, or the first."""
+        self._active = None
+        for consumer in self.consumers.values():
+            if self._active is None or consumer.priority > self._active.priority:
+                self._active = consumer
+        following = self._active
+        if following is not None:
+            following.active = True
+            if following.link is not None and following.link.credit > 0:
+                following.ready = True
+                self._ring_of(following).append(following)
 
     def _put_back(self, entry: Entry) -> None:
-        """*entry* is AVAILABLE again, at its old place."""
+        """*entry* is AVAILABLE again, at its old place, unless a later one has replaced it."""
+        if self.last_value and entry.marks.replaced:
+            self._replaced(entry)
+            return
         if entry.first_acquirer:
             entry.altered = True
         self._file(entry)
         self._place(entry, entry.sequence)
+        if entry.sequence > self._head and not self._ranked:
+            self._aside.add(entry.sequence)
 
     def _file(self, entry: Entry) -> None:
         """Note that *entry* came back, for those who may have it."""
@@ -788,7 +1135,7 @@ class MessageQueue(DistributionNode):
         unwanted = frozenset(
             consumer.identity
             for consumer in self.consumers.values()
-            if consumer.filters is not None and not consumer.wants(entry)
+            if consumer.selective and not consumer.wants(entry)
         )
         if unwanted:
             avoid = unwanted if avoid is None else avoid | unwanted
@@ -801,6 +1148,7 @@ class MessageQueue(DistributionNode):
         older = self._older()
         self._returned.clear()
         self._apart.clear()
+        self._stale = 0
         for rank in older:
             entry = self._look(rank & _PLACE)
             if entry is not None:
@@ -813,6 +1161,8 @@ class MessageQueue(DistributionNode):
         self._freed = True
         if entry.stored and self.ledger is not None:
             self.ledger.remove(entry)
+        if self._latest and entry.marks is not None and self._latest.get(entry.marks.key) is entry:
+            del self._latest[entry.marks.key]
 
     def _expire(self, entry: Entry) -> None:
         self.counts.expired += 1
@@ -852,7 +1202,7 @@ class MessageQueue(DistributionNode):
             sequence = self._unseen(browser)
             if sequence < 0:
                 return
-            entry = self._look(sequence & _PLACE)
+            entry = self._look(sequence & _PLACE) if browser.backlog else self._fresh(sequence)
             if entry is not None and not browser.wants(entry):
                 looks -= 1
                 if not looks:
@@ -889,9 +1239,14 @@ class MessageQueue(DistributionNode):
         found: list[Entry] = []
         older = sorted(rank for rank in self._older() if rank & _PLACE > after)
         fresh = range(max(self._head, after + 1), self._next)
-        for sequence in chain(older, fresh):
+        last = -1
+        for sequence in heapq.merge(older, fresh):
             if len(found) >= count:
                 break
+            if sequence == last:
+                # It is between those never taken.
+                continue
+            last = sequence
             entry = self._look(sequence & _PLACE)
             if entry is not None:
                 found.append(entry)
@@ -912,9 +1267,13 @@ class MessageQueue(DistributionNode):
 
     def sweep(self) -> None:
         """Give up what has expired at the front; messages behind it are not looked at."""
+        if self._stale:
+            self._skim()
         for avoid, heap in [(None, self._returned), *self._apart.items()]:
             while heap and self._expired(heap[0] & _PLACE):
-                self._expire(self._remove(heapq.heappop(heap) & _PLACE))
+                place = heapq.heappop(heap) & _PLACE
+                self._aside.discard(place)
+                self._expire(self._remove(place))
             if avoid is not None and not heap:
                 del self._apart[avoid]
         while self._head < self._next and self._expired(self._head):
@@ -930,6 +1289,8 @@ class MessageQueue(DistributionNode):
 
     def _pop_first(self) -> Entry:
         """Take the first available message out of its place."""
+        if self._stale:
+            self._skim()
         first: list[int] | None = None
         avoiding: frozenset[int] | None = None
         for avoid, heap in [(None, self._returned), *self._apart.items()]:
@@ -940,10 +1301,11 @@ class MessageQueue(DistributionNode):
             entry = self._remove(self._head)
             self._step()
             return entry
-        rank = heapq.heappop(first)
+        place = heapq.heappop(first) & _PLACE
         if avoiding is not None and not first:
             del self._apart[avoiding]
-        return self._remove(rank & _PLACE)
+        self._aside.discard(place)
+        return self._remove(place)
 
     def _forget(self, entries: list[Entry]) -> None:
         """Remove *entries*, which are the first ones."""
@@ -952,6 +1314,7 @@ class MessageQueue(DistributionNode):
             heap[:] = [rank for rank in heap if rank & _PLACE not in gone]
             heapq.heapify(heap)
         self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        self._aside -= gone
         for sequence in gone:
             self._remove(sequence)
         if self._head in gone:
@@ -963,17 +1326,22 @@ class MessageQueue(DistributionNode):
     def delete(self) -> None:
         """The queue is no more; what it held is dropped, and late outcomes do nothing."""
         self.deleted = True
-        self.counts.dropped += self.available + self.acquired
+        self.counts.dropped += self.available + self.acquired + self.delayed
         self.memory.held -= self.bytes
-        self.bytes = self.available = self.acquired = self.pending = self.held = 0
+        self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
+        self._schedule = None
+        self._latest.clear()
+        self._aside.clear()
+        self._stale = 0
         self._head = self._next
         self._returned.clear()
         self._apart.clear()
         self._segments.clear()
         self._tail = _Segment(self._next >> _SHIFT)
         self._segments[self._tail.number] = self._tail
-        for subscription in self._ring:
-            subscription.ready = False
-        self._ring.clear()
+        for ring in (self._ring, *self._rings.values()):
+            for subscription in ring:
+                subscription.ready = False
+            ring.clear()
         if self.memory.waiting:
             self.memory.tell()

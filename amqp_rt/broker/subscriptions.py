@@ -6,13 +6,15 @@ peer says reaches its node in one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..fronts.base import SendingLink
-from ..outcomes import Accepted, Error, Modified, Received, Rejected, Released
+from ..outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
 from ..transactions import TransactionalState
+from ..unsettled import Unsettled, UnsettledMap
 from .entries import Entry
+from .groups import Groups
 
 #: Any of the four standard outcomes.
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
@@ -39,8 +41,12 @@ class DistributionNode:
         """The batch of outcomes is complete."""
         raise NotImplementedError
 
+    def pause(self, subscription: Subscription) -> None:
+        """The subscription's link is over, and another one may take its place."""
+        raise NotImplementedError
+
     def leave(self, subscription: Subscription) -> None:
-        """The subscription's link is over."""
+        """The subscription is over."""
         raise NotImplementedError
 
 
@@ -87,6 +93,9 @@ class Subscription:
         settled: Messages are sent settled and are gone then.
         filters: What messages have to match, an object with ``matches(entry, publisher)``, or None.
         cursor: Of messages never taken, those before this place have been looked at in vain.
+        groups: Whose each group of messages is, None if the node has no groups.
+        priority: Those with a higher one are served first.
+        exclusive: There may be no other consumer.
     """
 
     def __init__(
@@ -99,11 +108,21 @@ class Subscription:
         settled: bool = False,
         filters: Any = None,
         cursor: int = 0,
+        groups: Groups | None = None,
+        priority: int = 0,
+        exclusive: bool = False,
     ) -> None:
         self.node = node
         self.identity = identity
         self.filters = filters
         self.cursor = cursor
+        self.groups = groups
+        self.priority = priority
+        self.exclusive = exclusive
+        #: Not everything is for it.
+        self.selective: bool = filters is not None or groups is not None
+        #: It may be served at all; false while it stands by for another.
+        self.active: bool = True
         self.default_outcome = default_outcome
         self.outcomes = outcomes
         self.settled = settled
@@ -116,18 +135,31 @@ class Subscription:
         self._flow_properties: Any = None
         #: It has its place among those whose turn will come.
         self.ready: bool = False
-        #: Called when the link is over, after the node has heard of it.
+        #: Whose terminus it is, an object with ``attached(link)``, ``keeps(link, closed)`` and
+        #: ``suspended(link, memory)`` and ``left(link, closed)``; None if nothing is kept of it.
+        self.keeper: Any = None
+        #: Notes each delivery before it leaves and as it ends, for a terminus whose unsettled state is
+        #: durable: an object with ``over_link(link)`` and ``ended(delivery)``.
+        self.recorder: Any = None
+        self.over: bool = False
+        #: Called when the subscription is over, after the node has heard of it.
         self.on_left: list[Callable[[], None]] = []
 
     def wants(self, entry: Entry) -> bool:
-        """Whether its filters let *entry* pass."""
+        """Whether its filters let *entry* pass, and its group is not somebody else's."""
+        if not self.selective:
+            return True
         filters = self.filters
-        return filters is None or bool(filters.matches(entry, entry.publisher))
+        if filters is not None and not filters.matches(entry, entry.publisher):
+            return False
+        return self.groups is None or self.groups.allows(entry, self.identity)
 
     # --- What the link says (fronts.base.SendingEndpoint) ---
 
     def on_attached(self, link: SendingLink) -> None:
-        self.link = link
+        self.link = link if self.recorder is None else self.recorder.over_link(link)
+        if self.keeper is not None:
+            self.keeper.attached(link)
 
     def on_credit(self, link: SendingLink) -> None:
         properties = link.flow_properties
@@ -210,11 +242,70 @@ class Subscription:
                 outcome = self.default_outcome
             delivery.context = outcome
             node.conclude(self, entry, outcome)
+            if self.recorder is not None:
+                self.recorder.ended(delivery)
             if not delivery.settled:
                 node.settle(delivery, entry, outcome)
         node.concluded()
 
+    # --- What becomes of it when its link is over ---
+
+    def suspend(self, link: SendingLink) -> UnsettledMap:
+        """Its link is over, and may come back: what its peer has in hand stays acquired.
+
+        What is unsettled; :meth:`give_up` ends it if the link does not come back.
+        """
+        node = self.node
+        self.acquiring = None
+        memory = link.remember()
+        for delivery in link.unsettled:
+            entry = delivery.context
+            if isinstance(entry, Enlisted):
+                if entry.transaction.keeps(entry):
+                    # Its outcome comes with the transaction, and the peer need not hear of it.
+                    memory.pop(delivery.tag, None)
+                    continue
+                entry = delivery.context = entry.entry
+                if delivery.tag in memory:
+                    memory[delivery.tag].context = entry
+            if isinstance(entry, Entry) and delivery.tag not in memory:
+                # It has not left, or cannot be resumed.
+                delivery.context = RELEASED
+                node.conclude(self, entry, RELEASED)
+        node.pause(self)
+        node.concluded()
+        return memory
+
+    def give_up(self, left: Iterable[Unsettled], outcome: Any) -> None:
+        """End what is unsettled in *outcome*: nobody will say anything else of it."""
+        node = self.node
+        for known in left:
+            entry = known.context if known.delivery is None else known.delivery.context
+            if isinstance(entry, Entry):
+                known.context = known.state = outcome
+                if known.delivery is not None:
+                    known.delivery.context = outcome
+                node.conclude(self, entry, outcome)
+                if self.recorder is not None:
+                    self.recorder.ended(known)
+        node.concluded()
+
+    def end(self) -> None:
+        """It is over for good. Saying so twice is as once."""
+        if self.over:
+            return
+        self.over = True
+        node = self.node
+        node.leave(self)
+        node.concluded()
+        for on_left in self.on_left:
+            on_left()
+
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        keeper = self.keeper
+        if keeper is not None and keeper.keeps(link, closed):
+            keeper.suspended(link, self.suspend(link))
+            return
         node = self.node
         self.acquiring = None
         for delivery in link.unsettled:
@@ -231,10 +322,14 @@ class Subscription:
                     outcome = self.default_outcome
                 delivery.context = outcome
                 node.conclude(self, entry, outcome)
-        node.leave(self)
-        node.concluded()
-        for on_left in self.on_left:
-            on_left()
+                if self.recorder is not None:
+                    self.recorder.ended(delivery)
+        if keeper is not None:
+            # What an earlier link left, and this one did not get to.
+            self.give_up(link.remember().values(), self.default_outcome)
+        self.end()
+        if keeper is not None:
+            keeper.left(link, closed)
 
 
 class Browser(Subscription):

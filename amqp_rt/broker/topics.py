@@ -1,21 +1,30 @@
-"""A topic: each message to every subscriber of that moment (distribution-mode *copy*).
+"""A topic: each message to every subscription of that moment (distribution-mode *copy*).
 
-Each subscriber has a queue of its own, so that credit, settlement, release and time to live are
-the same as everywhere. The payload is shared between them. A subscriber that does not keep up is
-detached when its queue is full: neither the others nor the publishers wait for it.
+Each subscription has a queue of its own, so that credit, settlement, release and time to live are
+the same as everywhere. The payload is shared between them. One that does not keep up is given up
+when its queue is full: neither the others nor the publishers wait for it.
+
+A subscription ends with the terminus of its link, or with the last of its links if they share it;
+until then it gathers, whether anybody is there or not. One that is durable has its queue in the
+store, and a durable message is accepted when all of those have it (:class:`TopicLedger`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import Error
-from .entries import Entry
+from ..outcomes import ACCEPTED, Error, Rejected
+from .entries import Entry, head_of
+from .journal import Journal, QueueLedger, Unit
 from .queues import Counts, Memory, MessageQueue
 from .subscriptions import Subscription
+
+_log = logging.getLogger("amqp_rt.broker")
 
 
 def _drop(entry: Entry, reason: str, error: Error | None) -> bool:
@@ -31,6 +40,7 @@ class MessageTopic:
         wall: The wall clock.
         backlog_max: Messages that may wait for one subscriber; 0 for ``limits.backlog_max``.
         backlog_bytes_max: Bytes of those; 0 for ``limits.backlog_bytes_max``.
+        monotonic: The clock of delays; by default the wall clock.
         limits: Bounds.
     """
 
@@ -41,10 +51,12 @@ class MessageTopic:
         *,
         backlog_max: int = 0,
         backlog_bytes_max: int = 0,
+        monotonic: Callable[[], float] | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.memory = memory
         self.wall = wall
+        self.monotonic = monotonic or wall
         self.backlog_max = backlog_max or limits.backlog_max
         self.backlog_bytes_max = backlog_bytes_max or limits.backlog_bytes_max
         self.limits = limits
@@ -53,11 +65,20 @@ class MessageTopic:
         #: A topic always has room: its subscribers' queues are bounded.
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
+        #: Called when a subscriber's queue is to be told the time.
+        self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
         #: Bytes of messages of transactions.
         self._held = 0
+        #: The queues of the subscriptions.
         self._queues: dict[int, MessageQueue] = {}
-        #: Of the subscribers that do not want everything.
+        #: Of the subscriptions that do not want everything.
         self._filters: dict[int, Any] = {}
+        #: Those that lie in the store, by the numbers that they have there.
+        self.stored: dict[int, int] = {}
+        #: Whom to tell that a subscription's backlog was full, and what to say to who comes for it.
+        self.given_up: dict[int, Callable[[Error], None]] = {}
+        #: Messages that wait until they are kept.
+        self.pending = 0
         self._identities = 0
 
     @property
@@ -107,11 +128,16 @@ class MessageTopic:
         return self.memory.held + size <= self.memory.limit
 
     def put(self, entry: Entry) -> None:
-        """Give *entry* to whoever is subscribed now."""
+        """Give *entry* to all subscriptions that there are now."""
+        self.hand_out(entry, self._queues)
+
+    def hand_out(self, entry: Entry, identities: Iterable[int]) -> None:
+        """Give *entry* to those that want it."""
         counts = self.counts
         before = counts.enqueued
         slow: list[int] = []
-        for identity, queue in self._queues.items():
+        for identity in identities:
+            queue = self._queues[identity]
             wanted = self._filters.get(identity)
             if wanted is not None and not wanted.matches(entry, entry.publisher):
                 continue
@@ -123,6 +149,79 @@ class MessageTopic:
         for identity in slow:
             self._give_up(identity)
 
+    def reserve(self, entry: Entry) -> dict[int, Entry]:
+        """Give copies of *entry* their places in the stored queues that want it."""
+        found: dict[int, Entry] = {}
+        for identity in self.stored:
+            wanted = self._filters.get(identity)
+            if wanted is None or wanted.matches(entry, entry.publisher):
+                found[identity] = copy = entry.again()
+                self._queues[identity].reserve(copy)
+        return found
+
+    def put_reserved(self, entry: Entry, copies: dict[int, Entry]) -> None:
+        """Put what was reserved for *entry*, and give it to the subscriptions that keep nothing."""
+        counts = self.counts
+        before = counts.enqueued
+        slow: list[int] = []
+        for identity, copy in copies.items():
+            queue = self._queues.get(identity)
+            if queue is None:
+                # It has ended meanwhile.
+                continue
+            queue.put(copy)
+            if queue.available > self.backlog_max or queue.bytes > self.backlog_bytes_max:
+                slow.append(identity)
+        counts.enqueued = before
+        for identity in slow:
+            self._give_up(identity)
+        self.hand_out(entry, [each for each in self._queues if each not in self.stored])
+
+    def withhold(self, copies: dict[int, Entry]) -> None:
+        """What was reserved does not come."""
+        for identity, copy in copies.items():
+            queue = self._queues.get(identity)
+            copy.stored = False
+            if queue is not None:
+                queue.withhold(copy)
+
+    def open(self, filters: Any) -> tuple[int, MessageQueue]:
+        """A new subscription without a consumer: it gathers from now on.
+
+        Args:
+            filters: What messages have to match, None for nothing.
+
+        Returns:
+            The subscription's number, for :meth:`close`, and its queue.
+        """
+        queue = MessageQueue(
+            self.memory, self.wall, _drop, monotonic=self.monotonic, limits=self.limits
+        )
+        queue.counts = self.counts
+        queue.on_alarm = partial(self.on_alarm, queue)
+        self._identities += 1
+        identity = self._identities
+        self._queues[identity] = queue
+        if filters is not None:
+            # What it does not want never takes room in its backlog.
+            self._filters[identity] = filters
+        return identity, queue
+
+    def keep(self, identity: int, journal: Journal, number: int) -> None:
+        """Keep the durable messages of a subscription in the store, as those of *number*."""
+        queue = self._queues[identity]
+        queue.ledger = QueueLedger(journal, number, queue)
+        self.stored[identity] = number
+
+    def close(self, identity: int) -> None:
+        """A subscription has ended; what it held is dropped."""
+        queue = self._queues.pop(identity, None)
+        self._filters.pop(identity, None)
+        self.given_up.pop(identity, None)
+        self.stored.pop(identity, None)
+        if queue is not None:
+            queue.delete()
+
     def subscribe(
         self,
         *,
@@ -131,38 +230,37 @@ class MessageTopic:
         settled: bool = False,
         filters: Any = None,
     ) -> Subscription:
-        """A new subscriber: it gets what is put from now on."""
-        queue = MessageQueue(self.memory, self.wall, _drop, limits=self.limits)
-        queue.counts = self.counts
+        """A new subscription for one link: it gets what is put from now on."""
+        identity, queue = self.open(filters)
         subscription = queue.subscribe(
             default_outcome=default_outcome, outcomes=outcomes, settled=settled
         )
-        self._identities += 1
-        self._queues[self._identities] = queue
-        if filters is not None:
-            # What it does not want never takes room in its backlog.
-            self._filters[self._identities] = filters
-        subscription.on_left.append(partial(self._left, self._identities))
+        subscription.on_left.append(partial(self.close, identity))
         return subscription
 
-    def _left(self, identity: int) -> None:
-        queue = self._queues.pop(identity, None)
-        self._filters.pop(identity, None)
-        if queue is not None:
-            queue.delete()
+    def identity_of(self, queue: object) -> int:
+        """The number of the subscription that has *queue*."""
+        for identity, known in self._queues.items():
+            if known is queue:
+                return identity
+        raise KeyError(queue)
 
     def _give_up(self, identity: int) -> None:
-        queue = self._queues.pop(identity)
-        self._filters.pop(identity, None)
+        queue = self._queues.get(identity)
+        if queue is None:
+            return
+        error = Error(
+            "amqp:resource-limit-exceeded",
+            "the subscriber did not keep up and its backlog is full",
+        )
         consumers = list(queue.consumers.values())
-        queue.delete()
+        on_given_up = self.given_up.get(identity)
+        self.close(identity)
         for consumer in consumers:
-            consumer.link.detach(
-                Error(
-                    "amqp:resource-limit-exceeded",
-                    "the subscriber did not keep up and its backlog is full",
-                )
-            )
+            if consumer.link is not None:
+                consumer.link.detach(error)
+        if on_given_up is not None:
+            on_given_up(error)
 
     def sweep(self) -> None:
         """Drop what has expired at the front of each subscriber's queue."""
@@ -178,7 +276,96 @@ class MessageTopic:
             queue.delete()
         self._queues.clear()
         self._filters.clear()
+        self.given_up.clear()
+        self.stored.clear()
+
+
+class TopicLedger:
+    """Keeps durable messages for the stored subscriptions of *topic*.
+
+    A message comes to its subscribers when all stored subscriptions have it on the disk, and what
+    comes after it waits with it.
+    """
+
+    def __init__(self, journal: Journal, topic: MessageTopic) -> None:
+        self._journal = journal
+        self._topic = topic
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether *entry* has to be staged: somebody keeps it, or it is behind one that waits."""
+        topic = self._topic
+        return topic.pending > 0 or (entry.durable and bool(topic.stored))
+
+    def reserve(self, entry: Entry) -> None:
+        """Let what comes next wait behind *entry*; :meth:`stage` follows."""
+        self._topic.pending += 1
+
+    def stage(
+        self,
+        entries: list[Entry],
+        deliveries: list[IncomingDelivery],
+        done: Callable[[], None] | None = None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
+    ) -> None:
+        """Put *entries* once they are kept, and answer *deliveries* then, which brought them."""
+        topic = self._topic
+
+        def answer(outcome: Any) -> None:
+            topic.pending -= len(entries)
+            for delivery in deliveries:
+                delivery.settle(outcome)
+            if done is not None:
+                done()
+
+        def kept() -> None:
+            for entry, copies in staged:
+                topic.put_reserved(entry, copies)
+            answer(ACCEPTED)
+
+        def refused(error: Error) -> None:
+            _log.warning("%d messages were refused: %s", len(entries), error)
+            for _, copies in staged:
+                topic.withhold(copies)
+            answer(Rejected(error))
+
+        unit = Unit(refused)
+        staged = [(entry, self._write(unit, entry)) for entry in entries]
+        if note is not None:
+            note(unit, deliveries)
+        unit.then(kept)
+        self._journal.add(unit)
+
+    def receive(self, entry: Entry) -> None:
+        """Put *entry*, which is in the broker already and cannot be refused, once it is kept."""
+        topic = self._topic
+        topic.pending += 1
+        unit = self._journal.loose
+        copies = self._write(unit, entry)
+
+        def kept() -> None:
+            topic.pending -= 1
+            topic.put_reserved(entry, copies)
+
+        def undo() -> None:
+            topic.pending -= 1
+            topic.withhold(copies)
+
+        unit.then(kept, undo)
+
+    def _write(self, unit: Unit, entry: Entry) -> dict[int, Entry]:
+        topic = self._topic
+        copies = topic.reserve(entry)
+        if entry.durable:
+            for identity, copy in copies.items():
+                number = topic.stored[identity]
+                unit.put(number, copy.sequence, head_of(copy), copy.payload)
+                copy.stored = True
+        return copies
 
 
 def _nothing() -> None:
     """Nobody waits for room."""
+
+
+def _nothing_then(queue: MessageQueue, at: float) -> None:
+    """Nobody looks at the clock."""

@@ -13,7 +13,7 @@ import trio
 
 from ..container.container import Container
 from ..message import Message
-from .running import URL_OPTION, run
+from .running import Where, client_options, run
 
 
 def body_of(text: str | None, content_type: str | None) -> tuple[Any, str | None]:
@@ -91,7 +91,7 @@ def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
 @click.command()
 @click.argument("address")
 @click.argument("body", required=False)
-@URL_OPTION
+@client_options
 @click.option("--count", type=click.IntRange(1), default=1, help="Send it so often.")
 @click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
 @click.option("--subject", metavar="TEXT")
@@ -108,7 +108,7 @@ def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
 def send(
     address: str,
     body: str | None,
-    url: str,
+    where: Where,
     count: int,
     content_type: str | None,
     properties: tuple[str, ...],
@@ -124,7 +124,7 @@ def send(
     async def main() -> None:
         async with (
             Container("amqp-rt send") as container,
-            container.connect(url, reconnect=None) as peer,
+            where.connect(container) as peer,
             peer.sender(address) as sender,
         ):
             await sender.send_many(message for _ in range(count))
@@ -134,14 +134,14 @@ def send(
 
 @click.command()
 @click.argument("address")
-@URL_OPTION
+@client_options
 @click.option("--count", type=click.IntRange(1), help="Stop after so many; by default go on.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="Stop after so long without one.")
 @click.option("--browse", is_flag=True, help="Look without taking (distribution-mode copy).")
 @click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
 def receive(
     address: str,
-    url: str,
+    where: Where,
     count: int | None,
     timeout: float | None,
     browse: bool,
@@ -157,7 +157,7 @@ def receive(
         nonlocal seen
         async with (
             Container("amqp-rt receive") as container,
-            container.connect(url, reconnect=None) as peer,
+            where.connect(container) as peer,
             peer.receiver(
                 address, credit=min(count or 100, 100), mode="copy" if browse else None
             ) as receiver,
@@ -179,14 +179,14 @@ def receive(
 @click.command()
 @click.argument("address")
 @click.argument("body", required=False)
-@URL_OPTION
+@client_options
 @click.option("--timeout", type=float, default=10.0, show_default=True, metavar="SECONDS")
 @click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
 @click.option("--json", "whole", is_flag=True, help="Show the whole reply as a JSON object.")
 def request(
     address: str,
     body: str | None,
-    url: str,
+    where: Where,
     timeout: float,
     content_type: str | None,
     whole: bool,
@@ -203,7 +203,7 @@ def request(
     async def main() -> Message:
         async with (
             Container("amqp-rt request") as container,
-            container.connect(url, reconnect=None) as peer,
+            where.connect(container) as peer,
         ):
             return await peer.call(address, *arguments, reply=Message, within=timeout)
 

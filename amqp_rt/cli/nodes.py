@@ -9,16 +9,16 @@ import click
 
 from ..container.container import Container
 from ..errors import AmqpError
-from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE
+from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE, VIRTUAL_HOST_TYPE
 from ..message import Message
 from .messages import shown
-from .running import URL_OPTION, run
+from .running import Where, client_options, run
 
 #: The columns of the list.
 _COLUMNS = ("name", "kind", "available", "acquired", "consumers", "producers", "enqueued")
 
 
-def _manage(url: str, operation: str, **arguments: Any) -> Any:
+def _manage(where: Where, operation: str, **arguments: Any) -> Any:
     """One management operation; its body."""
     kind = SELF_TYPE if operation == "QUERY" else NODE_TYPE
     asked = {"operation": operation, "type": kind, **arguments}
@@ -26,13 +26,28 @@ def _manage(url: str, operation: str, **arguments: Any) -> Any:
     async def main() -> Any:
         async with (
             Container("amqp-rt node") as container,
-            container.connect(url, reconnect=None) as peer,
+            where.connect(container) as peer,
         ):
             message = Message({}, application_properties=asked)
             reply = await peer.call(ADDRESS, message, reply=Message, within=10)
             return reply.body
 
     return run(main)
+
+
+def _query(where: Where, kind: str) -> Mapping[str, Any]:
+    """Every entity of a type, page by page."""
+    found: Mapping[str, Any] = _manage(where, "QUERY", entityType=kind)
+    names = found["attributeNames"]
+    results = page = found["results"]
+    while page:
+        more = _manage(where, "QUERY", entityType=kind, offset=len(results))
+        page = [
+            [dict(zip(more["attributeNames"], row, strict=True)).get(name) for name in names]
+            for row in more["results"]
+        ]
+        results = [*results, *page]
+    return {"attributeNames": names, "results": results}
 
 
 def _table(rows: list[list[Any]], heads: tuple[str, ...]) -> str:
@@ -54,10 +69,10 @@ def node() -> None:
 
 
 @node.command("list")
-@URL_OPTION
-def list_(url: str) -> None:
+@client_options
+def list_(where: Where) -> None:
     """List queues and topics with their messages and links."""
-    found = _manage(url, "QUERY")
+    found = _query(where, NODE_TYPE)
     names = [str(name) for name in found["attributeNames"]]
     rows = [
         ["" if row[names.index(head)] is None else row[names.index(head)] for head in _COLUMNS]
@@ -67,11 +82,22 @@ def list_(url: str) -> None:
 
 
 @node.command()
+@client_options
+def hosts(where: Where) -> None:
+    """List virtual hosts: from the default one all, from others that one."""
+    found = _manage(where, "QUERY", entityType=VIRTUAL_HOST_TYPE)
+    names = [str(name) for name in found["attributeNames"]]
+    heads = ("name", "nodes")
+    rows = [[row[names.index(head)] for head in heads] for row in found["results"]]
+    click.echo(_table(sorted([name or "(default)", nodes] for name, nodes in rows), heads))
+
+
+@node.command()
 @click.argument("name")
-@URL_OPTION
-def show(name: str, url: str) -> None:
+@client_options
+def show(name: str, where: Where) -> None:
     """Show one node in numbers."""
-    found: Mapping[str, Any] = _manage(url, "READ", name=name)
+    found: Mapping[str, Any] = _manage(where, "READ", name=name)
     width = max((len(str(key)) for key in found), default=0)
     for key, value in found.items():
         click.echo(f"{str(key).ljust(width)}  {value}")
@@ -79,12 +105,12 @@ def show(name: str, url: str) -> None:
 
 @node.command()
 @click.argument("name")
-@URL_OPTION
+@client_options
 @click.option("--count", type=click.IntRange(1, 100), default=10, show_default=True)
 @click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
-def peek(name: str, url: str, count: int, whole: bool) -> None:
+def peek(name: str, where: Where, count: int, whole: bool) -> None:
     """Show the first messages of a queue without taking them."""
-    for payload in _manage(url, "PEEK", name=name, count=count):
+    for payload in _manage(where, "PEEK", name=name, count=count):
         try:
             click.echo(shown(Message.decode(payload), whole=whole))
         except AmqpError as error:
@@ -93,23 +119,23 @@ def peek(name: str, url: str, count: int, whole: bool) -> None:
 
 @node.command()
 @click.argument("name")
-@URL_OPTION
+@client_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def purge(name: str, url: str, yes: bool) -> None:
+def purge(name: str, where: Where, yes: bool) -> None:
     """Drop every message that waits in a queue. They are gone."""
     if not yes:
         click.confirm(f"Drop every message that waits in {name}?", abort=True)
-    click.echo(f"{_manage(url, 'PURGE', name=name)['messages']} messages dropped")
+    click.echo(f"{_manage(where, 'PURGE', name=name)['messages']} messages dropped")
 
 
 @node.command()
 @click.argument("name")
 @click.argument("to")
-@URL_OPTION
+@client_options
 @click.option("--count", type=click.IntRange(1), help="So many; by default all that wait.")
-def move(name: str, to: str, url: str, count: int | None) -> None:
+def move(name: str, to: str, where: Where, count: int | None) -> None:
     """Move waiting messages of queue NAME to node TO, in order."""
     arguments: dict[str, Any] = {"name": name, "to": to}
     if count is not None:
         arguments["count"] = count
-    click.echo(f"{_manage(url, 'MOVE', **arguments)['messages']} messages moved")
+    click.echo(f"{_manage(where, 'MOVE', **arguments)['messages']} messages moved")

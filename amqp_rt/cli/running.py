@@ -7,12 +7,17 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 import trio
 
+from ..container.connections import Connection
+from ..container.container import Container
 from ..errors import AmqpError
+from ..net.tls import ClientTls
 
 T = TypeVar("T")
 
@@ -23,8 +28,56 @@ URL_OPTION = click.option(
     default="amqp://127.0.0.1:5672",
     show_default=True,
     show_envvar=True,
-    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], or amqp+unix:///PATH.",
+    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, or "
+    "amqp+unix:///PATH.",
 )
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Where(NamedTuple):
+    """The peer that a command talks to, and whom it believes to be that peer."""
+
+    url: str
+    tls: ClientTls | None
+
+    def connect(self, container: Container) -> AbstractAsyncContextManager[Connection]:
+        """Connect, once."""
+        return container.connect(self.url, tls=self.tls, reconnect=None)
+
+
+def client_options(command: F) -> F:
+    """The options that say where to connect to; the command gets them as ``where``."""
+
+    @wraps(command)
+    def with_tls(
+        *args: Any, url: str, ca: str | None, cert: str | None, key: str | None, **options: Any
+    ) -> Any:
+        tls = None
+        if ca or cert:
+            try:
+                tls = ClientTls(ca, certificate=cert, key=key)
+            except AmqpError as error:
+                raise click.UsageError(error.description) from None
+        elif key:
+            raise click.UsageError("--key goes with --cert")
+        return command(*args, where=Where(url, tls), **options)
+
+    with_files = with_tls
+    for option in (
+        click.option("--key", metavar="FILE", help="Its private key, if --cert has not got it."),
+        click.option("--cert", metavar="FILE", help="Our certificate, for peers that ask for one."),
+        click.option(
+            "--ca",
+            metavar="FILE",
+            envvar="AMQP_CA",
+            show_envvar=True,
+            help="PEM file of the authorities to believe; by default those of the system.",
+        ),
+        URL_OPTION,
+    ):
+        with_files = option(with_files)
+    return cast("F", with_files)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
 import click
 import trio
 
-from ..broker.nodes import declaration
+from ..broker.declarations import declarations_in, declared_by
+from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
-from ..runtime import Broker, split_kind, store_of
+from ..net.tls import ServerTls
+from ..runtime import Broker, store_of
+from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .running import run, set_up_logs, signalled
+
+log = logging.getLogger("amqp_rt.cli")
 
 
 @click.command()
@@ -28,7 +35,8 @@ from .running import run, set_up_logs, signalled
     multiple=True,
     default=("amqp://127.0.0.1:5672",),
     show_default=True,
-    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqp+unix:///PATH. Repeatable.",
+    help="Where to listen: amqp://HOST:PORT (port 0 for any), amqps://HOST:PORT, ws://HOST:PORT/PATH, wss://, amqp+unix:///PATH. "
+    "Repeatable.",
 )
 @click.option(
     "--user",
@@ -45,18 +53,41 @@ from .running import run, set_up_logs, signalled
     help="Let everybody in. The default when there is no --user and all listeners are local.",
 )
 @click.option(
+    "--access",
+    "rules",
+    metavar="FILE",
+    help="Who may do what where: a TOML file of rules. Without one, who is let in may do everything.",
+)
+@click.option(
     "--node",
     "nodes",
-    metavar="KIND:NAME",
+    metavar="KIND:NAME[?OPTIONS]",
     multiple=True,
-    help="A node to make, such as queue:orders, topic:prices or log:clicks. Repeatable.",
+    help="A node to make, such as queue:orders, topic:prices, log:clicks or "
+    "'queue:work?priorities=5&dead_letter=dead'. Repeatable.",
+)
+@click.option(
+    "--nodes",
+    "files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A TOML or YAML file that declares nodes. Repeatable.",
 )
 @click.option(
     "--auto-create",
-    metavar="KIND:PATTERN",
+    metavar="KIND:PATTERN[?OPTIONS]",
     multiple=True,
-    help="Nodes to make when they are first used, such as 'queue:orders-*'; the most specific "
-    "pattern wins. Repeatable.",
+    help="Nodes to make when they are first used, such as 'queue:orders-*' or "
+    "'queue:jobs-*?lock_s=30'; the most specific pattern wins. Repeatable.",
+)
+@click.option(
+    "--virtual-host",
+    "virtual_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A virtual host, with nodes of its own. Connections that name another one are refused, "
+    "unless '' is given too, for a default one. Repeatable.",
 )
 @click.option(
     "--store",
@@ -75,6 +106,27 @@ from .running import run, set_up_logs, signalled
     "--plain-in-clear", is_flag=True, help="Let passwords cross networks without encryption."
 )
 @click.option(
+    "--tls-cert",
+    metavar="FILE",
+    help="Certificate (PEM) for amqps:// listeners; amqp:// listeners then understand TLS too. "
+    "SIGHUP reads the files again.",
+)
+@click.option("--tls-key", metavar="FILE", help="Its private key, if --tls-cert has not got it.")
+@click.option(
+    "--tls-client-ca",
+    metavar="FILE",
+    help="Authorities whose certificates clients must show; they log in as whom these name.",
+)
+@click.option(
+    "--origin",
+    "origins",
+    metavar="URL",
+    multiple=True,
+    help="Web pages that may connect to ws:// and wss:// listeners, such as https://example.org; "
+    "* for all. Repeatable.",
+)
+@click.option("--tls-required", is_flag=True, help="Let nobody in without TLS, on no port.")
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -86,12 +138,20 @@ def serve(
     urls: tuple[str, ...],
     users: tuple[str, ...],
     anonymous: bool,
+    rules: str | None,
     nodes: tuple[str, ...],
+    files: tuple[Path, ...],
     auto_create: tuple[str, ...],
+    virtual_hosts: tuple[str, ...],
     store: str,
     volatile: bool,
     name: str,
     plain_in_clear: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    origins: tuple[str, ...],
+    tls_required: bool,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -105,41 +165,73 @@ def serve(
         kept = store_of(store)
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--store") from None
-    declared = [declaration(*split_kind_of("--node", text)) for text in nodes]
+    declared = [declared_in("--node", text) for text in nodes]
+    for file in files:
+        try:
+            declarations_in(file)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--nodes") from None
     for text in auto_create:
-        split_kind_of("--auto-create", text)
+        declared_in("--auto-create", text)
     known = Users()
     for text in users:
         try:
             known.add(*parse_user(text))
         except Exception as error:
             raise click.BadParameter(str(error), param_hint="--user") from None
-    if not users and not anonymous and not all(_is_local(url) for url in urls):
-        raise click.UsageError("who may connect? Give --user NAME:PASSWORD, or --anonymous.")
-    sasl = (["PLAIN"] if users else []) + (["ANONYMOUS"] if anonymous or not users else [])
+    tls = _certificates(tls_cert, tls_key, tls_client_ca)
+    if tls is None and (tls_required or any(url.startswith(("amqps:", "wss:")) for url in urls)):
+        raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
+    named = bool(users or tls_client_ca)
+    if not named and not anonymous and not all(_is_local(url) for url in urls):
+        raise click.UsageError(
+            "who may connect? Give --user NAME:PASSWORD, --tls-client-ca FILE, or --anonymous."
+        )
+    sasl = ["EXTERNAL"] if tls_client_ca else []
+    sasl += ["PLAIN"] if users else []
+    sasl += ["ANONYMOUS"] if anonymous or not named else []
+    try:
+        access = None if rules is None else Access.load(rules)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--access") from None
     if application is None:
         broker = Broker(
             name,
             auto_create=auto_create,
             users=known if users else None,
             sasl=sasl,
+            access=access,
             plain_in_clear=plain_in_clear,
+            tls=tls,
+            tls_required=tls_required,
+            origins=origins,
             store=kept,
             volatile=volatile,
+            virtual_hosts=virtual_hosts or None,
         )
     else:
-        if users or anonymous:
-            raise click.UsageError("who may connect is up to the container of FILE.py")
+        if named or anonymous or rules or tls is not None:
+            raise click.UsageError(
+                "who may connect, and do what, is up to the container of FILE.py"
+            )
         broker = Broker(
-            container=load(application), auto_create=auto_create, store=kept, volatile=volatile
+            container=load(application),
+            auto_create=auto_create,
+            store=kept,
+            volatile=volatile,
+            virtual_hosts=virtual_hosts or None,
         )
 
     async def main() -> None:
         # The signals are heard until the very end: a second one stops the waiting.
         async with trio.open_nursery() as nursery:
             await nursery.start(signalled, broker.stop)
+            if tls is not None:
+                await nursery.start(_reload_on_hangup, tls)
             async with broker:
                 await broker.declare(*declared)
+                for file in files:
+                    await broker.declare_from(file)
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
                 print(f"ready {ready}", flush=True)
@@ -149,10 +241,39 @@ def serve(
     run(main)
 
 
-def split_kind_of(option: str, text: str) -> tuple[str, str]:
-    """KIND and NAME of an option's value, or the user's mistake."""
+def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:
+    if cert is None:
+        if key or client_ca:
+            raise click.UsageError("--tls-key and --tls-client-ca go with --tls-cert")
+        return None
     try:
-        return split_kind(text)
+        return ServerTls(cert, key, client_ca=client_ca)
+    except AmqpError as error:
+        raise click.UsageError(error.description) from None
+
+
+async def _reload_on_hangup(
+    tls: ServerTls, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Read the certificates again at each SIGHUP; connections that stand stay as they are (L7)."""
+    if not hasattr(signal, "SIGHUP"):
+        task_status.started()
+        return
+    with trio.open_signal_receiver(signal.SIGHUP) as hangups:
+        task_status.started()
+        async for _ in hangups:
+            try:
+                tls.reload()
+            except AmqpError as error:
+                log.error("the certificates stay as they were: %s", error.description)
+            else:
+                log.info("the certificates were read again")
+
+
+def declared_in(option: str, text: str) -> Declaration:
+    """What an option's value declares, or the user's mistake."""
+    try:
+        return declared_by(text)
     except Exception as error:
         raise click.BadParameter(
             str(getattr(error, "description", error)), param_hint=option

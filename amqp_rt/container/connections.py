@@ -30,6 +30,7 @@ from ..fronts.base import ProtocolEngine
 from ..limits import Limits
 from ..outcomes import Error
 from .links import LinkHandle, fresh
+from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests
 from .sending import MessageProperties, Sender, SenderOptions
@@ -37,6 +38,7 @@ from .transactions import ControlLink, Transaction
 
 if TYPE_CHECKING:
     from .container import Container
+    from .tokens import TokenKeeper
 
 log = logging.getLogger("amqp_rt.connections")
 
@@ -75,8 +77,11 @@ class Session:
         *,
         window: int | None = None,
         window_bytes: int | None = None,
+        keeper: TokenKeeper | None = None,
     ) -> None:
         self.connection = connection
+        #: Sees to the tokens that its links need.
+        self._keeper = keeper
         self._window = window
         self._window_bytes = window_bytes
         #: The engine's session; None while there is no connection.
@@ -114,7 +119,21 @@ class Session:
         self.core.on_ended = self._on_ended
         for member in list(self._members):
             try:
-                member.attach(self.core)
+                self._attach(member)
+            except LocalProtocolError as error:
+                member.lost(error)
+
+    def _attach(self, member: Member) -> None:
+        if self._keeper is None:
+            member.attach(self.core)
+        else:
+            self._keeper.admit(member, self)
+
+    def admitted(self, member: Member, core: Any) -> None:
+        """The token that *member* waited for, to attach on *core*, is there."""
+        if member in self._members and core is self.core and not self.going:
+            try:
+                member.attach(core)
             except LocalProtocolError as error:
                 member.lost(error)
 
@@ -142,7 +161,7 @@ class Session:
         if self._ended:
             raise SessionEnded("the session has ended")
         if self.core is not None and not self.going:
-            member.attach(self.core)
+            self._attach(member)
         self._members[member] = None
 
     def remove(self, member: Member) -> None:
@@ -211,6 +230,8 @@ class Connection:
         self.recovers = False
         #: Called when ``state`` has changed, with the connection; a plain call.
         self.on_state: Callable[[Connection], object] | None = None
+        #: Brings tokens to the peer; set by whoever dials.
+        self.tokens: TokenKeeper | None = None
         #: Goes after a redirected link; set by whoever dials.
         self.redirector: Callable[[LinkHandle, Error], bool] | None = None
         #: Why the latest engine ended, None as long as it has not, or if it was a clean end.
@@ -308,12 +329,16 @@ class Connection:
         """Take what the engine reports. Not a checkpoint."""
         # A peer that has no place for us says open and close in one breath.
         over = any(isinstance(event, Closed | ConnectionFailed) for event in events)
+        refused = False
         for event in events:
             if isinstance(event, AttachRequested):
-                self.container.attach(self, event.link)
+                if not refused:
+                    self.container.attach(self, event.link)
             elif isinstance(event, LoginRequested):
                 self.container.start_login(self, event)
             elif isinstance(event, Opened):
+                if not self.dialled:
+                    refused = not self.container.opened(self)
                 if not over:
                     self._on_opened()
             else:
@@ -322,6 +347,8 @@ class Connection:
 
     def _on_opened(self) -> None:
         self.stood = True
+        if self.tokens is not None:
+            self.tokens.restart()
         self._become("open")
         for session in list(self._sessions):
             try:
@@ -406,11 +433,19 @@ class Connection:
         self, *, window: int | None = None, window_bytes: int | None = None
     ) -> Session:
         self.refuse_if_closed()
-        session = Session(self, window=window, window_bytes=window_bytes)
+        session = Session(self, window=window, window_bytes=window_bytes, keeper=self.tokens)
+        return self._begin(session)
+
+    def _begin(self, session: Session) -> Session:
         if self._state == "open" and not self.engine_over:
             session.begin(self.engine)
         self._sessions[session] = None
         return session
+
+    def session_for_tokens(self) -> Session:
+        """A session whose links need no tokens themselves."""
+        self.refuse_if_closed()
+        return self._begin(Session(self))
 
     def forget_session(self, session: Session) -> None:
         """It has ended."""
@@ -456,7 +491,8 @@ class Connection:
         """A receiver from *address*; use it in ``async with``, which waits until it is attached.
 
         Args:
-            address: Where from; leave it out with ``dynamic=True``.
+            address: Where from; leave it out with ``dynamic=True``, or with the ``name`` of a link whose
+                source the peer has kept.
             options: See :class:`~amqp_rt.container.receiving.ReceiverOptions`.
 
         Raises:
@@ -475,6 +511,20 @@ class Connection:
             ConnectionLost: The connection is over for good.
         """
         return self.default_session.transaction()
+
+    async def authorize(self, address: str) -> None:
+        """Have a token for *address* on the peer, and renew it as long as the connection lasts.
+
+        Links see to that themselves; this is for addresses that messages name in their ``to``.
+        Does nothing on a connection without ``token=``. Cancelled, it is put all the same.
+
+        Raises:
+            AuthenticationFailed: There is none, or the peer does not accept it.
+            ConnectionLost: The connection is over for good.
+        """
+        self.refuse_if_closed()
+        if self.tokens is not None:
+            await self.tokens.authorize(address)
 
     def follow(self, link: LinkHandle, error: Error) -> bool:
         """Take *link* where a redirect points; whether that is tried."""
@@ -559,6 +609,15 @@ class Connection:
         if self._requests is None:
             self._requests = Requests(self)
         return self._requests
+
+    def management(self, entity: str = "", *, within: float | None = 10.0) -> ManagementClient:
+        """The peer's ``$management``, or that of one of its entities.
+
+        Args:
+            entity: An address; left out, the peer itself.
+            within: Seconds that each operation may take.
+        """
+        return management_of(self, entity, within)
 
     async def serve(self, *nodes: Any) -> None:
         """Let nodes of our container consume from the peer's addresses of the same names.

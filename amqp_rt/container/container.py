@@ -35,21 +35,25 @@ import msgspec
 import trio
 
 from ..addresses import AddressError, AddressTable, address_of, parse_url
-from ..errors import ConnectFailed
-from ..events import Event, LoginRequested, Opened, Peer
+from ..errors import AmqpError, ConnectFailed
+from ..events import LoginRequested, Peer
 from ..fronts.amqp10 import Front as Amqp10
 from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
+from ..message import Message
 from ..net.driver import run_connection
+from ..net.entrance import Entrance, enter
 from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
 from ..net.memory import MemoryNetwork
-from ..net.preamble import recognise
 from ..net.reactor import Reactor, open_reactor
-from ..outcomes import MODIFIED_FAILED, Error
+from ..net.tls import ServerTls
+from ..outcomes import MODIFIED_FAILED, Accepted, Error
+from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.identities import Users
 from ..security.mechanisms import (
     AnonymousServer,
     Challenge,
+    ExternalServer,
     Failure,
     PlainServer,
     ServerMechanism,
@@ -57,12 +61,22 @@ from ..security.mechanisms import (
     Verifier,
     offered,
 )
+from ..security.tokens import Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
+from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
 from .recovery import connect, local
-from .replies import Forward, Relay, Replies, answer
+from .replies import (
+    LINK_PAIR_CAPABILITY,
+    Forward,
+    Relay,
+    Replies,
+    answer,
+    is_paired,
+    paired_properties,
+)
 from .routes import (
     Binding,
     Declaration,
@@ -117,7 +131,14 @@ class Container:
         authorize: ``await authorize(peer, address, role)`` for each attach, and for each address
             that an anonymous terminus sends to. *role* is what the peer wants to be: ``"sender"``
             or ``"receiver"``.
+        access: Who may do what where, besides *authorize*; see :mod:`amqp_rt.security.access`.
+        cbs: Tokens that are accepted at ``$cbs``, and give rights.
         plain_in_clear: Let passwords cross networks unencrypted.
+        tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
+        tls_required: Let nobody in on ``amqp://`` without TLS.
+        origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
+            ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
+        sasl_required: Whether clients must log in; by default they must unless ANONYMOUS is offered.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
         drain_s: How long handlers may take to finish when the block is left.
@@ -135,7 +156,13 @@ class Container:
         sasl: Collection[str | ServerMechanism] | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         authorize: Authorize | None = None,
+        access: Access | None = None,
+        cbs: Cbs | None = None,
         plain_in_clear: bool = False,
+        tls: ServerTls | None = None,
+        tls_required: bool = False,
+        origins: Collection[str] = (),
+        sasl_required: bool | None = None,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
         drain_s: float = 10.0,
@@ -147,6 +174,10 @@ class Container:
         self.on_error = on_error
         self.drain_s = drain_s
         self.authorize = authorize
+        # Where tokens give rights, nobody has any without.
+        self.access = Access() if access is None and cbs is not None else access
+        self._cbs = cbs
+        self._watches: dict[Connection, TokenWatch] = {}
         self.network = network or MemoryNetwork()
         self.hosts: list[Host] = []
         self.replies = Replies(self)
@@ -159,10 +190,23 @@ class Container:
         self._middleware = tuple(middleware)
         self._resources = Resources(resources)
         self._fronts: Sequence[Front] = [*fronts] or [Amqp10()]
+        if isinstance(users, Mapping):
+            users = Users(users)
+        #: Who may log in, as far as we keep their passwords.
+        self.users = users if isinstance(users, Users) else None
         self._mechanisms = _mechanisms(sasl, users)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
+        if tls_required and tls is None:
+            raise ValueError("tls_required needs certificates: pass tls=ServerTls(…)")
+        self._tls = tls
+        self._tls_required = tls_required
+        self._origins = origins
+        # Whoever may come as nobody need not say so.
+        self._sasl_required = (
+            "ANONYMOUS" not in self._mechanisms if sasl_required is None else sasl_required
+        )
         self._routes = RouteTable()
         #: The workers of every node, also of those that are served at peers only.
         self.workers: list[Workers] = []
@@ -180,6 +224,8 @@ class Container:
         self._stopped = trio.Event()
         self._stopping = False
         self._running: AbstractAsyncContextManager[Self] | None = None
+        if cbs is not None:
+            self.rpc(CBS)(self._answer_cbs)
         self.add(*nodes)
 
     # --- nodes ---------------------------------------------------------------------------
@@ -276,7 +322,11 @@ class Container:
         Raises:
             ValueError: The address fits, but a capture is not what the handler takes.
         """
-        return self._routes.find(address, sends=sends)
+        found = self._routes.find(address, sends=sends)
+        if found is None and address.endswith(f"/{MANAGEMENT}"):
+            # The management nodes of entities are one with that of the container.
+            found = self._routes.find(MANAGEMENT, sends=sends)
+        return found
 
     @property
     def connections(self) -> list[Connection]:
@@ -430,8 +480,8 @@ class Container:
     async def listen(self, *urls: str) -> list[str]:
         """Take connections at each of *urls*; returns them as they were bound.
 
-        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free),
-        ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
+        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free), ``amqps://`` for
+        TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
 
         Raises:
             ConnectFailed: One cannot be listened on; the sentence says which and why.
@@ -449,45 +499,60 @@ class Container:
                     self.network,
                     where.host,
                     door,
-                    self._serve,
+                    partial(self._serve, scheme=where.scheme),
                 )
             except OSError as error:
                 raise ConnectFailed(f"cannot listen on {where}: {error}") from error
         elif where.scheme == "amqp+unix":
             listener = await open_unix(where.path)
             nurseries.listeners.start_soon(self._serve_unix, listener, door, where.path)
-        elif where.scheme == "amqp":
+        else:
+            if where.scheme == "sb":
+                raise ConnectFailed(
+                    f"cannot listen on {where}: that is a scheme of clients; use amqps://",
+                    condition="amqp:invalid-field",
+                )
+            if where.tls and self._tls is None:
+                raise ConnectFailed(
+                    f"cannot listen on {where}: there is no certificate; pass tls=ServerTls(…)",
+                    condition="amqp:invalid-field",
+                )
             listeners = await open_tcp(where.host, where.port)
+            serve = partial(self._serve, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
                 nurseries.listeners.start_soon(
-                    partial(serve_socket, each, door, self._serve, nursery=nurseries.connections)
+                    partial(serve_socket, each, door, serve, nursery=nurseries.connections)
                 )
             host, port = bound_address(listeners[0])
             where = msgspec.structs.replace(where, host=where.host or host, port=port)
-        else:
-            raise ConnectFailed(
-                f"cannot listen on {where}: {where.scheme}:// is not spoken by this version; use "
-                "amqp://HOST:PORT, amqp+unix:///PATH or memory://NAME"
-            )
         return str(where)
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
         try:
-            await serve_socket(listener, door, self._serve, nursery=self._started().connections)
+            serve = partial(self._serve, scheme="amqp+unix")
+            await serve_socket(listener, door, serve, nursery=self._started().connections)
         finally:
             with suppress(OSError):
                 os.unlink(path)
 
     async def _serve(
-        self, stream: trio.abc.Stream, address: str, logged_in: Callable[[], None]
+        self,
+        stream: trio.abc.Stream,
+        address: str,
+        logged_in: Callable[[], None],
+        *,
+        scheme: str,
+        path: str = "/",
     ) -> None:
-        await self.accept(stream, address=address, logged_in=logged_in)
+        await self.accept(stream, address=address, scheme=scheme, path=path, logged_in=logged_in)
 
     async def accept(
         self,
         stream: trio.abc.Stream,
         *,
         address: str = "",
+        scheme: str = "amqp",
+        path: str = "/",
         trusted: bool = False,
         logged_in: Callable[[], None] = lambda: None,
     ) -> None:
@@ -498,52 +563,62 @@ class Container:
         Args:
             stream: Any trio stream.
             address: The peer's, in words.
+            scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
+            path: Where a WebSocket is.
             trusted: The peer is known, and needs not log in.
             logged_in: Called once the peer is known, or needs not be.
         """
         self._started()
         now = trio.current_time()
-        found = await recognise(stream, self._fronts, limits=self.limits)
-        if found is None:
+        entrance = Entrance(
+            fronts=self._fronts,
+            scheme=scheme,
+            tls=self._tls,
+            tls_required=self._tls_required and not trusted,
+            path=path,
+            origins=self._origins,
+            limits=self.limits,
+        )
+        entered = await enter(stream, entrance, address=address or "a peer")
+        if entered is None:
             return
         if self._stopping:
-            await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(entered.stream)
             return
-        front, data = found
-        engine = front.server(
+        engine = entered.front.server(
             ServerOptions(
                 container_id=self.name,
                 limits=self.limits,
                 mechanisms=offered(
                     self._mechanisms.values(),
-                    secure=False,
+                    secure=entered.secure,
                     local=_is_local(address),
                     plain_in_clear=self._plain_in_clear,
+                    certificate=entered.certificate is not None,
                 ),
-                # Whoever may come as nobody need not say so.
-                sasl_required=not trusted and "ANONYMOUS" not in self._mechanisms,
+                sasl_required=not trusted and self._sasl_required,
                 address=address,
-                offered_capabilities=(Symbol(ANONYMOUS_RELAY),),
+                offered_capabilities=(
+                    *self._capabilities,
+                    *(Symbol(each) for host in self.hosts for each in host.capabilities),
+                ),
             ),
             now,
         )
+        engine.peer.secure = entered.secure
+        engine.peer.certificate = entered.certificate
+        engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
         self._strangers[engine] = logged_in
 
-        def handle(events: list[Event]) -> None:
-            for event in events:
-                if isinstance(event, Opened):
-                    self._known(engine)
-            connection.handle(events)
-
         try:
             await run_connection(
-                stream,
+                entered.stream,
                 engine,
-                handle,
+                connection.handle,
                 limits=self.limits,
-                initial=data,
+                initial=entered.received,
                 reactor=self.reactor,
             )
         except Exception:
@@ -553,11 +628,56 @@ class Container:
             self._accepted.pop(engine, None)
             self._strangers.pop(engine, None)
             self._logins.pop(engine, None)
+            if (watch := self._watches.pop(connection, None)) is not None:
+                watch.stop()
             self._requests.pop(engine, None)
             for identity in self._links_of.pop(engine, ()):
                 # Another connection may have taken the link over.
                 if (link := self._links.get(identity)) and link.connection is engine:
                     del self._links[identity]
+
+    @property
+    def _capabilities(self) -> tuple[Symbol, ...]:
+        """What we offer those who connect."""
+        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY]
+        if self._cbs is not None:
+            names.append(CBS_CAPABILITY)
+        return tuple(Symbol(name) for name in names)
+
+    def opened(self, connection: Connection) -> bool:
+        """The peer has logged in, and is known unless it has to put a token first (SE13).
+
+        False if it wants a virtual host that is not there, and is told to go.
+        """
+        peer = connection.peer
+        for host in self.hosts:
+            found = host.virtual_host(peer.virtual_host)
+            if found is None and not peer.trusted:
+                connection.engine.close(
+                    Error("amqp:not-found", f"there is no virtual host {peer.virtual_host!r:.100}")
+                )
+                return False
+            # From now on it is called by its name, whatever the peer called it.
+            peer.virtual_host = found or ""
+        owes = False
+        if self._cbs is not None and not peer.trusted:
+            watch = self._watches[connection] = TokenWatch(connection, self._cbs)
+            owes = not anywhere(self.access, peer)
+            peer.tokens = watch.tokens
+            self.start_connection(partial(watch.run, owes=owes))
+        if not owes:
+            self.became_known(connection)
+        return True
+
+    def became_known(self, connection: Connection) -> None:
+        """The peer has said who it is, and counts as a stranger no more."""
+        self._known(connection.engine)
+
+    async def _answer_cbs(self, message: Message, connection: Connection) -> Message | Accepted:
+        watch = self._watches.get(connection)
+        if watch is None:
+            raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
+        return await answer_cbs(message, watch)
 
     def _known(self, engine: Any) -> None:
         logged_in = self._strangers.pop(engine, None)
@@ -587,7 +707,8 @@ class Container:
         if isinstance(step, Challenge):
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
-            self._known(engine)
+            if self._cbs is None:
+                self._known(engine)
             connection.handle(event.exchange.succeed(step.user, step.identity))
         else:
             log.warning("login from %s failed: %s", engine.peer.address, step.why)
@@ -615,18 +736,36 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
-        terminus = _our_terminus(link)
+        terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
         elif isinstance(terminus, Coordinator):
+            if (refused := decide_anywhere(self.access, link.peer)) is not None:
+                link.refuse(refused)
+                return
             # What is done in a transaction is done on links, each of which is judged by itself.
             if not any(host.attach(link) for host in self.hosts):
                 link.refuse(Error("amqp:not-implemented", "there are no transactions here"))
+        elif (refused := self._judge(link, terminus)) is not None:
+            link.refuse(refused)
         elif self.authorize is None or not terminus.address:
             self._place(connection, link, terminus)
         else:
             self._asking.add(link)
             self.start_handler(self._place_if_allowed, connection, identity, link, terminus)
+
+    def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
+        """The source that a host keeps for *link*, which names none; it counts as asked for then."""
+        if not _sends(link) or link.source is not None:
+            return None
+        for host in self.hosts:
+            try:
+                link.source = host.recall(cast("SendingLink", link))
+            except AmqpError as error:
+                return Error.of(error)
+            if link.source is not None:
+                return link.source
+        return Error("amqp:not-found", f"no source is kept for a link {link.name!r}")
 
     async def _place_if_allowed(
         self,
@@ -643,12 +782,14 @@ class Container:
         if self._links.get(identity) is not link:
             link.refuse(Error("amqp:link:stolen", "the link was attached again elsewhere"))
         elif not allowed:
-            link.refuse(Error("amqp:unauthorized-access", f"{terminus.address!r} is not for you"))
+            link.refuse(_not_for_you(terminus.address))
+        elif (refused := self._judge(link, terminus)) is not None:
+            link.refuse(refused)  # a token has expired meanwhile
         else:
             self._place(connection, link, terminus)
 
     async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
-        """Whether *peer* may be the sender or the receiver of a link to *address*."""
+        """What ``authorize`` says of *peer* as the sender or the receiver of a link to *address*."""
         if self.authorize is None:
             return True
         try:
@@ -656,6 +797,56 @@ class Container:
         except Exception:
             log.exception("authorize failed for %r", address)
             return False
+
+    @property
+    def guarded(self) -> bool:
+        """Whether anybody may be refused anything."""
+        return not (self.access is None and self._cbs is None and self.authorize is None)
+
+    async def may_send(self, peer: Peer, address: str) -> Error | None:
+        """Why *peer* may not send to *address*, be it by a ``to`` or a ``reply-to``; None if it may."""
+        name = address_of(address)
+        refused = self._decide(peer, Rights.SEND, name)
+        if refused is None and not await self.is_allowed(peer, address, "sender"):
+            refused = _not_for_you(address)
+        # A token may have expired while the application was asked.
+        return refused or self._decide(peer, Rights.SEND, name)
+
+    def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
+        refused = decide(self.access, peer, wanted, address)
+        if refused is not None and wanted is Rights.SEND and self._is_dynamic(peer, address):
+            # Nobody can guess such an address: who knows it has been given it, to answer there.
+            return decide_anywhere(self.access, peer)
+        return refused
+
+    def _is_dynamic(self, peer: Peer, address: str) -> bool:
+        return address in self.replies.dynamic or any(
+            host.is_dynamic(address, peer.virtual_host) for host in self.hosts
+        )
+
+    def _judge(
+        self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator
+    ) -> Error | None:
+        """Why the peer may not have *link* to *terminus*; None if it may."""
+        if isinstance(terminus, Coordinator) or terminus.dynamic or not terminus.address:
+            return decide_anywhere(self.access, link.peer)
+        wanted = Rights.LISTEN if _sends(link) else Rights.SEND
+        return self._decide(link.peer, wanted, address_of(terminus.address))
+
+    def judge_again(self, connection: Connection, why: str) -> None:
+        """Detach the links that *connection* may not have any more, and only those (SE12)."""
+        for identity in list(self._links_of.get(connection.engine, ())):
+            link = self._links.get(identity)
+            if link is None or link.connection is not connection.engine or not link.attached:
+                continue
+            terminus = _our_terminus(link)
+            if isinstance(terminus, Error):
+                continue
+            refused = self._judge(link, terminus)
+            if refused is not None:
+                link.detach(Error(refused.condition, f"{why}: {refused.description}"))
+        for relay in list(self.relays):
+            relay.forget(connection)
 
     def _place(
         self,
@@ -696,7 +887,12 @@ class Container:
             cast("ReceivingLink", binding.link).accept(
                 LinkHandler(binding).receive() if route.kind == "link" else Inbox(binding, workers),
                 target=Target(address=terminus.address),
+                # Whoever reaches the port may send this much.
+                max_message_size=(
+                    self.limits.token_message_size_max if terminus.address == CBS else None
+                ),
                 streaming=route.streaming,
+                properties=paired_properties(binding.link) if route.kind == "rpc" else None,
             )
             return
         sending = cast("SendingLink", binding.link)
@@ -736,9 +932,23 @@ class Container:
         """*link* is gone: its name is free."""
         identity = _identity(link)
         if self._links.get(identity) is link:
+            if is_paired(link):
+                self._end_pair(link)
             del self._links[identity]
             if (known := self._links_of.get(link.connection)) is not None:
                 known.discard(identity)
+
+    def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
+        """One half of a pair is gone: so is the other."""
+        host, user, container_id, sends, name = _identity(link)
+        other = self._links.get((host, user, container_id, not sends, name))
+        if (
+            other is not None
+            and other.attached
+            and other.session is link.session
+            and is_paired(other)
+        ):
+            other.detach()
 
     def _forget_gone(self, engine: Any) -> None:
         for identity in list(self._links_of[engine]):
@@ -772,9 +982,9 @@ class Container:
         """Dial a peer; see :func:`amqp_rt.container.recovery.connect` for what can be said."""
         return connect(urls, container=self, **options)
 
-    def local(self) -> AbstractAsyncContextManager[Connection]:
+    def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
         """A connection to this very container, in memory: same states, credit and errors."""
-        return local(self)
+        return local(self, virtual_host)
 
     def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
         """Run *task*, which carries a connection, until it ends or the container does.
@@ -913,6 +1123,10 @@ def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordi
     return terminus
 
 
+def _not_for_you(address: object) -> Error:
+    return Error("amqp:unauthorized-access", f"{address!r} is not for you")
+
+
 def _applied(
     asked: Mapping[object, object] | None, known: Collection[str]
 ) -> Mapping[object, object] | None:
@@ -945,17 +1159,24 @@ def _mechanisms(
         sasl = ("ANONYMOUS",) if verifier is None else ("PLAIN",)
     found: dict[str, ServerMechanism] = {}
     # The strongest first: a client takes the first that it can.
-    for each in sorted(sasl, key=lambda each: each == "ANONYMOUS"):
+    ranks = {"EXTERNAL": 0, "ANONYMOUS": 2}
+    for each in sorted(
+        sasl, key=lambda each: ranks.get(each if isinstance(each, str) else each.name, 1)
+    ):
         if not isinstance(each, str):
             found[each.name] = each
         elif each == "ANONYMOUS":
             found[each] = AnonymousServer()
+        elif each == "EXTERNAL":
+            found[each] = ExternalServer()
         elif each == "PLAIN":
             if verifier is None:
                 raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
             found[each] = PlainServer(verifier)
         else:
-            raise ValueError(f"the mechanism {each!r} is not known: PLAIN and ANONYMOUS are")
+            raise ValueError(
+                f"the mechanism {each!r} is not known: EXTERNAL, PLAIN and ANONYMOUS are"
+            )
     return found
 
 

@@ -64,7 +64,8 @@ _TURN_S: Final = 0.001
 class ReceiverOptions(TypedDict, total=False):
     """What ``peer.receiver(address, …)`` takes.
 
-    * ``name``: of the link; made up if left out.
+    * ``name``: of the link; made up if left out. Without an address, and not ``dynamic``, it is what a
+      subscription is found by that was left with :meth:`Receiver.suspend`: to close it for good.
     * ``credit``: deliveries without an outcome that may be here or on their way; at most 8 MiB of
       them wait. 0 asks for nothing: see :meth:`Receiver.get` and :meth:`Receiver.start`.
     * ``mode``: ``"move"`` takes messages from the node, ``"copy"`` browses (Part 3 §3.5.7).
@@ -431,7 +432,7 @@ class Receiver(LinkHandle):
         if selector is not None:
             filters[_SELECTOR] = Described(_SELECTOR_CODE, selector)
         self._selects = selector is not None
-        self._asked = Source(
+        self._asked: Source | None = Source(
             address=None if dynamic else address,
             dynamic=dynamic,
             dynamic_node_properties={Symbol("lifetime-policy"): DeleteOnClose()}
@@ -444,6 +445,9 @@ class Receiver(LinkHandle):
             timeout=timeout,
             capabilities=tuple(Symbol(each) for each in capabilities),
         )
+        if address is None and not dynamic:
+            # Whatever the peer has kept for a link of this name.
+            self._asked = None
         #: As the peer answered it.
         self._answered: Source | None = None
         self._target = Target(address=target)
@@ -753,7 +757,8 @@ class Receiver(LinkHandle):
 
     def _readdress(self, address: str) -> None:
         super()._readdress(address)
-        self._asked.address = address
+        if self._asked is not None:
+            self._asked.address = address
 
     def on_attached(self, link: Any) -> None:
         """Both sides are attached."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -36,12 +37,14 @@ from ..limits import Limits
 from ..net.dial import dial
 from ..net.driver import run_connection
 from ..net.memory import memory_stream_pair
+from ..net.tls import ClientTls
 from ..outcomes import Error
-from ..security.mechanisms import Anonymous, Plain, may_send_in_clear
+from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear
 from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
 from .connections import Connection
 from .links import LinkHandle
+from .tokens import TokenKeeper, TokenProvider
 
 if TYPE_CHECKING:
     from .container import Container
@@ -99,7 +102,10 @@ class Plan(Struct, kw_only=True):
     pipelined: bool
     within: float
     plain_in_clear: bool
+    tls: ClientTls | ssl.SSLContext | None
+    tls_upgrade: bool
     reconnect: Reconnect | None
+    token: TokenProvider | None
     jitter: Callable[[], float]
 
 
@@ -109,6 +115,7 @@ async def connect(
     *,
     container: Container | None = None,
     auth: ClientMechanism | Sequence[ClientMechanism] | None = None,
+    token: TokenProvider | None = None,
     sasl: bool = True,
     virtual_host: str | None = None,
     limits: Limits | None = None,
@@ -118,6 +125,8 @@ async def connect(
     pipelined: bool = True,
     within: float = 10.0,
     plain_in_clear: bool = False,
+    tls: ClientTls | ssl.SSLContext | None = None,
+    tls_upgrade: bool = False,
     reconnect: Reconnect | None = Reconnect(),  # noqa: B008  # frozen
     jitter: Callable[[], float] = random.random,
     on_state: Callable[[Connection], object] | None = None,
@@ -129,7 +138,10 @@ async def connect(
             ``amqp://127.0.0.1:5672``.
         container: Whose container-id and nodes the peer sees; by default one made for this.
         auth: Mechanisms, best first. By default PLAIN with the URL's user and password if it has
-            them, else ANONYMOUS.
+            them, else EXTERNAL if *tls* has a certificate, else ANONYMOUS.
+        token: Where tokens for the peer's addresses come from, such as
+            :class:`~amqp_rt.container.tokens.Sas`: each link attaches when there is one, and all
+            are renewed in time.
         sasl: False leaves the SASL layer out.
         virtual_host: ``hostname`` of our open; by default the URL's path, else its host.
         limits: Bounds, by default the container's.
@@ -139,6 +151,10 @@ async def connect(
         pipelined: False waits for the peer's header before open, which rhea's server needs.
         within: Seconds for one attempt, from the first packet to the peer's open.
         plain_in_clear: Let a password cross a network unencrypted.
+        tls: Whom to believe, and our certificate, for URLs that are encrypted; by default those
+            whom the system believes, and none.
+        tls_upgrade: Ask for TLS within the port of ``amqp://`` URLs (Part 5 §5.2.1), and do not
+            connect without.
         reconnect: How a lost connection is dialled again; None never does.
         jitter: Numbers from 0 to 1 for the pauses between attempts.
         on_state: Called with the connection when its ``state`` has changed; a plain call.
@@ -173,7 +189,10 @@ async def connect(
             pipelined=pipelined,
             within=within,
             plain_in_clear=plain_in_clear,
+            tls=tls,
+            tls_upgrade=tls_upgrade,
             reconnect=reconnect,
+            token=token,
             jitter=jitter,
         )
         dialler = Dialler(container, where, plan)
@@ -201,7 +220,7 @@ def _grace(*, hasty: bool) -> trio.CancelScope:
 
 
 @asynccontextmanager
-async def local(container: Container) -> AsyncIterator[Connection]:
+async def local(container: Container, virtual_host: str = "") -> AsyncIterator[Connection]:
     """A connection to *container* itself, without a socket; the block's end closes.
 
     The same engines, states, credit and errors as over a network. Cancelled while it begins,
@@ -209,8 +228,11 @@ async def local(container: Container) -> AsyncIterator[Connection]:
     """
     ours, theirs = memory_stream_pair()
     connection = Connection(container, dialled=True)
-    engine = client(client_options(container, container.limits), trio.current_time())
+    options = client_options(container, container.limits)
+    options.hostname = virtual_host or None
+    engine = client(options, trio.current_time())
     engine.peer.address = "local"
+    engine.peer.virtual_host = virtual_host
     connection.start(engine)
     scope = trio.CancelScope()
     stopped = trio.Event()
@@ -267,6 +289,8 @@ class Dialler:
     def __init__(self, container: Container, urls: Sequence[Url], plan: Plan) -> None:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
+        if plan.token is not None:
+            self.connection.tokens = TokenKeeper(self.connection, plan.token)
         self.stopped = trio.Event()
         self._container = container
         self._urls = deque(urls)
@@ -326,6 +350,9 @@ class Dialler:
     async def run(self) -> None:
         """Connect, and connect again, until there is nothing to connect for."""
         connection = self.connection
+        keeper = connection.tokens
+        if keeper is not None:
+            self._container.start_connection(keeper.run)
         try:
             with self._scope:
                 self._failure = await self._run()
@@ -334,6 +361,8 @@ class Dialler:
                 connection.lose(_as_lost(self._failure))
             else:
                 connection.lose(connection.lost_error())
+            if keeper is not None:
+                keeper.stop()
             for dialler in self._elsewhere.values():
                 dialler.connection.close()
             self.stopped.set()
@@ -404,7 +433,13 @@ class Dialler:
         connection = self.connection
         plan = self._plan
         with trio.move_on_after(plan.within) as timeout:
-            dialled = await dial(url, network=self._container.network)
+            dialled = await dial(
+                url,
+                network=self._container.network,
+                tls=plan.tls,
+                upgrade=plan.tls_upgrade,
+                limits=plan.limits,
+            )
         if timeout.cancelled_caught:
             raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")
         try:
@@ -426,8 +461,12 @@ class Dialler:
         )
         engine = client(options, trio.current_time())
         engine.peer.address = str(url)
+        engine.peer.secure = dialled.secure
         engine.peer.virtual_host = hostname or ""
         self._at = url
+        if connection.tokens is not None:
+            scheme = "amqps" if url.tls else "amqp"
+            connection.tokens.base = f"{scheme}://{hostname or 'localhost'}/"
         self._began = trio.current_time()
         connection.recovers = plan.reconnect is not None and not connection.closing
         connection.start(engine)
@@ -475,6 +514,8 @@ class Dialler:
         if chosen is None:
             if url.user is not None:
                 chosen = (Plain(url.user, url.password or ""),)
+            elif secure and isinstance(plan.tls, ClientTls) and plan.tls.has_certificate:
+                chosen = (External(), Anonymous())
             else:
                 chosen = (Anonymous(),)
         if any(mechanism.name == "PLAIN" for mechanism in chosen) and not may_send_in_clear(

@@ -62,6 +62,11 @@ log = logging.getLogger("amqp_rt.handlers")
 
 #: Message annotation of the message that ends a streamed reply.
 STREAM_END: Final = Symbol("x-opt-stream-end")
+#: Link property of the halves of a pair, the ``reply-to`` that means the other half, and the
+#: capability to do all that (link pairing 1.0).
+PAIRED: Final = "paired"
+PAIRED_REPLY: Final = "$me"
+LINK_PAIR_CAPABILITY: Final = "LINK_PAIR_V1_0"
 #: ``statusCode`` of a failure reply by its condition; 500 for any other.
 STATUS: Final = {
     "amqp:decode-error": 400,
@@ -379,7 +384,7 @@ class Replies:
         by_address = self._by_address.setdefault(link.connection, {})
         for each in self._addresses(link):
             by_address.setdefault(each, []).append(reply_link)
-        link.accept(reply_link, source=source)
+        link.accept(reply_link, source=source, properties=paired_properties(link))
 
     @staticmethod
     def _addresses(link: SendingLink) -> set[str]:
@@ -409,20 +414,22 @@ class Replies:
         for reply_link in list(self.links):
             await reply_link.flush()
 
-    def path(self, binding: Binding, reply_to: str | None) -> Path:
-        """Where replies to a request go.
+    def path(self, binding: Binding, reply_to: str | None, *, hosts: bool = True) -> Path:
+        """Where replies to a request go; to an address of a *host* only if the caller may send there.
 
         To its reply-to: an address that we made, an address of a host, a link of the same
         connection that has this address at either end. Without reply-to, to the link in the same
         session whose source is the node, as clients of management and CBS want it.
         """
+        if reply_to == PAIRED_REPLY:
+            return self._pair(binding)
         if binding.relay is not None:
             return binding.relay if reply_to else _NoPath(binding, reply_to)
         if reply_to is not None:
             made = self.dynamic.get(reply_to)
             if made is not None:
                 return made
-            if self.container.hosts:
+            if hosts and self.container.hosts:
                 port = cast("ReceivingLink", _HostPort(binding.link))
                 for host in self.container.hosts:
                     endpoint = host.relay(reply_to, port)
@@ -437,13 +444,45 @@ class Replies:
             links = [each for each in links if each.shares_session_with(binding.link)]
         return links[-1] if links else _NoPath(binding, reply_to)
 
+    def _pair(self, binding: Binding) -> Path:
+        """The other half of the pair that the request's link is one half of.
+
+        Raises:
+            Reject: It is not.
+        """
+        link = binding.link
+        if is_paired(link):
+            for each in self._by_address.get(link.connection, {}).get(binding.address, []):
+                other = each.link
+                if (
+                    other is not None
+                    and other.name == link.name
+                    and other.session is link.session
+                    and is_paired(other)
+                ):
+                    return each
+        raise Reject(
+            f"{PAIRED_REPLY} is the other half of a link pair, and this link has none",
+            condition="amqp:invalid-field",
+        )
+
+
+def is_paired(link: ReceivingLink | SendingLink) -> bool:
+    """Whether *link* is one half of a pair (link pairing 1.0)."""
+    return any(str(name) == PAIRED and value is True for name, value in link.properties.items())
+
+
+def paired_properties(link: ReceivingLink | SendingLink) -> dict[object, object] | None:
+    """What our attach says of *link*: that it is paired, if it is."""
+    return {Symbol(PAIRED): True} if is_paired(link) else None
+
 
 class Request:
     """What a reply needs to know of its request."""
 
     __slots__ = ("correlation_id", "path", "reply_to", "sequence")
 
-    def __init__(self, message: Message, binding: Binding) -> None:
+    def __init__(self, message: Message, binding: Binding, *, hosts: bool = True) -> None:
         properties = message.properties
         # The type is kept: ulong, uuid, binary and string are four key spaces (§3.2.11).
         self.correlation_id: MessageId | None = (
@@ -454,7 +493,7 @@ class Request:
         self.reply_to = properties.reply_to
         #: Messages sent of a streamed reply; None if the reply is one message.
         self.sequence: int | None = None
-        self.path = binding.container.replies.path(binding, properties.reply_to)
+        self.path = binding.container.replies.path(binding, properties.reply_to, hosts=hosts)
 
     def reply(self, value: Any) -> list[bytes]:
         """The message that carries *value*, or the next one of a stream.
@@ -520,7 +559,15 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
     stats = inbox.route.stats
     try:
         message = read_message(delivery)
-        request = Request(message, binding)
+        reply_to = message.properties.reply_to
+        # A reply is sent in the caller's name: it goes nowhere that the caller may not send to.
+        hosts = (
+            not container.guarded
+            or reply_to is None
+            or reply_to == PAIRED_REPLY
+            or await container.may_send(binding.link.peer, reply_to) is None
+        )
+        request = Request(message, binding, hosts=hosts)
         ttl_ms = message.header.ttl
     except (DecodeError, Reject) as error:
         stats.rejected += 1
@@ -575,6 +622,8 @@ async def _answer(
     result = route.invoke(inbox.binding, delivery, message, deadline)
     if route.awaits or inspect.isawaitable(result):
         result = await result
+    if result is ACCEPTED:
+        return  # the outcome says all that there is to say
     if not (route.streams or hasattr(type(result), "__anext__")):
         await _send(request, request.reply(result))
         route.stats.sent += 1
@@ -721,7 +770,7 @@ class Relay:
         target = self._targets.get(address)
         if target is None or target.over:
             target = self._targets[address] = _Target()
-            if self._container.authorize is None:
+            if not self._container.guarded:
                 target.resolved(self._resolve(address))
                 target.waiting = None
             else:
@@ -753,11 +802,8 @@ class Relay:
 
     async def _ask(self, address: str, target: _Target) -> None:
         """Whether the peer may send there."""
-        allowed = await self._container.is_allowed(self._link.peer, address, "sender")
-        if allowed:
-            target.resolved(self._resolve(address))
-        else:
-            target.resolved(Error("amqp:unauthorized-access", f"{address!r} is not for you"))
+        refused = await self._container.may_send(self._link.peer, address)
+        target.resolved(self._resolve(address) if refused is None else refused)
         batch, target.waiting = target.waiting or [], None
         self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
         self._hand_over(address, target, batch)
@@ -822,6 +868,14 @@ class Relay:
         self._targets.clear()
         self._container.relays.discard(self)
         self._container.forget(link)
+
+    def forget(self, connection: Connection) -> None:
+        """The rights of *connection* have changed: where it may send is found out again."""
+        if connection is self._connection:
+            for address, target in list(self._targets.items()):
+                if target.waiting is None:
+                    del self._targets[address]
+                    target.drop()
 
     def stop(self) -> None:
         """Take the credit back. What waits for a handler is given back by its route."""

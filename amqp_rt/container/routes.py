@@ -312,12 +312,12 @@ class _Decorators:
     """Where declarations go: on the function, or at once into a container."""
 
     def __init__(self, register: Callable[[Any, Declaration], None]) -> None:
-        self._register = register
+        self.register = register
 
     def _decorator(self, declaration: Declaration) -> Callable[[F], F]:
         def decorate(function: F) -> F:
             declaration.names = _names_around(function, sys._getframe(1))
-            self._register(function, declaration)
+            self.register(function, declaration)
             return function
 
         return decorate
@@ -483,9 +483,9 @@ class Router:
     ) -> None:
         self.prefix = prefix
         self.middleware = tuple(middleware)
-        self.node = NodeDecorator(self._add)
-        self.rpc = RpcDecorator(self._add)
-        self.source = SourceDecorator(self._add)
+        self.node = NodeDecorator(self.declare)
+        self.rpc = RpcDecorator(self.declare)
+        self.source = SourceDecorator(self.declare)
         self._declared: list[tuple[Any, Declaration]] = []
         self.add(*nodes)
 
@@ -494,7 +494,8 @@ class Router:
         for each in nodes:
             self._declared += declared(each)
 
-    def _add(self, function: Any, declaration: Declaration) -> None:
+    def declare(self, function: Any, declaration: Declaration) -> None:
+        """Add a function, and what a decorator would note on it."""
         self._declared.append((function, declaration))
 
     @property

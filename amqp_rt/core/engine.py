@@ -23,6 +23,7 @@ from .frames import (
     FRAME_SIZE_MIN,
     SASL_FRAME,
     SASL_HEADER,
+    TLS_HEADER,
     Fault,
     FrameBuffer,
     connection_fault,
@@ -88,6 +89,8 @@ class Engine:
         self.ours = Half(CONNECTION, Stage.START, ours=True)
         self.theirs = Half(CONNECTION, Stage.START, ours=False)
         self.sessions: dict[int, Session] = {}
+        #: Called once the connection is over, after its sessions.
+        self.followers: dict[Any, Callable[[], None]] = {}
         #: The peer's max-frame-size as far as we use it.
         self.frame_size_out: int = FRAME_SIZE_MIN
         self.output_size: int = 0
@@ -574,7 +577,7 @@ class Engine:
     def _on_header(self, header: bytes) -> None:
         if header == AMQP_HEADER:
             if not self._sasl_done and (self.client or self.options.sasl_required):
-                self._refuse_header(SASL_HEADER)
+                self._refuse_header(SASL_HEADER, header)
                 return
             self.theirs.take(Step.HEADER)
             if self.ours.stage is Stage.START:
@@ -592,19 +595,18 @@ class Engine:
                     performative_frame(0, SaslMechanisms(self.options.mechanisms), SASL_FRAME)
                 )
         else:
-            self._refuse_header(SASL_HEADER if self.options.sasl_required else AMQP_HEADER)
+            self._refuse_header(SASL_HEADER if self.options.sasl_required else AMQP_HEADER, header)
 
     def _speaks_sasl(self) -> bool:
         return not self._sasl_done and (self.client or bool(self.options.mechanisms))
 
-    def _refuse_header(self, ours: bytes) -> None:
+    def _refuse_header(self, ours: bytes, header: bytes) -> None:
         """Not what we speak: say what we do speak, then close (§2.2)."""
         said = self.ours.stage is not Stage.START or self._sasl_header_sent
         if not said:
             self._write_raw(ours)
-        self._failed = Error(
-            "amqp:connection:framing-error", "the peer speaks another protocol or version"
-        )
+        theirs = "requires TLS" if header == TLS_HEADER else "speaks another protocol or version"
+        self._failed = Error("amqp:connection:framing-error", f"the peer {theirs}")
         self._report(ConnectionFailed(self._failed))
         self._finish()
 
@@ -663,7 +665,8 @@ class Engine:
         peer = self.peer
         peer.container_id = performative.container_id
         if not self.client:
-            peer.virtual_host = performative.hostname or ""
+            # Who says nothing here has said it when logging in, or wants the default (§2.7.1).
+            peer.virtual_host = performative.hostname or peer.virtual_host
         peer.offered_capabilities = performative.offered_capabilities
         peer.desired_capabilities = performative.desired_capabilities
         peer.properties = performative.properties or {}
@@ -779,6 +782,9 @@ class Engine:
         self._remote.clear()
         self._waiting.clear()
         self._queued.clear()
+        followers, self.followers = self.followers, {}
+        for follow in followers.values():
+            follow()
 
     def _report(self, event: Event) -> None:
         self._events.append(event)
@@ -827,6 +833,7 @@ class Engine:
                 return
             response = performative.initial_response
             hostname = performative.hostname
+            self.peer.virtual_host = hostname or ""
         else:
             if self._exchange is None:
                 raise connection_fault("amqp:not-allowed", "sasl-response came before sasl-init")

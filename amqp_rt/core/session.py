@@ -66,6 +66,8 @@ class Session:
         self.ours = Half(SESSION, Stage.UNMAPPED, ours=True)
         self.theirs = Half(SESSION, Stage.UNMAPPED, ours=False)
         self.on_ended: Callable[[Error | None], None] = _ignore
+        #: Called once it is over, after its links have heard so.
+        self.followers: dict[Any, Callable[[], None]] = {}
         self.properties: Mapping[object, object] = {}
         self.payload_max: int = 0
         # Sending (§2.5.6): ids count transfer frames, the window is the peer's.
@@ -686,6 +688,9 @@ class Session:
         self._queued.clear()
         self._queued_links.clear()
         self._link_flows.clear()
+        followers, self.followers = self.followers, {}
+        for follow in followers.values():
+            follow()
         self.on_ended(error)
 
     def release_link(self, link: Link) -> None:

@@ -107,7 +107,9 @@ class Link(Protocol):
     desired_capabilities: tuple[str, ...]
     #: Both sides are attached.
     attached: bool
-    #: The protocol's session object, the same for links of one session; and its connection.
+    #: The protocol's session object, the same for links of one session, and its connection. Whether
+    #: they are over, ``session.ended`` and ``connection.over`` say; what is put into ``followers`` of
+    #: either is called when it is, after its links have heard so.
     session: Any
     connection: Any
     #: Deliveries that were unsettled when the link ended: to be looked at in ``on_detached``.
@@ -344,8 +346,16 @@ class Front(Protocol):
 class Host(Protocol):
     """A collection of addresses: an application's routes, a broker, management."""
 
+    @property
+    def capabilities(self) -> Sequence[str]:
+        """What it adds to the offered capabilities of connections (Part 2 §2.7.1)."""
+
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         """Accept or refuse *link*, now or later, and return True; False if the address is not ours."""
+
+    def recall(self, link: SendingLink) -> Source | None:
+        """The source that is kept for *link*, whose peer names none, such as that of a durable
+        subscription (Part 3 §3.5.5); None if there is none."""
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Where messages of the anonymous terminus *link* for *address* go.
@@ -353,6 +363,14 @@ class Host(Protocol):
         The endpoint's ``deliver`` is called with the link's deliveries and must not touch
         its credit. None if the address is not ours, an error if it refuses.
         """
+
+    def virtual_host(self, hostname: str) -> str | None:
+        """The name of the virtual host that peers get who say *hostname* (Part 2 §2.7.1); None if
+        there is no such host, and the connection is to be refused."""
+
+    def is_dynamic(self, address: str, virtual_host: str) -> bool:
+        """Whether *address* was made for a link, and nobody can guess it: who knows it may answer
+        there without a right of its own (Part 3 §3.5.3 ``dynamic``)."""
 
 
 __all__ = [

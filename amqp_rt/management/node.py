@@ -7,20 +7,28 @@ application-properties ``operation``, ``type`` and ``name`` in, ``statusCode`` a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
+from ..broker.nodes import KINDS
 from ..errors import AmqpError
+from ..events import Peer
+from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
+from ..outcomes import Error
+from ..security.access import MANAGEMENT, Rights
 from ..values import Int, Symbol
 
-ADDRESS: Final = "$management"
+ADDRESS: Final = MANAGEMENT
 
 #: Type of the entities that hold messages, and of the node itself.
 NODE_TYPE: Final = "amqp_rt.node"
 SELF_TYPE: Final = "org.amqp.management"
+#: Type of virtual hosts, as the ``entityType`` of a QUERY.
+VIRTUAL_HOST_TYPE: Final = "amqp_rt.virtual-host"
 
 #: Messages that one PEEK returns at most, and bytes of their bodies together.
 PEEK_MAX: Final = 100
@@ -41,6 +49,9 @@ _STATUS: Final = {
 
 class Managed(Protocol):
     """What of a broker is managed here: the nodes of one virtual host."""
+
+    def virtual_hosts(self) -> list[Mapping[str, Any]]:
+        """This virtual host; seen from the default one, all of them."""
 
     def nodes(self) -> list[Mapping[str, Any]]:
         """Every node in numbers."""
@@ -71,6 +82,9 @@ class Managed(Protocol):
 
     def create(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Declare a node."""
+
+    def update(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Declare a node that there is otherwise: what is not in *attributes* stays as it is."""
 
     def delete(self, name: str) -> int:
         """Delete a node; returns the messages that went with it."""
@@ -118,147 +132,457 @@ def _whole(message: Message, name: str, default: int, most: int) -> int:
     return min(int(value), most)
 
 
-class Management:
-    """Answers management requests about the nodes of a broker."""
+class Collection(Protocol):
+    """The entities of one type, other than nodes."""
 
-    def __init__(self, managed: Callable[[str], Managed]) -> None:
-        """*managed* gives the nodes of a virtual host."""
+    type_name: str
+    #: Operation → its arguments.
+    operations: Mapping[str, list[str]]
+
+    @property
+    def attributes(self) -> type[msgspec.Struct]:
+        """The Struct whose fields are the attributes."""
+
+    def rows(self, virtual_host: str) -> list[Mapping[str, Any]]:
+        """Every entity, each with its ``name``."""
+
+    async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        """Make one."""
+
+    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        """Change one that there is."""
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        """Delete one that there is."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request, and who it is from."""
+
+    message: Message
+    peer: Peer
+    managed: Managed
+    #: Of the node ``<entity>/$management``; empty at ``$management``.
+    entity: str = ""
+
+    @property
+    def name(self) -> str:
+        """The entity that the request names; at its own management node it need not."""
+        name = _request(self.message, "name")
+        if name is None:
+            name = _request(self.message, "identity")
+        if name is None and self.entity:
+            return self.entity
+        if not isinstance(name, str) or not name:
+            raise _Failed(400, "the request names no entity: set the property name")
+        if self.entity and name not in (self.entity, "self"):
+            raise _Failed(
+                400, f"this is the management node of {self.entity!r}, not of {name!r:.50}"
+            )
+        return self.entity or name
+
+
+#: ``await hook(entity, message, peer)``: answers an operation of a profile at ``<entity>/$management``.
+EntityHook: TypeAlias = Callable[[str, Message, Peer], Awaitable[Message]]
+#: Why a peer may not do what takes those rights at an address; None if it may.
+Decision: TypeAlias = Callable[[Peer, Rights, str], Error | None]
+
+#: Types of nodes, each of which extends :data:`NODE_TYPE`.
+NODE_TYPES: Final = {f"amqp_rt.{kind}": kind for kind in KINDS}
+
+_NODE_OPERATIONS: Final[Mapping[str, list[str]]] = {
+    "CREATE": [],
+    "READ": [],
+    "UPDATE": [],
+    "DELETE": [],
+    "PEEK": ["count"],
+    "PURGE": [],
+    "MOVE": ["to", "count"],
+    "CURSOR": ["group"],
+    "SET-CURSOR": ["group", "incarnation"],
+    "HOLD": ["holder", "seconds", "incarnation"],
+}
+_SELF_OPERATIONS: Final[Mapping[str, list[str]]] = {
+    "QUERY": ["entityType", "offset", "count"],
+    "GET-TYPES": ["entityType"],
+    "GET-ANNOTATIONS": ["entityType"],
+    "GET-ATTRIBUTES": ["entityType"],
+    "GET-OPERATIONS": ["entityType"],
+    "GET-SCHEMA": ["entityType"],
+    "GET-MGMT-NODES": [],
+    "REGISTER": ["address"],
+    "DEREGISTER": ["address"],
+}
+_ENTITY_OPERATIONS: Final = ("CREATE", "READ", "UPDATE", "DELETE")
+
+
+class Management:
+    """Answers management requests.
+
+    Every operation on a node takes the right to manage that node, and on anything else the right
+    to manage ``$management``. A query of nodes gives those that the peer may manage.
+
+    Args:
+        managed: Gives the nodes of a virtual host.
+        decide: Who may do what; by default everybody everything.
+        collections: Entities of further types.
+        limits: Rows of one answer, and nodes that may be registered.
+    """
+
+    def __init__(
+        self,
+        managed: Callable[[str], Managed],
+        *,
+        decide: Decision = lambda peer, wanted, address: None,
+        collections: Iterable[Collection] = (),
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self._managed = managed
-        self._operations: dict[str, Callable[[Managed, Message], tuple[int, Any]]] = {
-            "CREATE": self._create,
-            "READ": self._read,
-            "DELETE": self._delete,
+        self._decide = decide
+        self._limits = limits
+        self._collections = {each.type_name: each for each in collections}
+        self._hooks: dict[str, tuple[Rights, EntityHook]] = {}
+        self._registered: dict[str, None] = {}
+        self._operations: dict[str, Callable[[Asked], tuple[int, Any]]] = {
             "QUERY": self._query,
             "GET-TYPES": self._get_types,
+            "GET-ANNOTATIONS": self._get_annotations,
+            "GET-ATTRIBUTES": self._get_attributes,
             "GET-OPERATIONS": self._get_operations,
+            "GET-SCHEMA": self._get_schema,
+            "GET-MGMT-NODES": self._get_nodes,
+            "REGISTER": self._register,
+            "DEREGISTER": self._deregister,
+            "CREATE": self._create,
+            "READ": self._read,
+            "UPDATE": self._update,
+            "DELETE": self._delete,
             "PEEK": self._peek,
             "PURGE": self._purge,
             "MOVE": self._move,
             "CURSOR": self._cursor,
         }
         #: Those that wait until what they did is kept.
-        self._lasting: dict[str, Callable[[Managed, Message], Awaitable[tuple[int, Any]]]] = {
+        self._lasting: dict[str, Callable[[Asked], Awaitable[tuple[int, Any]]]] = {
             "SET-CURSOR": self._set_cursor,
             "HOLD": self._hold,
         }
 
-    async def answer(self, message: Message, virtual_host: str = "") -> Message:
-        """The reply to *message*; what cannot be done is said in it."""
-        operation = _request(message, "operation")
-        name = operation if isinstance(operation, str) else ""
-        perform = self._operations.get(name)
-        lasting = self._lasting.get(name)
+    def add_hook(self, operation: str, hook: EntityHook, *, rights: Rights = Rights.MANAGE) -> None:
+        """Answer *operation* at ``<entity>/$management``, for those who have *rights* at the entity.
+
+        Raises:
+            ValueError: There is such an operation already.
+        """
+        if operation in self._hooks or operation in self._operations or operation in self._lasting:
+            raise ValueError(f"there is an operation {operation!r} already")
+        self._hooks[operation] = rights, hook
+
+    async def answer(self, message: Message, peer: Peer, entity: str = "") -> Message:
+        """The reply to *message*, sent to the management node of *entity*, if to one's.
+
+        What cannot be done is said in it.
+        """
         try:
-            if perform is not None:
-                status, body = perform(self._managed(virtual_host), message)
-            elif lasting is not None:
-                status, body = await lasting(self._managed(virtual_host), message)
-            else:
-                known = ", ".join([*self._operations, *self._lasting])
-                raise _Failed(501, f"no operation {operation!r:.50}; there are {known}")
+            operation = _request(message, "operation")
+            name = operation if isinstance(operation, str) else ""
+            asked = Asked(message, peer, self._managed(peer.virtual_host), entity)
+            if entity and name in self._hooks:
+                rights, hook = self._hooks[name]
+                self._check(peer, rights, entity)
+                return await hook(entity, message, peer)
+            status, body = await self._perform(name, asked)
         except _Failed as failed:
             return _reply(failed.status, {}, failed.description, "amqp:invalid-field")
         except AmqpError as error:
             status = _STATUS.get(error.condition, 400)
             return _reply(status, {}, error.description, error.condition)
-        return _reply(status, body, "OK")
+        reply = _reply(status, body, "OK")
+        if name == "QUERY":
+            reply.application_properties = {
+                **reply.application_properties,
+                "count": Int(len(body["results"])),
+            }
+        return reply
 
-    @staticmethod
-    def _name(message: Message) -> str:
-        name = _request(message, "name")
-        if name is None:
-            name = _request(message, "identity")
-        if not isinstance(name, str) or not name:
-            raise _Failed(400, "the request names no entity: set the property name")
-        return name
+    async def _perform(self, operation: str, asked: Asked) -> tuple[int, Any]:
+        collection = self._collections.get(_text_or(asked.message, "type"))
+        if operation in _ENTITY_OPERATIONS and collection is not None:
+            self._check(asked.peer, Rights.MANAGE, ADDRESS)
+            return await self._on_collection(collection, operation, asked)
+        if operation in _NODE_OPERATIONS:
+            self._check_type(asked)
+            self._check(asked.peer, Rights.MANAGE, asked.name)
+        elif operation in ("REGISTER", "DEREGISTER"):
+            self._check(asked.peer, Rights.MANAGE, ADDRESS)
+        if (perform := self._operations.get(operation)) is not None:
+            return perform(asked)
+        if (lasting := self._lasting.get(operation)) is not None:
+            return await lasting(asked)
+        known = ", ".join([*self._operations, *self._lasting])
+        raise _Failed(501, f"no operation {operation!r:.50}; there are {known}")
 
-    def _create(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        attributes = message.body if message.body is not None else {}
-        if not isinstance(attributes, Mapping):
-            raise _Failed(400, "the body must be a map of attributes")
-        return 201, managed.create(self._name(message), {str(k): v for k, v in attributes.items()})
+    def _check(self, peer: Peer, wanted: Rights, address: str) -> None:
+        refused = self._decide(peer, wanted, address)
+        if refused is not None:
+            raise AmqpError(refused.description or "", condition=refused.condition)
 
-    def _read(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        return 200, managed.details(self._name(message))
+    def _check_type(self, asked: Asked) -> None:
+        """The type, where one is given, is one of nodes."""
+        given = _text_or(asked.message, "type")
+        if given and given != NODE_TYPE and given not in NODE_TYPES:
+            raise _Failed(400, f"there is no type {given!r:.50}")
 
-    def _delete(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        managed.delete(self._name(message))
+    # --- entities of other types ---------------------------------------------------------------
+
+    async def _on_collection(
+        self, collection: Collection, operation: str, asked: Asked
+    ) -> tuple[int, Any]:
+        if operation not in collection.operations:
+            raise _Failed(501, f"{collection.type_name} has no operation {operation}")
+        host = asked.peer.virtual_host
+        name = asked.name
+        there = any(row["name"] == name for row in collection.rows(host))
+        if operation == "CREATE":
+            if there:
+                raise _Failed(409, f"there is a {collection.type_name} {name!r:.50} already")
+            await collection.create(name, _attributes(asked.message), host)
+        elif not there:
+            raise _Failed(404, f"there is no {collection.type_name} {name!r:.50}")
+        elif operation == "UPDATE":
+            await collection.update(name, _attributes(asked.message), host)
+        elif operation == "DELETE":
+            await collection.delete(name, host)
+            return 204, {}
+        row = next((row for row in collection.rows(host) if row["name"] == name), {"name": name})
+        return 201 if operation == "CREATE" else 200, _described(row, collection.type_name)
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def _create(self, asked: Asked) -> tuple[int, Any]:
+        given = _attributes(asked.message)
+        self._check_references(asked, given)
+        kind = NODE_TYPES.get(_text_or(asked.message, "type"))
+        if kind is not None:
+            given.setdefault("kind", kind)
+        return 201, _node_row(asked.managed.create(asked.name, given))
+
+    def _check_references(self, asked: Asked, given: Mapping[str, Any]) -> None:
+        """A node that passes messages on must not lead where its maker may not go."""
+        for attribute in _REFERENCES:
+            if isinstance(address := given.get(attribute), str):
+                self._check(asked.peer, Rights.MANAGE, address)
+
+    def _read(self, asked: Asked) -> tuple[int, Any]:
+        row = asked.managed.details(asked.name)
+        kind = NODE_TYPES.get(_text_or(asked.message, "type"))
+        if kind is not None and row["kind"] != kind:
+            raise _Failed(404, f"there is no {kind} {asked.name!r:.50}")
+        return 200, _node_row(row)
+
+    def _update(self, asked: Asked) -> tuple[int, Any]:
+        given = _attributes(asked.message)
+        self._check_references(asked, given)
+        return 200, _node_row(asked.managed.update(asked.name, given))
+
+    def _delete(self, asked: Asked) -> tuple[int, Any]:
+        asked.managed.delete(asked.name)
         return 204, {}
 
-    def _query(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        rows = managed.nodes()
-        offset = _whole(message, "offset", 0, len(rows))
-        count = _whole(message, "count", len(rows), len(rows))
-        wanted: list[str] = []
-        if isinstance(message.body, Mapping):
-            names = message.body.get("attributeNames") or []
-            if isinstance(names, list):
-                wanted = [str(name) for name in names[:200]]
-        if not wanted:
-            wanted = sorted({name for row in rows for name in row})
-        results = [[row.get(name) for name in wanted] for row in rows[offset : offset + count]]
-        return 200, {"attributeNames": wanted, "results": results}
-
-    def _get_types(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        return 200, {NODE_TYPE: [], SELF_TYPE: []}
-
-    def _get_operations(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        return 200, {
-            NODE_TYPE: {
-                "CREATE": [],
-                "READ": [],
-                "DELETE": [],
-                "PEEK": ["count"],
-                "PURGE": [],
-                "MOVE": ["to", "count"],
-                "CURSOR": ["group"],
-                "SET-CURSOR": ["group", "incarnation"],
-                "HOLD": ["holder", "seconds", "incarnation"],
-            },
-            SELF_TYPE: {"QUERY": ["offset", "count"], "GET-TYPES": [], "GET-OPERATIONS": []},
-        }
-
-    def _peek(self, managed: Managed, message: Message) -> tuple[int, Any]:
+    def _peek(self, asked: Asked) -> tuple[int, Any]:
         found: list[bytes] = []
         size = 0
-        for payload in managed.peek(self._name(message), _whole(message, "count", 1, PEEK_MAX)):
+        count = _whole(asked.message, "count", 1, PEEK_MAX)
+        for payload in asked.managed.peek(asked.name, count):
             size += len(payload)
             if size > PEEK_BYTES_MAX and found:
                 break
             found.append(payload)
         return 200, found
 
-    def _purge(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        return 200, {"messages": managed.purge(self._name(message))}
+    def _purge(self, asked: Asked) -> tuple[int, Any]:
+        return 200, {"messages": asked.managed.purge(asked.name)}
 
-    def _move(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        to = _request(message, "to")
+    def _move(self, asked: Asked) -> tuple[int, Any]:
+        to = _request(asked.message, "to")
         if not isinstance(to, str) or not to:
             raise _Failed(400, "where to? set the property to")
-        count = _whole(message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
-        return 200, {"messages": managed.move(self._name(message), to, count)}
+        self._check(asked.peer, Rights.MANAGE, to)
+        count = _whole(asked.message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
+        return 200, {"messages": asked.managed.move(asked.name, to, count)}
 
-    def _cursor(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        return 200, dict(managed.cursor(self._name(message), _text(message, "group")))
+    def _cursor(self, asked: Asked) -> tuple[int, Any]:
+        return 200, dict(asked.managed.cursor(asked.name, _text(asked.message, "group")))
 
-    async def _set_cursor(self, managed: Managed, message: Message) -> tuple[int, Any]:
-        await managed.set_cursor(
-            self._name(message), _text(message, "group"), _offsets(message), _incarnation(message)
+    async def _set_cursor(self, asked: Asked) -> tuple[int, Any]:
+        message = asked.message
+        await asked.managed.set_cursor(
+            asked.name, _text(message, "group"), _offsets(message), _incarnation(message)
         )
         return 200, {}
 
-    async def _hold(self, managed: Managed, message: Message) -> tuple[int, Any]:
+    async def _hold(self, asked: Asked) -> tuple[int, Any]:
+        message = asked.message
         seconds = _request(message, "seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
             raise _Failed(400, "for how long? set the property seconds")
-        await managed.hold(
-            self._name(message),
+        await asked.managed.hold(
+            asked.name,
             _text(message, "holder"),
             _offsets(message),
             float(seconds),
             _incarnation(message),
         )
         return 200, {}
+
+    # --- the management node itself --------------------------------------------------------------
+
+    def _query(self, asked: Asked) -> tuple[int, Any]:
+        message = asked.message
+        wanted_type = _text_or(message, "entityType")
+        rows = self._rows(asked, wanted_type)
+        # The first rows only, however many there are: the peer asks for the next ones.
+        offset = _whole(message, "offset", 0, len(rows))
+        most = self._limits.management_rows_max
+        count = _whole(message, "count", most, most)
+        names: list[str] = []
+        if isinstance(message.body, Mapping):
+            given = message.body.get("attributeNames") or []
+            if not isinstance(given, list):
+                raise _Failed(400, "attributeNames must be a list of names")
+            names = [str(name) for name in given[:_NAMES_MAX]]
+        page = rows[offset : offset + count]
+        if not names:
+            names = sorted({name for row in page for name in row})
+        return 200, {
+            "attributeNames": names,
+            "results": [[row.get(name) for name in names] for row in page],
+        }
+
+    def _rows(self, asked: Asked, wanted: str) -> list[Mapping[str, Any]]:
+        peer = asked.peer
+        rows: list[Mapping[str, Any]] = []
+        known = wanted in ("", NODE_TYPE) or wanted in NODE_TYPES
+        if known:
+            rows += [
+                row
+                for row in map(_node_row, asked.managed.nodes())
+                if wanted in ("", NODE_TYPE, row["type"])
+                and self._decide(peer, Rights.MANAGE, row["name"]) is None
+            ]
+        others: dict[str, Callable[[], list[Mapping[str, Any]]]] = {
+            VIRTUAL_HOST_TYPE: asked.managed.virtual_hosts,
+            **{
+                name: partial(each.rows, peer.virtual_host)
+                for name, each in self._collections.items()
+            },
+        }
+        refused = self._decide(peer, Rights.MANAGE, ADDRESS)
+        if wanted in others:
+            self._check(peer, Rights.MANAGE, ADDRESS)
+        for name, entities in others.items():
+            if wanted in ("", name) and refused is None:
+                known = True
+                rows += [_described(row, name) for row in entities()]
+        if not known:
+            raise _Failed(404, f"there is no type {wanted!r:.50}")
+        return rows
+
+    def _types(self, asked: Asked) -> dict[str, type[msgspec.Struct] | None]:
+        """The types that a request is about, and what their attributes are the fields of."""
+        found: dict[str, type[msgspec.Struct] | None] = {
+            NODE_TYPE: None,
+            SELF_TYPE: None,
+            VIRTUAL_HOST_TYPE: None,
+        }
+        found |= {name: KINDS[kind] for name, kind in NODE_TYPES.items()}
+        found |= {name: each.attributes for name, each in self._collections.items()}
+        wanted = _text_or(asked.message, "entityType")
+        if not wanted:
+            return found
+        if wanted not in found:
+            raise _Failed(404, f"there is no type {wanted!r:.50}")
+        return {wanted: found[wanted]}
+
+    def _get_types(self, asked: Asked) -> tuple[int, Any]:
+        return 200, {name: [NODE_TYPE] if name in NODE_TYPES else [] for name in self._types(asked)}
+
+    def _get_annotations(self, asked: Asked) -> tuple[int, Any]:
+        return 200, {name: [] for name in self._types(asked)}
+
+    def _get_attributes(self, asked: Asked) -> tuple[int, Any]:
+        return 200, {
+            name: sorted({"name", "identity", "type", *(kind.__struct_fields__ if kind else ())})
+            for name, kind in self._types(asked).items()
+        }
+
+    def _get_operations(self, asked: Asked) -> tuple[int, Any]:
+        return 200, {name: self._operations_of(name) for name in self._types(asked)}
+
+    def _operations_of(self, name: str) -> dict[str, list[str]]:
+        if name == SELF_TYPE:
+            return dict(_SELF_OPERATIONS)
+        if name == VIRTUAL_HOST_TYPE:
+            return {}
+        if name in self._collections:
+            return dict(self._collections[name].operations)
+        return {**_NODE_OPERATIONS, **{operation: [] for operation in self._hooks}}
+
+    def _get_schema(self, asked: Asked) -> tuple[int, Any]:
+        """JSON Schema of the attributes, made from the classes themselves (G7)."""
+        return 200, {
+            name: msgspec.json.schema(kind)
+            for name, kind in self._types(asked).items()
+            if kind is not None
+        }
+
+    def _get_nodes(self, asked: Asked) -> tuple[int, Any]:
+        return 200, [ADDRESS, *self._registered]
+
+    def _register(self, asked: Asked) -> tuple[int, Any]:
+        address = _text(asked.message, "address")
+        if len(self._registered) >= self._limits.management_nodes_max:
+            raise AmqpError(
+                f"{len(self._registered)} management nodes are registered already",
+                condition="amqp:resource-limit-exceeded",
+            )
+        self._registered[address[: self._limits.name_max]] = None
+        return 200, {}
+
+    def _deregister(self, asked: Asked) -> tuple[int, Any]:
+        self._registered.pop(_text(asked.message, "address"), None)
+        return 200, {}
+
+
+#: Names of attributes that one query may ask for.
+_NAMES_MAX: Final = 200
+#: Attributes that name another node, to which messages go on.
+_REFERENCES: Final = ("dead_letter",)
+
+
+def _attributes(message: Message) -> dict[str, Any]:
+    given = message.body if message.body is not None else {}
+    if not isinstance(given, Mapping):
+        raise _Failed(400, "the body must be a map of attributes")
+    return {str(name): value for name, value in given.items()}
+
+
+def _described(row: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return {"identity": row["name"], "type": kind, **row}
+
+
+def _node_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return _described(row, f"amqp_rt.{row['kind']}")
+
+
+def _text_or(message: Message, name: str) -> str:
+    """A property that may be left out; an empty text then."""
+    value = _request(message, name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise _Failed(400, f"{name} must be a text, not {value!r:.50}")
+    return value
 
 
 def _text(message: Message, name: str) -> str:

@@ -35,6 +35,11 @@ def dial_blocking(url: Url, *, timeout_s: float = 10.0) -> socket.socket:
     check_scheme(url)
     if url.scheme == "memory":
         raise ConnectFailed(f"cannot connect to {url}: memory is for event loops only")
+    if url.scheme not in ("amqp", "amqp+unix"):
+        raise ConnectFailed(
+            f"cannot connect to {url}: without an event loop there are amqp:// and amqp+unix:// only",
+            condition="amqp:not-implemented",
+        )
     try:
         if url.scheme == "amqp":
             sock = socket.create_connection((url.host, url.port), timeout=timeout_s)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ssl
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
 
 import trio
 from msgspec import Struct
 
-from ..addresses import Url
+from ..addresses import PORTS, Url
 from ..errors import ConnectFailed
+from ..limits import DEFAULT_LIMITS, Limits
 from .endpoints import check_scheme, is_local, reason
 from .memory import MemoryNetwork
+from .preamble import HEADER_SIZE, TLS_HEADER
+from .tls import ClientTls, client_layer, encrypt
+from .websocket import request_websocket
 
 
 class Dialled(Struct, kw_only=True):
@@ -24,31 +29,92 @@ class Dialled(Struct, kw_only=True):
     local: bool = False
 
 
-async def dial(url: Url, *, network: MemoryNetwork | None = None) -> Dialled:
+async def dial(
+    url: Url,
+    *,
+    network: MemoryNetwork | None = None,
+    tls: ClientTls | ssl.SSLContext | None = None,
+    upgrade: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Dialled:
     """Connect to *url*; of a host with several addresses, to the one that answers first.
 
     The caller bounds the time. Cancelled, nothing stays open.
 
     Args:
-        url: ``amqp``, ``amqp+unix`` or ``memory``.
+        url: ``amqp``, ``amqps``, ``ws``, ``wss``, ``amqp+unix`` or ``memory``.
         network: Where ``memory`` names are looked up.
+        tls: Whom to believe, for URLs that are encrypted and for *upgrade*; by default those whom
+            the system believes.
+        upgrade: Ask for TLS within the AMQP port, and go no further without (Part 5 §5.2.1).
+        limits: ``tls_handshake_s`` is used here.
 
     Raises:
         ConnectFailed: One sentence says where, and why not.
     """
     check_scheme(url)
+    if upgrade and url.scheme not in ("amqp", "amqp+unix"):
+        raise ConnectFailed(
+            f"cannot connect to {url}: the upgrade to TLS is for amqp://",
+            condition="amqp:invalid-field",
+        )
     if url.scheme == "memory":
         if network is None:
             raise ConnectFailed(f"cannot connect to {url}: there is no network in memory here")
         return Dialled(stream=await network.dial(url.host), local=True)
+    stream: trio.abc.Stream
     try:
         if url.scheme == "amqp+unix":
-            return Dialled(stream=await trio.open_unix_socket(url.path), local=True)
-        stream = await _open_tcp(url.host, url.port)
-        sock = stream.socket
-        return Dialled(stream=stream, local=is_local(sock.family, sock.getpeername()))
+            stream, local = await trio.open_unix_socket(url.path), True
+        else:
+            stream = tcp = await _open_tcp(url.host, url.port)
+            local = is_local(tcp.socket.family, tcp.socket.getpeername())
     except OSError as error:
         raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
+    secure = upgrade or url.tls
+    try:
+        if upgrade:
+            await _ask_for_tls(stream)
+        if secure:
+            layer = client_layer(tls, url.host)
+            stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
+        if url.scheme in ("ws", "wss"):
+            host = f"[{url.host}]" if ":" in url.host else url.host
+            stream = await request_websocket(
+                stream,
+                host=host if url.port == PORTS[url.scheme] else f"{host}:{url.port}",
+                path=url.path or "/",
+                limits=limits,
+            )
+    except ConnectFailed as error:
+        raise ConnectFailed(
+            f"cannot connect to {url}: {error.description}", condition=error.condition
+        ) from error
+    return Dialled(stream=stream, local=local, secure=secure)
+
+
+async def _ask_for_tls(stream: trio.abc.Stream) -> None:
+    """Ask for TLS within the AMQP port. Whatever is no consent ends the connection.
+
+    Raises:
+        ConnectFailed: The peer does not offer it.
+    """
+    answer = b""
+    try:
+        await stream.send_all(TLS_HEADER)
+        while len(answer) < HEADER_SIZE:
+            piece = await stream.receive_some(HEADER_SIZE - len(answer))
+            if not piece:
+                break
+            answer += piece
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        answer = b""
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    if answer != TLS_HEADER:
+        await trio.aclose_forcefully(stream)
+        raise ConnectFailed("the peer does not offer TLS within its AMQP port")
 
 
 async def _open_tcp(host: str, port: int) -> trio.SocketStream:

@@ -1,8 +1,9 @@
 """Carry an engine over a stream until both sides are done.
 
 One function for every stream. A socket, and a stream in memory, are carried directly, without a
-task between the engine and the bytes; with a :class:`~amqp_rt.net.reactor.Reactor` one task waits
-for all sockets together. Any other stream, such as TLS or WebSocket, gets tasks that read and send.
+task between the engine and the bytes, TLS and WebSocket on them as well; with a
+:class:`~amqp_rt.net.reactor.Reactor` one task waits for all sockets together. Any other stream gets
+tasks that read and send.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..clock import Clock
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
 from .carrier import READ_SIZE, READS_IN_A_ROW, Carrier, Channel, Handle
+from .layers import layered, take_apart
 from .memory import MemoryStream
 
 if TYPE_CHECKING:
@@ -84,11 +86,14 @@ async def run_connection(
 
     async with AsyncExitStack() as stack:
         carry: Callable[[bytes], Awaitable[None]]
-        if isinstance(stream, trio.SocketStream):
+        bottom, layers, rest = take_apart(stream)
+        if isinstance(bottom, trio.SocketStream):
             # trio's socket gives the descriptor up, so that nobody else can close it under us.
-            sock = socket.socket(fileno=stream.socket.detach())
+            sock = socket.socket(fileno=bottom.socket.detach())
             stack.callback(sock.close)
-            carrier = carrier_of(sock, gathers=hasattr(sock, "sendmsg"))
+            carrier = carrier_of(
+                layered(sock, layers), gathers=hasattr(sock, "sendmsg"), closes=not layers
+            )
             if reactor is not None:
                 carry = partial(reactor.carry, carrier, sock)
             else:
@@ -97,10 +102,10 @@ async def run_connection(
                     partial(trio.lowlevel.wait_readable, sock),
                     partial(trio.lowlevel.wait_writable, sock),
                 ).carry
-        elif isinstance(stream, MemoryStream):
-            stack.callback(stream.close)
-            carrier = carrier_of(stream, gathers=True)
-            carry = _Tasks(carrier, stream.wait_readable, stream.wait_writable).carry
+        elif isinstance(bottom, MemoryStream):
+            stack.callback(bottom.close)
+            carrier = carrier_of(layered(bottom, layers), gathers=True, closes=not layers)
+            carry = _Tasks(carrier, bottom.wait_readable, bottom.wait_writable).carry
         else:
             stack.push_async_callback(_close_forcefully, stream)
             channel = _StreamChannel()
@@ -108,11 +113,11 @@ async def run_connection(
             carry = _StreamTasks(carrier, stream, channel, limits).carry
         try:
             if stopping is None:
-                await carry(initial)
+                await carry(initial + rest)
             else:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(_stop_when, stopping, carrier, grace_s)
-                    await carry(initial)
+                    await carry(initial + rest)
                     nursery.cancel_scope.cancel()
         finally:
             carrier.drop("the connection was dropped")

@@ -11,13 +11,6 @@ from typing import Any, Final
 from ..addresses import Url
 from ..errors import ConnectFailed
 
-#: Schemes that need what this version does not have, and what that is.
-_NOT_YET: Final = {
-    "amqps": "TLS",
-    "ws": "WebSocket",
-    "wss": "WebSocket over TLS",
-}
-_SPOKEN: Final = ("amqp", "amqp+unix", "memory")
 #: The system's words are for system calls; these say what to look at.
 _WORDS: Final = {
     errno.ECONNREFUSED: "nobody listens there",
@@ -32,18 +25,11 @@ _WORDS: Final = {
 
 
 def check_scheme(url: Url, *, doing: str = "connect to") -> None:
-    """Refuse what this version does not speak.
+    """Refuse what this system does not have.
 
     Raises:
-        ConnectFailed: Which scheme, and what to use instead.
+        ConnectFailed: What that is.
     """
-    if url.scheme not in _SPOKEN:
-        missing = _NOT_YET.get(url.scheme, f"{url.scheme}://")
-        raise ConnectFailed(
-            f"cannot {doing} {url}: {missing} is not there in this version; "
-            "use amqp://, amqp+unix:// or memory://",
-            condition="amqp:not-implemented",
-        )
     if url.scheme == "amqp+unix" and not hasattr(socket, "AF_UNIX"):
         raise ConnectFailed(
             f"cannot {doing} {url}: this system has no Unix sockets",

@@ -13,33 +13,47 @@ from .carrier import READ_SIZE
 
 #: Octets of a protocol header.
 HEADER_SIZE: Final = 8
+#: The header that asks for TLS within the AMQP port (Part 5 §5.2.1).
+TLS_HEADER: Final = b"AMQP\x02\x01\x00\x00"
 #: Seconds for a refused client to take its answer.
 _LINGER_S: Final = 1.0
 #: Chunks of a refused client that are thrown away while it does.
 _LINGER_READS: Final = 16
 
 
-def match(data: bytes, fronts: Sequence[Front]) -> Front | None:
-    """The front that answers to the header at the beginning of *data*."""
+def match(
+    data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()
+) -> Front | bytes | None:
+    """The front that answers to the header at the beginning of *data*, or which of *others* it is."""
     for front in fronts:
         if data[:HEADER_SIZE] in front.headers:
             return front
+    for other in others:
+        if data.startswith(other):
+            return other
     return None
 
 
-def decidable(data: bytes, fronts: Sequence[Front]) -> bool:
+def decidable(data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()) -> bool:
     """Whether more bytes cannot change what :func:`match` says.
 
     A foreign header is known at its first octet that differs: an HTTP request at ``G``.
     """
-    return len(data) >= HEADER_SIZE or not any(
-        header.startswith(data) for front in fronts for header in front.headers
-    )
+    if len(data) >= HEADER_SIZE or any(data.startswith(other) for other in others):
+        return True
+    headers = [*others, *(header for front in fronts for header in front.headers)]
+    return not any(header.startswith(data) for header in headers)
 
 
 async def recognise(
-    stream: trio.abc.Stream, fronts: Sequence[Front], *, limits: Limits = DEFAULT_LIMITS
-) -> tuple[Front, bytes] | None:
+    stream: trio.abc.Stream,
+    fronts: Sequence[Front],
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    others: Sequence[bytes] = (),
+    preferred: bytes | None = None,
+    within: float | None = None,
+) -> tuple[Front | bytes, bytes] | None:
     """Read until it is clear which front is meant; returns it and what was read.
 
     A client that nobody understands is told the preferred header of the first front, as the
@@ -47,20 +61,28 @@ async def recognise(
     octets have come, this returns None and the stream is closed.
 
     Never raises for what the peer does.
+
+    Args:
+        stream: Where a client begins to speak.
+        fronts: Who may answer.
+        limits: ``handshake_s`` is used here.
+        others: Beginnings that are no front's, and are returned instead of one.
+        preferred: What a client is told that nobody understands.
+        within: Seconds, instead of ``limits.handshake_s``.
     """
     data = b""
     try:
-        with trio.move_on_after(limits.handshake_s):
-            while not decidable(data, fronts):
+        with trio.move_on_after(limits.handshake_s if within is None else max(0.0, within)):
+            while not decidable(data, fronts, others):
                 piece = await stream.receive_some(READ_SIZE)
                 if not piece:
                     break
                 data += piece
             else:
-                front = match(data, fronts)
-                if front is not None:
-                    return front, data
-                await _refuse(stream, fronts[0].preferred_header)
+                found = match(data, fronts, others)
+                if found is not None:
+                    return found, data
+                await _refuse(stream, preferred or fronts[0].preferred_header)
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
     with trio.CancelScope(shield=True):

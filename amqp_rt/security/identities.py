@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -112,6 +112,14 @@ class Users:
         for user in loaded:
             self._digests.pop(user, None)
         self._hashes |= loaded
+
+    def remove(self, user: str) -> None:
+        """Let *user* in no more; nothing happens if it is not there."""
+        self._digests.pop(user, None)
+        self._hashes.pop(user, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._digests, *self._hashes}))
 
     def __contains__(self, user: object) -> bool:
         return user in self._digests or user in self._hashes

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from msgspec import Struct
 
 from ..errors import AuthenticationFailed
-from ..events import Peer
+from ..events import Certificate, Peer
 
 #: ``await verifier(user, password, peer)``: what the application knows of the user, anything but
 #: None, or None if the two do not go together.
@@ -133,6 +133,31 @@ class PlainServer:
         return Success(user, identity)
 
 
+class External:
+    """EXTERNAL, client side (RFC 4422 appendix A): who we are has been said outside of SASL, by the
+    certificate of the TLS connection.
+
+    Args:
+        authorize_as: Whom to act for, where the server allows it.
+    """
+
+    name = "EXTERNAL"
+
+    def __init__(self, authorize_as: str = "") -> None:
+        self._authorize_as = authorize_as
+
+    def initial(self) -> bytes | None:
+        """The one message of this mechanism; it may be empty."""
+        return self._authorize_as.encode()
+
+    def respond(self, challenge: bytes) -> bytes:
+        """A server that asks hears it again."""
+        return self._authorize_as.encode()
+
+    def __repr__(self) -> str:
+        return "External()"
+
+
 class AnonymousServer:
     """ANONYMOUS, server side: lets everybody in as nobody."""
 
@@ -141,6 +166,43 @@ class AnonymousServer:
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
         """The trace, if any, is not looked at."""
         return Success(None)
+
+
+#: ``identify(certificate)``: the user whom a certificate is for, or None for nobody.
+Identify: TypeAlias = Callable[[Certificate], str | None]
+
+
+def common_name(certificate: Certificate) -> str | None:
+    """The user whom a certificate is for: its subject's common name, else its first DNS name."""
+    return certificate.subject.get("commonName") or next(iter(certificate.dns_names), None)
+
+
+class ExternalServer:
+    """EXTERNAL, server side: the client is whom its certificate names.
+
+    Only certificates that were verified get here, and EXTERNAL is offered to nobody else.
+
+    Args:
+        identify: Which user a certificate stands for; by default :func:`common_name`.
+    """
+
+    name = "EXTERNAL"
+
+    def __init__(self, identify: Identify = common_name) -> None:
+        self._identify = identify
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        """Judge the certificate; the response may say whom to act for, which is oneself."""
+        if response is None:
+            return Challenge(b"")
+        if peer.certificate is None:
+            return Failure("EXTERNAL without a certificate")
+        user = self._identify(peer.certificate)
+        if not user:
+            return Failure("a certificate that stands for no user")
+        if response and response != user.encode():
+            return Failure(f"{user!r} may not act for somebody else")
+        return Success(user, peer.certificate)
 
 
 def may_send_in_clear(*, secure: bool, local: bool, allowed: bool) -> bool:
@@ -155,8 +217,18 @@ def may_send_in_clear(*, secure: bool, local: bool, allowed: bool) -> bool:
 
 
 def offered(
-    mechanisms: Iterable[ServerMechanism], *, secure: bool, local: bool, plain_in_clear: bool
+    mechanisms: Iterable[ServerMechanism],
+    *,
+    secure: bool,
+    local: bool,
+    plain_in_clear: bool,
+    certificate: bool = False,
 ) -> tuple[str, ...]:
-    """The names to offer on a connection: PLAIN only where a password may cross it."""
+    """The names to offer on a connection: PLAIN only where a password may cross it, EXTERNAL only
+    to who has shown a certificate."""
     passwords = may_send_in_clear(secure=secure, local=local, allowed=plain_in_clear)
-    return tuple(m.name for m in mechanisms if passwords or m.name != "PLAIN")
+    return tuple(
+        m.name
+        for m in mechanisms
+        if (passwords or m.name != "PLAIN") and (certificate or m.name != "EXTERNAL")
+    )

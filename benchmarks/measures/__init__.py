@@ -25,6 +25,7 @@ class Plan:
         self.field = field
         self._stack = stack
         self._brokers: dict[str, Running] = {}
+        self._durable: dict[str, Running] = {}
 
     def broker(self, contestant: Contestant) -> Running:
         """The broker of *contestant*, started when it is first used and stopped at the end."""
@@ -32,6 +33,15 @@ class Plan:
             assert contestant.broker
             self._brokers[contestant.key] = self._stack.enter_context(contestant.broker())
         return self._brokers[contestant.key]
+
+    def durable_broker(self, contestant: Contestant) -> Running:
+        """The same with a store."""
+        if contestant.durable_broker == contestant.broker:
+            return self.broker(contestant)
+        if contestant.key not in self._durable:
+            assert contestant.durable_broker
+            self._durable[contestant.key] = self._stack.enter_context(contestant.durable_broker())
+        return self._durable[contestant.key]
 
 
 def size_name(size: int) -> str:

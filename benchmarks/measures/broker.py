@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import time
 from functools import partial
+from typing import Any
 
-from ..contestants import CREDIT, Contestant
+from ..contestants import CREDIT, Contestant, Running
 from ..processes import RoleFailed, cpu_s
 from ..rounds import Case, Sample
 from . import Plan, size_name
@@ -44,15 +45,35 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def sample(plan: Plan, one: Contestant, client: Contestant, size: int, pace: int = 0) -> Sample:
-    running = plan.broker(one)
+    return hop(plan, plan.broker(one), client, size, pace)
+
+
+def hop(
+    plan: Plan,
+    running: Running,
+    client: Contestant,
+    size: int,
+    pace: int = 0,
+    *,
+    durable: bool = False,
+) -> Sample:
+    """Messages of *size* through a queue of its own, at *pace* a second or as fast as it goes."""
     seconds = plan.settings.seconds
     address = running.address(f"bench-{next(_numbers)}")
-    common = {"port": running.port, "address": address, "sasl": True}
+    common: dict[str, Any] = {"port": running.port, "address": address, "sasl": True}
+    if durable and running.terminus_durability:
+        common["terminus_durability"] = running.terminus_durability
     with client.role("consume", credit=CREDIT, latency=bool(pace), **common) as consumer:
         time.sleep(0.1)  # the consumer's credit is with the broker
         before = cpu_s(running.pids)
         with client.role(
-            "source", size=size, settled=False, seconds=seconds, rate=pace, **common
+            "source",
+            size=size,
+            settled=False,
+            seconds=seconds,
+            rate=pace,
+            durable=durable,
+            **common,
         ) as producer:
             sent = producer.result(60 + 5 * seconds)
         consumer.expect(sent["n"])

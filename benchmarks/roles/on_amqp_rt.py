@@ -98,6 +98,7 @@ async def source(options: Options) -> None:
     """A client that sends for a while, or a number of messages, as fast as credit allows."""
     body = filler(options["size"])
     seconds, warmup, wanted = options["seconds"], options["warmup"], options.get("count", 0)
+    durable = options.get("durable", False)
     warm, cpu = 0, time.process_time()
 
     def messages() -> Iterator[Message]:
@@ -105,7 +106,7 @@ async def source(options: Options) -> None:
         started = time.monotonic()
         number = 0
         while wanted == 0 or number < wanted:
-            yield Message(body, message_id=number)
+            yield Message(body, message_id=number, durable=durable)
             number += 1
             if number % 32 == 0:
                 spent = time.monotonic() - started

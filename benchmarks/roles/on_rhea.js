@@ -78,7 +78,8 @@ function source(options) {
     const body = filler(options.size);
     const connection = dial(options);
     const sender = connection.open_sender({
-        target: { address: options.address || 'bench' }, snd_settle_mode: options.settled ? 1 : 0,
+        target: { address: options.address || 'bench', durable: options.terminus_durability },
+        snd_settle_mode: options.settled ? 1 : 0,
     });
     const all = options.warmup + options.seconds;
     const result = { n: 0 };
@@ -105,7 +106,9 @@ function source(options) {
     function one() {
         const octets = options.rate ? Buffer.from(body) : body;
         if (options.rate) octets.writeBigUInt64BE(process.hrtime.bigint());
-        sender.send({ message_id: types.wrap_ulong(sent), body: message.data_section(octets) });
+        const out = { message_id: types.wrap_ulong(sent), body: message.data_section(octets) };
+        if (options.durable) out.durable = true;
+        sender.send(out);
         sent++;
         if (!warm && sent % 32 === 0 && now() - started >= options.warmup) { warm = sent; startedCpu = cpu(); }
     }
@@ -142,7 +145,8 @@ function consume(options) {
     let expected = Infinity;
     const connection = dial(options);
     const receiver = connection.open_receiver({
-        source: { address: options.address }, credit_window: options.credit,
+        source: { address: options.address, durable: options.terminus_durability },
+        credit_window: options.credit,
     });
     receiver.on('receiver_open', () => say({ ready: 1 }));
     receiver.on('message', (context) => {

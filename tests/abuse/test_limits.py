@@ -74,6 +74,13 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         f"{HERE}test_unsettled_max_of_a_map",
     ),
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
+    "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
+    "management_nodes_max": ("management/test_management.py::test_management_nodes",),
+    "token_size_max": ("container/test_cbs.py::test_what_is_wrong_with_a_request_is_said",),
+    "tokens_max": ("container/test_cbs.py::test_too_many_tokens",),
+    "token_deadline_s": ("container/test_cbs.py::test_the_first_token_has_to_come_in_time",),
+    "jwks_size_max": ("security/test_jwts.py::test_the_size_of_a_key_set",),
+    "token_message_size_max": ("container/test_cbs.py::test_a_request_for_a_token_is_small",),
     "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
     "output_max": (f"{HERE}test_output_max", "net/test_driver.py"),
     "handshake_s": (f"{HERE}test_handshake_s",),
@@ -85,6 +92,8 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "name_max": (f"{HERE}test_name_max",),
     # What is enforced above them.
     "sections_max": ("test_message.py::test_there_are_at_most_sections_max_sections",),
+    "tls_handshake_s": ("net/test_tls.py::test_a_listener_does_not_wait_for_a_handshake",),
+    "websocket_message_max": ("net/test_websocket.py::test_messages_are_bounded",),
     "write_stall_s": ("net/test_driver.py::test_a_peer_that_does_not_read_is_dropped",),
     "connections_max": ("net/test_listeners.py::test_connections_are_bounded_at_the_number",),
     "connections_unauthenticated_max": (
@@ -113,6 +122,13 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     ),
     "backlog_bytes_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
+    ),
+    "termini_max": ("broker/test_termini.py::test_termini_are_bounded",),
+    "termini_of_container_max": ("broker/test_termini.py::test_termini_are_bounded",),
+    "terminus_timeout_max_s": ("broker/test_nodes.py::test_a_source_is_answered_as_it_is",),
+    "target_outcomes_max": ("broker/test_termini.py::test_only_so_many_outcomes_are_remembered",),
+    "unfinished_bytes_max": (
+        "broker/test_termini.py::test_a_target_keeps_the_beginning_of_a_message",
     ),
     "transactions_max": (
         "broker/test_transactions.py::test_transactions_of_a_session_are_bounded",
@@ -143,6 +159,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     ),
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
+    ),
+    "dead_letter_history_max": (
+        "broker/test_queues.py::test_a_message_that_was_given_up_often_tells_of_the_last_times",
     ),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
     "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),

@@ -101,9 +101,24 @@ def test_saved_results_are_the_same_again(tmp_path: Path) -> None:
     assert again.absent == found.absent
 
 
+#: Whose brokers keep durable messages.
+KEEPERS = ("compiled", "pure", "rabbitmq")
+
+
 def test_every_target_names_a_case_that_is_measured() -> None:
     from benchmarks.contestants import CLIENT_ROLES, OWN_ROLES, Contestant, Field
-    from benchmarks.measures import Plan, Settings, broker, codec, growth, memory, p2p, rpc, setup
+    from benchmarks.measures import (
+        Plan,
+        Settings,
+        broker,
+        codec,
+        durable,
+        growth,
+        memory,
+        p2p,
+        rpc,
+        setup,
+    )
 
     field = Field()
     for name in ("compiled", "pure", "proton", "rhea", "proton-c", "rabbitmq"):
@@ -112,12 +127,13 @@ def test_every_target_names_a_case_that_is_measured() -> None:
             name,
             roles=OWN_ROLES if name in ("compiled", "pure") else CLIENT_ROLES,
             broker=None if name == "rhea" else nullcontext,  # type: ignore[arg-type]
+            durable_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
         )
     settings = Settings(seconds=1, sizes=(0, 100, 1024, 65_536), quick=False)
     known = {("codec", case) for case in codec.CASES.values()}
     with ExitStack() as stack:
         plan = Plan(settings, field, stack)
-        for measure in (p2p, rpc, broker, setup, memory, growth):
+        for measure in (p2p, rpc, broker, durable, setup, memory, growth):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:
         targets = tomllib.load(file)["target"]
@@ -127,7 +143,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
 def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     mode = "compiled" if amqp_rt.COMPILED else "pure"
     command = [
-        *(sys.executable, "-m", "benchmarks", "p2p", "rpc", "setup", "broker", "codec"),
+        *(sys.executable, "-m", "benchmarks", "p2p", "rpc", "setup", "broker", "durable", "codec"),
         *("--peers", "none", "--mode", mode, "--compiled-python", sys.executable),
         *("--sizes", "100", "--rounds", "1", "--seconds", "0.05"),
         *("--json", str(tmp_path / "now.json"), "--markdown", str(tmp_path / "page.md")),
@@ -137,7 +153,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert f"amqp_rt {amqp_rt.__version__} {mode}" in done.stdout
     saved = json.loads((tmp_path / "now.json").read_text())
     assert saved["failures"] == {}
-    assert {"p2p", "rpc", "setup", "broker", "codec"} == {
+    assert {"p2p", "rpc", "setup", "broker", "durable", "codec"} == {
         series["measure"] for series in saved["series"]
     }
     assert (tmp_path / "page.md").read_text().startswith("# Benchmarks")

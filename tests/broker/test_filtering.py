@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amqp_rt.broker.nodes import Queue, Topic
-from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED
+from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified
 from amqp_rt.termini import COPY
 from amqp_rt.values import Described, Symbol
 
@@ -209,3 +209,24 @@ def test_everybody_gets_what_is_for_them_in_order(
     assert len(rest.bodies) == left
     places = [int(body[1:]) for body in rest.bodies]
     assert len(set(places)) == left
+
+
+@pytest.mark.req("M22", "M27", "B5")
+@pytest.mark.parametrize("outcome", [RELEASED, Modified(undeliverable_here=True)], ids=repr)
+def test_what_was_taken_out_of_turn_comes_back_to_its_place(outcome: Any) -> None:
+    world = World(Queue("q"))
+    send(world, "a", "b", "a", "b")
+    client = world.client()
+    only_b = wants(client, "b", credit=2)
+    assert only_b.bodies == ["b1", "b3"]
+    only_b.settle(outcome)
+    window = client.receiver("q", credit=9, distribution_mode=COPY)
+    assert sorted(window.bodies) == ["a0", "a2", "b1", "b3"]
+    again = ["b1", "b3"] if outcome is RELEASED else []
+    only_b.grant(1)
+    assert only_b.bodies == ["b1", "b3", *again[:1]]
+    rest = client.receiver("q", credit=9, settle=ACCEPTED)
+    assert rest.bodies == [each for each in ("a0", "b1", "a2", "b3") if each not in again[:1]]
+    only_b.detach()
+    assert rest.bodies[4 - len(again[:1]) :] == again[:1]
+    assert world.host.memory.held == 0

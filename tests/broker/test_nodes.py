@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from brokers import World
 
-from amqp_rt.broker.nodes import Log, Queue, Topic, declaration
+from amqp_rt import Broker
+from amqp_rt.broker.declarations import declared_by
+from amqp_rt.broker.nodes import Log, Queue, Topic, declaration, declaration_of
+from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import RCV_FIRST, RCV_SECOND, SND_MIXED, SND_SETTLED, SND_UNSETTLED
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Modified, Rejected
-from amqp_rt.termini import STANDARD_OUTCOMES, DeleteOnNoMessages, Source, Target
+from amqp_rt.termini import STANDARD_OUTCOMES, Source, Target
 from amqp_rt.values import Array, Described, Symbol, ULong
 
 
@@ -58,6 +61,65 @@ def test_a_kind_by_its_name() -> None:
         declaration("heap", "x")
 
 
+DESCRIBED: list[tuple[str, Any]] = [
+    ("queue:work", Queue("work")),
+    ("queue:a/b:c?dead_letter=a%26b", Queue("a/b:c", dead_letter="a&b")),
+    (
+        "queue:work?priorities=5&lock_s=1.5&single_active=true&sort_key=",
+        "names no field",
+    ),
+    (
+        "queue:work?length_max=5&ttl_s=1.5&single_active=true&overflow=reject",
+        Queue("work", length_max=5, ttl_s=1.5, single_active=True, overflow="reject"),
+    ),
+    ("log:clicks?partitions=3", Log("clicks", partitions=3)),
+    ("work", "is not KIND:NAME"),
+    ("stack:work", "is not KIND:NAME"),
+    ("queue:?priorities=5", "is not KIND:NAME"),
+    ("queue:work?prioritys=5", "a queue has no option 'prioritys'; is 'priorities' meant?"),
+    ("topic:news?priorities=5", "a topic has no option 'priorities': it has name, "),
+    ("queue:work?priorities", "bad query field"),
+    ("queue:work?priorities=many", "Expected `int`, got `str` - at `$.priorities`"),
+    ("queue:work?overflow=spill", "Invalid enum value 'spill'"),
+    ("queue:work?groups=-1", "groups is 0 to 65536"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), DESCRIBED, ids=[text for text, _ in DESCRIBED])
+def test_a_declaration_in_one_line(text: str, expected: Any) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(AmqpError, match=re.escape(expected)):
+            declared_by(text)
+    else:
+        assert declared_by(text) == expected
+
+
+def test_a_declaration_of_its_fields() -> None:
+    assert declaration_of({"name": "q"}) == Queue("q")
+    assert declaration_of({"name": "l", "kind": "log", "max_bytes": 7}) == Log("l", max_bytes=7)
+    for fields, sentence in [
+        ({"name": "q", "kind": 7}, "a node is a queue, a topic or a log, not 7"),
+        ({"name": "q", "priorities": "5"}, "Expected `int`, got `str`"),
+        ({}, "missing required field `name`"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            declaration_of(fields)
+
+
+async def test_nodes_made_on_first_use_have_the_options_of_their_pattern() -> None:
+    patterns = ["queue:*?dead_letter=dead", "queue:jobs-*?dead_letter=lost&priorities=10"]
+    async with Broker(auto_create=patterns) as broker, broker.local() as peer:
+        for address in ("jobs-1", "plain", "dead"):
+            async with peer.sender(address):
+                pass
+        assert broker.host.nodes() == [
+            Queue("jobs-1", dead_letter="lost", priorities=10),
+            Queue("lost"),
+            Queue("plain", dead_letter="dead"),
+            Queue("dead"),
+        ]
+
+
 # --- sources -------------------------------------------------------------------------------
 
 SELECTOR = Described(Symbol("apache.org:selector-filter:string"), "a = 1")
@@ -85,9 +147,20 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"default_outcome": Modified(delivery_failed=True)},
     ),
     ("q", {"default_outcome": Rejected()}, {"default_outcome": Rejected()}),
-    # What is not done is not said to be done.
-    ("q", {"durable": 2, "expiry_policy": "never", "timeout": 60}, {"durable": 0, "timeout": 0}),
-    ("q", {"expiry_policy": "never"}, {"expiry_policy": "link-detach"}),
+    ("q", {}, {"durable": 0, "expiry_policy": "session-end", "timeout": 0}),
+    ("q", {"expiry_policy": "never", "timeout": 9}, {"expiry_policy": "never", "timeout": 0}),
+    ("q", {"expiry_policy": "link-detach"}, {"expiry_policy": "link-detach"}),
+    ("t", {"expiry_policy": "connection-close"}, {"expiry_policy": "connection-close"}),
+    ("t", {"timeout": 60}, {"timeout": 60, "default_outcome": RELEASED}),
+    ("q", {"timeout": 2**32 - 1}, {"timeout": Limits().terminus_timeout_max_s}),
+    # What is not done is not said to be done: nothing durable outlives the session, and a browser
+    # leaves nothing behind.
+    ("q", {"durable": 2}, {"durable": 0}),
+    (
+        "q",
+        {"distribution_mode": "copy", "timeout": 60, "expiry_policy": "never"},
+        {"expiry_policy": "link-detach", "timeout": 0},
+    ),
     (
         "q",
         {"filter": {Symbol("f"): SELECTOR, Symbol("g"): Described(Symbol("x:filter"), 1)}},
@@ -118,6 +191,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("q", {"capabilities": ("topic",)}, "amqp:precondition-failed"),
     ("t", {"capabilities": ("queue",)}, "amqp:precondition-failed"),
     ("nowhere", {}, "amqp:not-found"),
+    ("q", {"expiry_policy": "x-tomorrow"}, "amqp:invalid-field"),
+    ("q", {"durable": 3}, "amqp:invalid-field"),
+    # There is no store here.
+    ("q", {"durable": 1, "expiry_policy": "never"}, "amqp:precondition-failed"),
+    ("t", {"durable": 2, "timeout": 5}, "amqp:precondition-failed"),
+    ("q", {"durable": 1, "distribution_mode": "copy"}, "amqp:not-implemented"),
+    ("q", {"capabilities": ("shared",)}, "amqp:not-implemented"),
 ]
 
 
@@ -149,13 +229,11 @@ def test_settle_modes_are_answered_as_they_are(asked: int, answered: int, mode: 
 @pytest.mark.req("B4", "M40")
 @pytest.mark.parametrize("address", ["q", "t"])
 def test_a_target_is_answered_as_it_is(address: str) -> None:
-    asked = Target(
-        address=address, durable=2, expiry_policy="never", timeout=9, capabilities=("x-y",)
-    )
+    asked = Target(address=address, expiry_policy="connection-close", capabilities=("x-y",))
     sender = world().client().sender(None, target=asked, source=Source(address="mine"))
     kind = {"q": "queue", "t": "topic"}[address]
     assert sender.link.target == Target(
-        address=address, expiry_policy="link-detach", capabilities=(kind,)
+        address=address, expiry_policy="connection-close", capabilities=(kind,)
     )
     assert sender.link.source == Source(address="mine")
     assert sender.link.max_message_size == Limits().message_size_max
@@ -170,6 +248,9 @@ def test_a_target_is_answered_as_it_is(address: str) -> None:
         (Target(address=7), "amqp:not-found"),
         (Target(address="q", dynamic=True), "amqp:invalid-field"),
         (Target(dynamic=True, capabilities=("queue", "topic")), "amqp:invalid-field"),
+        (Target(address="q", expiry_policy="x-tomorrow"), "amqp:invalid-field"),
+        (Target(address="q", durable=3), "amqp:invalid-field"),
+        (Target(address="q", durable=1, timeout=1), "amqp:precondition-failed"),
     ],
 )
 def test_a_target_that_cannot_be_is_refused(target: Target, condition: str) -> None:
@@ -210,7 +291,7 @@ def test_a_dynamic_node_is_made_named_and_deleted_with_its_link(
 ) -> None:
     here = world()
     client = here.client("shop/α")
-    wishes = {Symbol("lifetime-policy"): DeleteOnNoMessages()}
+    wishes = {Symbol("x-shade"): "green"}
     end: Any
     if role == "source":
         end = client.receiver(
@@ -308,3 +389,41 @@ def test_the_outcome_types_of_the_answer_are_those_of_the_text() -> None:
     source = world().client().receiver("q").link.source
     assert list(source.outcomes) == list(STANDARD_OUTCOMES)
     assert not isinstance(source.default_outcome, Accepted | Error)
+
+
+# --- aliases ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("B3", "B4")
+def test_an_alias_is_an_address_like_any_other() -> None:
+    here = World(Queue("work/v2", aliases=("work", "jobs")), Topic("t"))
+    client = here.client("c")
+    sender = client.sender("work")
+    # Who uses an alias is told of the alias, and can hand it on.
+    assert sender.link.target.address == "work"
+    sender.send("m", reply_to="jobs")
+    receiver = client.receiver("jobs", name="l", timeout=60, credit=1)
+    assert receiver.link.source.address == "jobs"
+    assert receiver.bodies == ["m"]
+    client.cut()
+    # It is one node: under its name the link goes on.
+    here.client("c").receiver("work/v2", name="l", timeout=60)
+    assert here.host.stats("work/v2").consumers == 1
+    assert [each.name for each in here.host.nodes()] == ["work/v2", "t"]
+
+
+@pytest.mark.req("B3")
+def test_an_alias_means_one_node() -> None:
+    here = World(Queue("q", aliases=("a",)), Topic("t"))
+    for wrong in (Queue("a"), Queue("p", aliases=("a",)), Queue("p", aliases=("t",))):
+        with pytest.raises(AmqpError) as refused:
+            here.host.declare(wrong)
+        assert refused.value.condition == "amqp:precondition-failed"
+    assert [each.name for each in here.host.nodes()] == ["q", "t"]
+    here.host.delete("q")
+    assert here.client().receiver("a").error == "amqp:not-found"
+    here.host.declare(Queue("a"))
+    assert here.client().receiver("a").error is None
+    for name in ("", "q", "x" * 1_025):
+        with pytest.raises(ValueError, match="an alias is another address"):
+            Queue("q", aliases=(name,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from brokers import Sending, World
 from hypothesis import given
@@ -12,6 +14,7 @@ from amqp_rt.errors import DecodeError, WouldBlock
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Rejected
+from amqp_rt.values import Timestamp
 
 OUTLINE = bytes(Message("m").encode())
 
@@ -324,3 +327,40 @@ def test_a_state_that_only_a_transaction_has_detaches() -> None:
     sender.send_raw(OUTLINE, state=ACCEPTED)
     assert sender.error == "amqp:transaction:unknown-id"
     assert world.host.stats("q").available == 0
+
+
+@pytest.mark.req("M14")
+def test_what_properties_claim_is_checked_where_that_is_wished() -> None:
+    world = World(Queue("q", check_properties=True, dead_letter="dead"), Queue("plain"))
+    client = world.client()
+    out = client.sender("q")
+    out.send("nobody may claim that", user_id=b"ada")
+    server: Any = client.joined.server
+    server.peer.user = "ada"
+    now = int(world.time.now * 1000)
+    out.send("her own", user_id=b"ada", creation_time=Timestamp(now + 9_999_999))
+    out.send("somebody else's", user_id=b"bob")
+    out.send("short", absolute_expiry_time=Timestamp(now + 1_000))
+    out.send("shorter", absolute_expiry_time=Timestamp(now + 5_000), ttl_ms=500)
+    out.send_raw(b"\x00\x53\x73\xc0\x03\x01\x71\x00\x00\x53\x75\xa0\x01x")
+    plain = client.sender("plain")
+    plain.send("not looked at", user_id=b"bob", absolute_expiry_time=Timestamp(1))
+    assert conditions(out) == [
+        "amqp:unauthorized-access",
+        None,
+        "amqp:unauthorized-access",
+        None,
+        None,
+        "amqp:decode-error",
+    ]
+    assert conditions(plain) == [None]
+    receiver = client.receiver("q", credit=1)
+    world.time.now += 0.5
+    world.host.sweep()
+    world.time.now += 0.5
+    receiver.grant(9)
+    (message,) = receiver.messages
+    # It goes on as it came.
+    assert (message.user_id, message.creation_time) == (b"ada", Timestamp(now + 9_999_999))
+    assert [m.body for m in client.receiver("dead", credit=9).messages] == ["short", "shorter"]
+    assert client.receiver("plain", credit=1).bodies == ["not looked at"]

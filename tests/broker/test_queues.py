@@ -24,6 +24,7 @@ from amqp_rt.outcomes import (
     Rejected,
     rejected,
 )
+from amqp_rt.values import Timestamp
 
 DEAD = Queue("q", max_deliveries=3, max_attempts=5, dead_letter="dead")
 
@@ -351,7 +352,63 @@ def test_a_message_is_given_up_after_max_deliveries_failures() -> None:
         "x-opt-a": 1,
         "x-opt-deadletter-source": "q",
         "x-opt-dead-letter-reason": "max-deliveries",
+        "x-opt-dead-letter-history": [
+            {
+                "source": "q",
+                "reason": "max-deliveries",
+                "time": Timestamp(int(world.time.now * 1000)),
+                "delivery-count": 3,
+                "attempts": 3,
+            }
+        ],
     }
+
+
+@pytest.mark.req("B16")
+def test_a_message_that_was_given_up_often_tells_of_the_last_times() -> None:
+    queues = [Queue(f"q{n}", max_attempts=1, dead_letter=f"q{n + 1}") for n in range(5)]
+    world = World(*queues, limits=Limits(dead_letter_history_max=3))
+    client = world.client()
+    client.sender("q0").send("m", message_annotations={"x-opt-dead-letter-history": "forged"})
+    client.receiver("q0", credit=1, settle=rejected("amqp:decode-error", "no JSON"))
+    for n in range(1, 5):
+        world.time.now += 1
+        client.receiver(f"q{n}", credit=1, settle=RELEASED)
+    (dead,) = client.receiver("q5", credit=1).messages
+    annotations = dead.message_annotations
+    history = annotations["x-opt-dead-letter-history"]
+    assert isinstance(history, list)
+    assert [each["source"] for each in history] == ["q2", "q3", "q4"]
+    assert [each["reason"] for each in history] == ["max-attempts"] * 3
+    assert [each["time"] // 1000 - 1_000_000 for each in history] == [2, 3, 4]
+    # What the first consumer said is not said of the last time.
+    assert annotations["x-opt-dead-letter-condition"] is None
+
+
+@pytest.mark.req("B15")
+def test_what_is_given_up_goes_back_to_its_sender() -> None:
+    world = World(
+        Queue("q", return_to_sender=True, dead_letter="dead"),
+        Queue("replies", return_to_sender=True),
+    )
+    client = world.client()
+    out = client.sender("q")
+    out.send("mine", reply_to="replies")
+    out.send("nobody's", reply_to="nowhere")
+    out.send("anonymous")
+    out.send("a loop", reply_to="q")
+    out.send_raw(b"no AMQP", message_format=7)
+    client.receiver("q", credit=9, settle=rejected("amqp:decode-error"))
+    replies = client.receiver("replies", credit=9)
+    (returned,) = replies.messages
+    assert returned.body == "mine"
+    assert returned.message_annotations["x-opt-deadletter-source"] == "q"
+    assert returned.message_annotations["x-opt-dead-letter-reason"] == "rejected"
+    letters = client.receiver("dead", credit=9).endpoint.deliveries
+    assert len(letters) == 4
+    # It comes back once.
+    replies.settle(rejected("amqp:decode-error"))
+    assert world.host.stats("replies").dropped == 1
 
 
 def test_released_messages_are_given_up_after_max_attempts_only() -> None:
@@ -383,6 +440,7 @@ def test_a_rejection_is_kept_with_its_error() -> None:
         "x-opt-dead-letter-condition": "amqp:decode-error",
         "x-opt-dead-letter-description": "no JSON",
         "x-opt-dead-letter-info": {"at": 7},
+        "x-opt-dead-letter-history": dead.message_annotations["x-opt-dead-letter-history"],
     }
 
 

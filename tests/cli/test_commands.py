@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import certificates
 
 COMMAND = [sys.executable, "-m", "amqp_rt.cli"]
 
@@ -180,10 +181,18 @@ def test_what_is_not_there_is_one_sentence(
         (["send", "--url", "amqp://h:99999", "a", "b"], "port"),
         (["send", "a", "b", "--property", "x"], "'x' is not NAME=VALUE"),
         (["serve", "--node", "orders"], "'orders' is not KIND:NAME"),
+        (["serve", "--nodes", "none.toml"], "none.toml cannot be read: No such file"),
         (["serve", "--auto-create", "stack:x"], "'stack:x' is not KIND:NAME"),
+        (["serve", "--node", "queue:x?prioritys=5"], "is 'priorities' meant?"),
+        (["serve", "--auto-create", "queue:*?lock_s=long"], "lock_s"),
         (["serve", "--store", "postgres:x"], "it is memory: or sqlite:PATH"),
-        (["serve", "--listen", "amqps://127.0.0.1:0"], "amqps:// is not spoken by this version"),
+        (["serve", "--listen", "amqps://127.0.0.1:0"], "give --tls-cert FILE"),
+        (["serve", "--tls-cert", "/no/such/file"], "cannot read the certificate from /no/such"),
+        (["serve", "--tls-key", "x"], "go with --tls-cert"),
+        (["send", "a", "b", "--ca", "/no/such/file"], "cannot read the authorities from /no/such"),
+        (["send", "a", "b", "--key", "x"], "--key goes with --cert"),
         (["serve", "--listen", "amqp://0.0.0.0:0"], "who may connect?"),
+        (["serve", "--access", "no-such.toml"], "cannot read no-such.toml"),
         (["serve", "--user", "ada"], "AMQP_RT_PASSWORD_ADA"),
         (["serve", "--user", "ada:@/no/such/file"], "/no/such/file"),
         (["serve", "nofile.py:container"], "there is no file nofile.py"),
@@ -352,3 +361,51 @@ def test_a_second_signal_stops_the_waiting(tmp_path: Path) -> None:
     caller.communicate(timeout=30)
     assert code == 128 + signal.SIGTERM
     assert "Traceback" not in errors
+
+
+@pytest.mark.req("SE7", "SE8", "L7")
+def test_tls_from_the_command_line(tmp_path: Path) -> None:
+    known = certificates()
+    path = tmp_path / "server.pem"
+    path.write_bytes(known.server.read_bytes())
+    served = Served(
+        *("--listen", "amqps://127.0.0.1:0", "--tls-cert", str(path)),
+        *("--anonymous", "--auto-create", "queue:*"),
+    )
+    try:
+        plain, secure = served.ready["listeners"]
+        for url in (secure, plain.replace("amqp://", "amqps://")):
+            url = url.replace("127.0.0.1", "localhost")
+            ok("send", "q", "hello", "--ca", str(known.ca), url=url)
+        assert ok("receive", "q", "--count", "2", url=plain) == "hello\nhello\n"
+        path.write_bytes(known.stranger.read_bytes())
+        served.process.send_signal(signal.SIGHUP)
+        refused = "is not believed"
+        for _ in range(100):
+            done = amqp_rt("send", "q", "x", "--ca", str(known.ca), url=secure)
+            if done.returncode:
+                break
+        assert (done.returncode, refused in done.stderr) == (1, True), done.stderr
+    finally:
+        code, errors = served.stop()
+    assert code == 0
+    assert "the certificates were read again" in errors
+
+
+@pytest.mark.req("SE7", "SE2")
+def test_mutual_tls_from_the_command_line() -> None:
+    known = certificates()
+    served = Served(
+        *("--listen", "amqps://127.0.0.1:0", "--tls-cert", str(known.server)),
+        *("--tls-client-ca", str(known.ca), "--tls-required", "--auto-create", "queue:*"),
+    )
+    try:
+        url = served.ready["listeners"][1].replace("127.0.0.1", "localhost")
+        ok("send", "q", "hello", "--ca", str(known.ca), "--cert", str(known.client), url=url)
+        refused = amqp_rt("send", "q", "hello", "--ca", str(known.ca), url=url)
+        assert refused.returncode == 1
+        assert "requires a certificate of ours" in refused.stderr
+        in_clear = amqp_rt("send", "q", "hello", url=served.url)
+        assert "the peer requires TLS" in in_clear.stderr
+    finally:
+        assert served.stop()[0] == 0

@@ -20,11 +20,13 @@ from amqp_rt.container.receiving import Delivery, Receiver
 from amqp_rt.container.requests import ReplyStream
 from amqp_rt.container.routes import node, rpc, source
 from amqp_rt.container.sending import Receipt, Sender, StreamedMessage
+from amqp_rt.container.tokens import Sas
 from amqp_rt.errors import ConnectFailed, LinkDetached
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED
+from amqp_rt.security.tokens import Cbs, SasKeys
 
 CLASSES = (
     connections.Connection,
@@ -506,6 +508,28 @@ async def test_closing_a_connection() -> None:
             await peer.aclose()
         await far.until(lambda: far.engine.finished)
         await peer.wait_closed()
+
+
+@leaves("Connection.authorize")
+async def test_waiting_for_a_token() -> None:
+    there = trio.Event()
+    asked: list[str] = []
+
+    async def provider(audience: str) -> Any:
+        asked.append(audience)
+        await there.wait()
+        return Sas("app", "key")(audience)
+
+    cbs = Cbs([SasKeys({"app": "key"})])
+    async with Container("far", cbs=cbs) as far, Container("us", network=far.network) as us:
+        await far.listen("memory://far")
+        async with us.connect("memory://far", token=provider) as peer:
+            await cancel(lambda: peer.authorize("q"))
+            there.set()
+            await peer.authorize("q")
+            assert asked == ["amqp://far/q"]
+            (accepted,) = far.connections
+            assert len(accepted.peer.tokens) == 1
 
 
 @leaves("connect")

@@ -839,12 +839,23 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
     class Broken:
         """A host whose endpoint fails."""
 
+        capabilities = ()
+
         def attach(self, link: Any) -> bool:
             if link.target is None or link.target.address != "broken":
                 return False
             raise ValueError("a bug")
 
+        def virtual_host(self, hostname: str) -> str | None:
+            return hostname
+
+        def is_dynamic(self, address: str, virtual_host: str) -> bool:
+            return False
+
         def relay(self, address: str, link: Any) -> None:
+            return None
+
+        def recall(self, link: Any) -> None:
             return None
 
     c = Container("c", nodes=[Shop()])
@@ -889,8 +900,9 @@ async def test_each_attach_may_be_authorised() -> None:
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("amqps://127.0.0.1:0", "amqps:// is not spoken by this version"),
-        ("ws://127.0.0.1:0/amqp", "ws:// is not spoken by this version"),
+        ("amqps://127.0.0.1:0", "there is no certificate; pass tls=ServerTls"),
+        ("wss://127.0.0.1:0/amqp", "there is no certificate; pass tls=ServerTls"),
+        ("sb://127.0.0.1:0", "that is a scheme of clients; use amqps://"),
         ("http://x", "http"),
         ("amqp://127.0.0.1:70000", "port"),
         ("amqp+unix:///nowhere/at/all", "/nowhere/at/all"),

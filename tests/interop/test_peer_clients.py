@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -193,6 +194,69 @@ async def test_browsing(peer: PeerPrograms) -> None:
             assert numbers(seen["messages"]) == [0, 1, 2]
         taken = await peer.run("receive", port=port, address="q", count=3)
         assert numbers(taken["messages"]) == [0, 1, 2]
+
+
+def coloured(*colours: str, **header: Any) -> list[dict[str, Any]]:
+    """Messages of these colours, with their number as the body."""
+    return [
+        {
+            "body": ["value", ["long", str(number)]],
+            "application_properties": {"colour": ["string", colour]},
+            "header": header,
+        }
+        for number, colour in enumerate(colours)
+    ]
+
+
+@pytest.mark.req("M27", "M29", "B20")
+async def test_selectors(peer: PeerPrograms) -> None:
+    async with a_broker(Queue("q")) as port:
+        messages = coloured("red", "blue", "red", "green", "blue")
+        await peer.run("send", port=port, address="q", messages=messages)
+        some = {"port": port, "address": "q", "selector": "colour IN ('blue', 'green')"}
+        for _ in range(2):
+            seen = await peer.run("receive", browse=True, quiet_ms=300, **some)
+            assert numbers(seen["messages"]) == [1, 3, 4]
+        # The credit that nothing matches is used up by a drain.
+        taken = await peer.run("receive", credit=10, drain=True, **some)
+        assert numbers(taken["messages"]) == [1, 3, 4]
+        assert (taken["drained"], taken["credit"]) == (True, 0)
+        rest = await peer.run("receive", port=port, address="q", credit=10, drain=True)
+        assert numbers(rest["messages"]) == [0, 2]
+        wrong = await peer.run("receive", port=port, address="q", selector="colour = = 1")
+        assert wrong["error"]["scope"] == "link"
+        assert wrong["error"]["condition"] == "amqp:invalid-field"
+
+
+@pytest.mark.req("M29", "B19")
+async def test_subscribers_with_selectors(peer: PeerPrograms) -> None:
+    async with a_broker(Topic("news")) as port:
+        common = {"port": port, "address": "news"}
+        async with (
+            peer.start("receive", count=2, selector="colour = 'red'", **common) as red,
+            peer.start("receive", count=1, selector="colour = 'blue'", **common) as blue,
+        ):
+            await red.said("attached")
+            await blue.said("attached")
+            await peer.run("send", messages=coloured("red", "blue", "red"), **common)
+            assert numbers((await red.result())["messages"]) == [0, 2]
+            assert numbers((await blue.result())["messages"]) == [1]
+
+
+@pytest.mark.req("M7", "B16")
+async def test_what_has_expired_is_not_delivered(peer: PeerPrograms) -> None:
+    async with a_broker(Queue("q", dead_letter="dead"), Queue("dead")) as port:
+        for ttl, messages in ((200, 2), (60_000, 1)):
+            sent = await peer.run(
+                "send", port=port, address="q", messages=coloured(*["red"] * messages, ttl=ttl)
+            )
+            assert outcomes(sent) == ["accepted"] * messages
+        dead = await peer.run("receive", port=port, address="dead", count=2)
+        assert numbers(dead["messages"]) == [0, 1]
+        alive = await peer.run("receive", port=port, address="q", credit=10, drain=True)
+        (message,) = alive["messages"]
+        # It says what is left of it.
+        assert 0 < message["header"]["ttl"] <= 60_000
 
 
 @pytest.mark.req("B19")
@@ -488,3 +552,31 @@ async def test_transactions_where_there_are_none(proton_programs: PeerPrograms) 
         )
     assert result["ended"] == []
     assert result["error"]["scope"] == "link"
+
+
+@pytest.mark.req("B19", "M38", "X23")
+async def test_a_durable_subscription_gathers_while_its_client_is_away(
+    peer: PeerPrograms, tmp_path: Path
+) -> None:
+    """Over connections, and over a restart of the broker."""
+    subscriber = {"address": "t", "container": "them", "name": "news", "durable": True}
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    messages = [
+        {"body": ["value", ["string", text]], "header": {"durable": True}} for text in "abc"
+    ]
+
+    async def receive(port: int, **options: Any) -> int:
+        result = await peer.run("receive", port=port, quiet_ms=300, **subscriber, **options)
+        assert "error" not in result, result["error"]
+        return int(result["received"])
+
+    async with a_broker(Topic("t"), store=store) as port:
+        assert await receive(port) == 0
+        sent = await peer.run("send", port=port, address="t", messages=messages)
+        assert outcomes(sent) == ["accepted"] * 3
+        assert await receive(port) == 3
+        await peer.run("send", port=port, address="t", messages=messages[:2])
+    async with a_broker(Topic("t"), store=store) as port:
+        assert await receive(port, unsubscribe=True) == 2
+        await peer.run("send", port=port, address="t", messages=messages)
+        assert await receive(port, unsubscribe=True) == 0

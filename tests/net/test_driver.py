@@ -235,7 +235,8 @@ async def test_a_peer_that_never_leaves_is_left(carried: Carried, clock: Any) ->
 
     assert [type(event) for event in events] == [Opened, ConnectionFailed]
     if carried.virtual:
-        assert trio.current_time() == pytest.approx(1)
+        # A WebSocket answers a close by itself: then both have left.
+        assert trio.current_time() == pytest.approx(0 if carried.kind == "ws" else 1)
 
 
 @pytest.mark.req("L1", "L3", "L4")
@@ -419,7 +420,7 @@ async def test_a_peer_that_reads_slowly_is_kept(carried: Carried, clock: Any) ->
     """Progress is what counts, not how long the whole takes."""
     ours, theirs = await carried.pair()
     engine = Echo()
-    stall_s = 30 if carried.virtual else 5
+    stall_s = 60 if carried.virtual else 5
     total = 2 * MIB
 
     async with trio.open_nursery() as nursery:

@@ -12,9 +12,17 @@ import uuid
 from collections import deque
 
 import proton
-from proton import Condition, Data, Delivery, Endpoint, Link, Message, Terminus
+from proton import Condition, Data, Delivery, Endpoint, Link, Message, SSLDomain, Terminus
 from proton.handlers import MessagingHandler
-from proton.reactor import ApplicationEvent, Container, Copy, EventInjector, SenderOption
+from proton.reactor import (
+    ApplicationEvent,
+    Container,
+    Copy,
+    DurableSubscription,
+    EventInjector,
+    Selector,
+    SenderOption,
+)
 
 # ---- typed values ------------------------------------------------------------------------------
 
@@ -270,15 +278,23 @@ class Client(MessagingHandler):
     def on_start(self, event):
         options = self.options
         container = event.container
-        container.container_id = f"proton-{uuid.uuid4()}"
+        container.container_id = options.get("container") or f"proton-{uuid.uuid4()}"
         container.sasl_enabled = options.get("sasl", True)
         kwargs = {
             name: options[name] for name in ("user", "password", "max_frame_size") if name in options
         }  # fmt: skip
+        scheme, host = "amqp", options.get("host", "127.0.0.1")
+        if tls := options.get("tls"):
+            scheme, host = "amqps", "localhost"
+            kwargs["ssl_domain"] = domain = SSLDomain(SSLDomain.MODE_CLIENT)
+            domain.set_trusted_ca_db(tls["ca"])
+            domain.set_peer_authentication(SSLDomain.VERIFY_PEER_NAME)
+            if "cert" in tls:
+                domain.set_credentials(tls["cert"], tls["cert"], None)
         if "user" not in options:
-            kwargs["allowed_mechs"] = "ANONYMOUS"
+            kwargs["allowed_mechs"] = "EXTERNAL" if tls and "cert" in tls else "ANONYMOUS"
         self.connection = container.connect(
-            f"amqp://{options.get('host', '127.0.0.1')}:{options['port']}",
+            f"{scheme}://{host}:{options['port']}",
             reconnect=False,
             **kwargs,
         )
@@ -413,8 +429,12 @@ class Receive(Client):
         link_options = [Settlement(options)]
         if options.get("browse"):
             link_options.append(Copy())
+        if "selector" in options:
+            link_options.append(Selector(options["selector"]))
+        if options.get("durable"):
+            link_options.append(DurableSubscription())
         self.receiver = container.create_receiver(
-            self.connection, options["address"], options=link_options
+            self.connection, options["address"], name=options.get("name"), options=link_options
         )
         self.to_grant = options.get("count", 1 << 30)
         if options.get("drain"):
@@ -460,6 +480,10 @@ class Receive(Client):
 
     def finish(self):
         self.result["credit"] = self.receiver.credit
+        if self.options.get("unsubscribe"):
+            self.receiver.close()
+        elif self.options.get("durable"):
+            self.receiver.detach()
         self.end()
 
 
@@ -644,7 +668,11 @@ class Serve(MessagingHandler):
     def on_start(self, event):
         self.container = event.container
         self.container.container_id = "proton-server"
-        acceptor = self.container.listen(f"127.0.0.1:{self.options.get('port', 0)}")
+        scheme = "amqp"
+        if tls := self.options.get("tls"):
+            scheme = "amqps"
+            self.container.ssl.server.set_credentials(tls["cert"], tls["cert"], None)
+        acceptor = self.container.listen(f"{scheme}://127.0.0.1:{self.options.get('port', 0)}")
         injector = EventInjector()
         self.container.selectable(injector)
         threading.Thread(target=self.wait_for_end, args=[injector], daemon=True).start()

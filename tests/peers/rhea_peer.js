@@ -2,7 +2,9 @@
 'use strict';
 
 const crypto = require('crypto');
+const fs = require('fs');
 const rhea = require('rhea');
+const WebSocket = require('ws');
 
 const { message, types } = rhea;
 
@@ -243,12 +245,26 @@ const settlement = (options) => ({
 
 // A connection with a result, which is printed when it is over.
 function connect(options, result) {
-    const container = rhea.create_container({ id: `rhea-${rhea.generate_uuid()}` });
+    const container = rhea.create_container({ id: options.container || `rhea-${rhea.generate_uuid()}` });
     const settings = {
         host: options.host || '127.0.0.1', port: options.port, reconnect: false, tcp_no_delay: true,
     };
     if (options.user) Object.assign(settings, { username: options.user, password: options.password });
     else if (options.sasl !== false) settings.username = 'anonymous'; // rhea's ANONYMOUS; else no SASL
+    if (options.tls) {
+        const { ca, cert } = options.tls;
+        Object.assign(settings, { transport: 'tls', host: 'localhost', servername: 'localhost', ca: fs.readFileSync(ca) });
+        if (cert) {
+            const pem = fs.readFileSync(cert);
+            delete settings.username;
+            Object.assign(settings, { cert: pem, key: pem, enable_sasl_external: true });
+        }
+    }
+    if (options.websocket) {
+        const trust = options.tls ? { ca: fs.readFileSync(options.tls.ca) } : {};
+        const url = `${options.tls ? 'wss://localhost' : 'ws://127.0.0.1'}:${options.port}${options.websocket}`;
+        settings.connection_details = container.websocket_connect(WebSocket)(url, ['amqp'], trust);
+    }
     if (options.max_frame_size) settings.max_frame_size = options.max_frame_size;
     const connection = container.connect(settings);
     connection.result = result;
@@ -270,7 +286,10 @@ function connect(options, result) {
     connection.on('sender_error', (context) => failed('link', context.sender));
     connection.on('receiver_error', (context) => failed('link', context.receiver));
     connection.on('sender_close', (context) => failed('link', context.sender));
-    connection.on('receiver_close', (context) => failed('link', context.receiver));
+    connection.on('receiver_close', (context) => {
+        // It answers a detach of ours, too.
+        if (context.receiver.error || !context.receiver.is_closed()) failed('link', context.receiver);
+    });
     connection.on('connection_close', finish);
     container.on('error', (error) => {
         if (!result.error) result.error = { scope: 'transport', condition: error.condition, description: error.message };
@@ -344,8 +363,11 @@ function receive(options) {
     const { result } = connection;
     const source = { address: options.address };
     if (options.browse) source.distribution_mode = 'copy';
+    if (options.durable) Object.assign(source, { durable: 2, expiry_policy: 'never' });
+    if (options.selector) source.filter = rhea.filter.selector(options.selector);
     const receiver = connection.open_receiver({
         source, credit_window: 0, autoaccept: false, autosettle: false, ...settlement(options),
+        ...(options.name && { name: options.name }),
     });
     const outcomes = options.outcomes || ['accept'];
     let toGrant = options.count || 2 ** 30;
@@ -360,6 +382,8 @@ function receive(options) {
         if (over) return;
         over = true;
         result.credit = receiver.credit;
+        if (options.unsubscribe) receiver.close();
+        else if (options.durable) receiver.detach();
         connection.end();
     }
     receiver.on('receiver_open', () => {
@@ -598,7 +622,9 @@ function serve(options) {
         container.on(name, () => {});
     });
 
+    const pem = options.tls && fs.readFileSync(options.tls.cert);
     const server = container.listen({
+        ...(pem ? { transport: 'tls', cert: pem, key: pem } : {}),
         host: '127.0.0.1', port: options.port || 0, receiver_options: { credit_window: 0, autoaccept: false, autosettle: false },
         tcp_no_delay: true,
     });

@@ -1,0 +1,236 @@
+"""Nodes as people write them down: in one line of a command, or in a file.
+
+A file is TOML, or YAML if PyYAML is there (``pip install 'amqp-rt[yaml]'``)::
+
+    [queues.work]
+    priorities = 5
+    dead_letter = "work/dead"
+
+    [logs.clicks]
+    partitions = 3
+
+    [virtual_hosts.berlin.queues.work]
+
+Whatever is wrong in it is said with its line, so that nobody has to search for it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl
+
+from ..errors import AmqpError
+from .nodes import KINDS, LOG, QUEUE, TOPIC, Declaration, declaration_of, similar
+
+#: Virtual host → its nodes. "" is the default one.
+Declarations: TypeAlias = dict[str, list[Declaration]]
+
+#: The sections of a file.
+_SECTIONS: Final = {"queues": QUEUE, "topics": TOPIC, "logs": LOG}
+_VIRTUAL_HOSTS: Final = "virtual_hosts"
+
+
+class _Wrong(Exception):
+    """What is wrong, and the keys that lead to it."""
+
+    def __init__(self, path: tuple[str, ...], sentence: str) -> None:
+        super().__init__(sentence)
+        self.path = path
+        self.sentence = sentence
+
+
+def declared_by(text: str) -> Declaration:
+    """The node that ``KIND:NAME?OPTION=VALUE&OPTION=VALUE`` declares, options being left out or not.
+
+    Option names are those of the declaration; values are written as in an address of the web.
+
+    Raises:
+        AmqpError: It has no kind, or one that is not known, or an option is wrong.
+    """
+    kind, colon, rest = text.partition(":")
+    name, _, query = rest.partition("?")
+    if not colon or not name or kind not in KINDS:
+        raise AmqpError(
+            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
+            condition="amqp:invalid-field",
+        )
+    try:
+        options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        return declaration_of({**dict(options), "kind": kind, "name": name}, strict=False)
+    except ValueError as error:
+        raise AmqpError(f"{text!r}: {error}", condition="amqp:invalid-field") from error
+
+
+def declarations_of(document: Mapping[str, Any]) -> Declarations:
+    """The nodes that a mapping such as that of a file declares.
+
+    Raises:
+        AmqpError: Something in it is wrong.
+    """
+    try:
+        return _declarations(document)
+    except _Wrong as wrong:
+        where = ".".join(wrong.path)
+        raise AmqpError(f"{where}: {wrong.sentence}", condition="amqp:invalid-field") from None
+
+
+def declarations_in(file: str | Path) -> Declarations:
+    """The nodes that *file* declares; its name ends in ``.toml``, ``.yaml`` or ``.yml``.
+
+    Raises:
+        AmqpError: It cannot be read, or something in it is wrong; says the line.
+    """
+    path = Path(file)
+    readers = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml}
+    read = readers.get(path.suffix.lower())
+    if read is None:
+        raise AmqpError(
+            f"{path}: nodes are declared in a file whose name ends in .toml or .yaml",
+            condition="amqp:invalid-field",
+        )
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise AmqpError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise AmqpError(f"{path} is not UTF-8: {error}", condition="amqp:invalid-field") from error
+    document, line_of = read(path, text)
+    try:
+        return _declarations(document)
+    except _Wrong as wrong:
+        raise AmqpError(
+            f"{path}, line {line_of(wrong.path)}: {wrong.sentence}", condition="amqp:invalid-field"
+        ) from None
+
+
+def _declarations(document: Any) -> Declarations:
+    found: Declarations = {"": list(_nodes((), document, (*_SECTIONS, _VIRTUAL_HOSTS)))}
+    hosts = document.get(_VIRTUAL_HOSTS) if isinstance(document, Mapping) else None
+    for name, section in _entries((_VIRTUAL_HOSTS,), hosts):
+        found[name] = list(_nodes((_VIRTUAL_HOSTS, name), section, tuple(_SECTIONS)))
+    return found
+
+
+def _nodes(path: tuple[str, ...], section: Any, known: tuple[str, ...]) -> Iterator[Declaration]:
+    names: set[str] = set()
+    for key, nodes in _entries(path, section):
+        if key not in known:
+            raise _Wrong((*path, key), f"there is no section {key!r:.50}{similar(key, known)}")
+        kind = _SECTIONS.get(key)
+        if kind is None:
+            continue
+        for name, options in _entries((*path, key), nodes):
+            at = (*path, key, name)
+            if name in names:
+                raise _Wrong(at, f"{name!r:.50} is a node of another kind already")
+            names.add(name)
+            yield _node(at, kind, name, dict(_entries(at, options)))
+
+
+def _node(path: tuple[str, ...], kind: str, name: str, options: dict[str, Any]) -> Declaration:
+    for own in ("kind", "name"):
+        if own in options:
+            raise _Wrong((*path, own), f"the {own} of a node is said by its section")
+    try:
+        return declaration_of({**options, "kind": kind, "name": name})
+    except ValueError as error:
+        sentence = str(error)
+        # The option that the sentence is about, if it is about one.
+        at = next((key for key in options if key in sentence), None)
+        raise _Wrong(path if at is None else (*path, at), f"{name}: {sentence}") from None
+
+
+def _entries(path: tuple[str, ...], section: Any) -> Iterator[tuple[str, Any]]:
+    """What *section* has, nothing if it is empty."""
+    if section is None:
+        return
+    if not isinstance(section, Mapping):
+        what = ".".join(path) or "a file"
+        raise _Wrong(path, f"{what} is a table of names, not {section!r:.50}")
+    for key, value in section.items():
+        if not isinstance(key, str):
+            raise _Wrong((*path, str(key)), f"{key!r:.50} is no name: put it into quotes")
+        yield key, value
+
+
+# --- TOML ------------------------------------------------------------------------------------
+
+
+def _read_toml(path: Path, text: str) -> tuple[Any, Callable[[tuple[str, ...]], int]]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise AmqpError(f"{path}: {error}", condition="amqp:invalid-field") from error
+    return document, lambda keys: _toml_line(text, keys)
+
+
+def _toml_line(text: str, keys: tuple[str, ...]) -> int:
+    """The line that goes furthest towards *keys*; the parser itself tells no lines."""
+    table: tuple[str, ...] = ()
+    best = 0
+    found = 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("["):
+            path = table = _toml_keys(line)
+        else:
+            path = _toml_keys(line.partition("=")[0] + "= 0")
+            if not path:
+                continue
+            path = table + path
+        common = len(
+            list(takewhile(lambda pair: pair[0] == pair[1], zip(path, keys, strict=False)))
+        )
+        if common > best:
+            best, found = common, number
+    return found
+
+
+def _toml_keys(line: str) -> tuple[str, ...]:
+    """The keys that *line*, by itself, sets; none if it is a part of something larger."""
+    try:
+        found: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return ()
+    keys: list[str] = []
+    while isinstance(found, dict) and len(found) == 1:
+        ((key, found),) = found.items()
+        keys.append(key)
+    return tuple(keys)
+
+
+# --- YAML ------------------------------------------------------------------------------------
+
+
+def _read_yaml(path: Path, text: str) -> tuple[Any, Callable[[tuple[str, ...]], int]]:
+    try:
+        import yaml  # an optional dependency
+    except ImportError:
+        raise AmqpError(
+            f"{path} is YAML, which needs PyYAML: pip install 'amqp-rt[yaml]', or write TOML",
+            condition="amqp:not-implemented",
+        ) from None
+    try:
+        document = yaml.safe_load(text)
+        root = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise AmqpError(f"{path}: {said}", condition="amqp:invalid-field") from error
+
+    def line_of(keys: tuple[str, ...]) -> int:
+        node = root
+        line = 1
+        for key in keys:
+            # Of equal keys the last one counts.
+            pairs = reversed(node.value) if isinstance(node, yaml.MappingNode) else ()
+            found = next(((name, value) for name, value in pairs if name.value == key), None)
+            if found is None:
+                break
+            line = found[0].start_mark.line + 1
+            node = found[1]
+        return line
+
+    return document, line_of

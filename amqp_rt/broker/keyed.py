@@ -1,0 +1,189 @@
+"""What a queue reads of its messages to order them, to replace them, and to keep groups together.
+
+A queue with none of these never looks into a bare message. One that has some does so once, when the
+message comes, and remembers what it found.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+from collections.abc import Callable, Hashable
+from math import isnan
+from typing import Any, Final
+from uuid import UUID
+from zlib import crc32
+
+from msgspec import Struct
+
+from ..errors import DecodeError
+from ..limits import DEFAULT_LIMITS, Limits
+from ..message import MESSAGE_FORMAT, Properties
+from ..values import Symbol, Timestamp
+from .entries import Entry
+from .views import MessageView
+
+_PROPERTIES: Final = frozenset(Properties.__struct_fields__)
+
+#: What the value of a field may be for it to be a key; None and collections are none.
+_KEYS: Final = (str, int, float, bytes, UUID, dt.datetime)
+
+#: Octets of an order: its class, and the longest that a class has.
+_OCTETS: Final = 129
+_TEXT_OCTETS: Final = _OCTETS - 1
+
+#: Classes of keys, in the order in which they come.
+_BOOLEAN, _NUMBER, _TIME, _TEXT, _BINARY, _UUID, _NONE = range(7)
+
+#: Of a message without the key it is to be ordered by: it comes after all that have one.
+LAST: Final = _NONE << 8 * _TEXT_OCTETS
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MILLISECOND: Final = dt.timedelta(milliseconds=1)
+
+
+class Marks(Struct, gc=False):
+    """What its queue has read of a message."""
+
+    #: Of messages with equal ones the last is kept; None if it has none.
+    key: Hashable = None
+    #: Messages with lower ones come first.
+    order: int = 0
+    #: The group of messages that go to one consumer, -1 for none.
+    group: int = -1
+    #: There is a later one with its key.
+    replaced: bool = False
+
+
+class Field:
+    """A field of a message that may be named in a declaration.
+
+    Args:
+        text: ``properties.NAME`` with a name of the standard, such as ``properties.group-id``;
+            ``message-annotations.NAME``, ``application-properties.NAME``, or the bare name of an
+            application property.
+
+    Raises:
+        ValueError: There is no such field.
+    """
+
+    def __init__(self, text: str) -> None:
+        section, dot, name = text.partition(".")
+        if not dot or section not in {
+            "properties",
+            "message-annotations",
+            "application-properties",
+        }:
+            section, name = "application-properties", text
+        if section == "properties":
+            name = name.replace("-", "_")
+            if name not in _PROPERTIES:
+                raise ValueError(f"messages have no property {name!r}")
+        if not name:
+            raise ValueError(f"{text!r} names no field of a message")
+        self.section = section
+        self.name = name
+
+    def read(self, view: MessageView) -> Any:
+        """The value, None if the message has none.
+
+        Raises:
+            DecodeError: The section is malformed.
+        """
+        if self.section == "properties":
+            return getattr(view.properties(), self.name)
+        if self.section == "message-annotations":
+            return view.message_annotations().get(Symbol(self.name))
+        return view.application_properties().get(self.name)
+
+
+def marker(
+    *,
+    last_value_key: str | None = None,
+    sort_key: str | None = None,
+    groups: int = 0,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Callable[[Entry], Marks] | None:
+    """What reads the marks of each message of a queue with these options; None if it needs none.
+
+    Raises:
+        ValueError: A key names no field.
+    """
+    latest = None if last_value_key is None else Field(last_value_key)
+    sorting = None if sort_key is None else Field(sort_key)
+    if latest is None and sorting is None and not groups:
+        return None
+
+    def read(entry: Entry) -> Marks:
+        marks = Marks(order=0 if sorting is None else LAST)
+        if entry.message_format != MESSAGE_FORMAT:
+            return marks
+        view = MessageView(entry, limits)
+        try:
+            if latest is not None:
+                marks.key = key_of(latest.read(view))
+            if sorting is not None:
+                marks.order = order_of(sorting.read(view))
+            if groups:
+                group = view.properties().group_id
+                if group is not None:
+                    marks.group = crc32(group.encode()) % groups
+        except DecodeError:
+            # Whoever receives it will find out; here it has no key.
+            pass
+        return marks
+
+    return read
+
+
+def key_of(value: Any) -> Hashable:
+    """*value* as a key: equal ones are of one kind; None if it cannot be one."""
+    if not isinstance(value, _KEYS):
+        return None
+    if isinstance(value, str):
+        # A symbol or a character is the same key as the string.
+        return str(value)
+    if isinstance(value, bool):
+        return (_BOOLEAN, value)
+    if isinstance(value, float) and isnan(value):
+        return (_NUMBER, "nan")
+    return value
+
+
+def order_of(value: Any) -> int:
+    """A number that orders *value* among all that can be a key.
+
+    False comes before true; then numbers of whatever type by what they are worth, then times,
+    then texts by their octets, of which the first 128 count, then binaries likewise, then UUIDs; and
+    last whatever else there is.
+    """
+    if isinstance(value, bool):
+        return _ordered(_BOOLEAN, bytes((value,)))
+    if isinstance(value, Timestamp):
+        return _ordered(_TIME, _number(int(value)))
+    if isinstance(value, dt.datetime):
+        return _ordered(_TIME, _number((value - _EPOCH) // _MILLISECOND))
+    if isinstance(value, str):
+        return _ordered(_TEXT, str(value).encode("utf-8", "surrogatepass")[:_TEXT_OCTETS])
+    if isinstance(value, int | float):
+        return _ordered(_NUMBER, _number(value))
+    if isinstance(value, bytes):
+        return _ordered(_BINARY, value[:_TEXT_OCTETS])
+    if isinstance(value, UUID):
+        return _ordered(_UUID, value.bytes)
+    return LAST
+
+
+def _ordered(kind: int, octets: bytes) -> int:
+    return int.from_bytes(bytes((kind,)) + octets.ljust(_TEXT_OCTETS, b"\0"), "big")
+
+
+def _number(value: float) -> bytes:
+    """Octets in the order of numbers: of the nearest double, then of what it is off by."""
+    nearest = float(value)
+    if isnan(nearest):
+        return b"\xff" * 16
+    (bits,) = struct.unpack(">Q", struct.pack(">d", nearest + 0.0))
+    bits = bits ^ 0xFFFF_FFFF_FFFF_FFFF if bits >> 63 else bits | 1 << 63
+    off = value - int(nearest) if isinstance(value, int) else 0
+    return struct.pack(">QQ", bits, off + (1 << 63))

@@ -1,0 +1,304 @@
+"""What the doors for asyncio and for threads share: stand-ins for objects that live under trio.
+
+There is one implementation, and it runs under trio. A :class:`StandIn` is held by an application that
+does not: reading an attribute reads the attribute, a plain call is the plain call, and what would be
+awaited is run under trio while the caller waits in its own way. What comes back is stood in for as
+well if it has anything to wait for.
+
+:mod:`amqp_rt.aio` and :mod:`amqp_rt.sync` say how one waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import AsyncGeneratorType, TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import trio
+from anyio.from_thread import BlockingPortal, BlockingPortalProvider
+
+from .container.routes import (
+    Declaration,
+    NodeDecorator,
+    Router,
+    RpcDecorator,
+    SourceDecorator,
+    declared,
+)
+
+_DECORATORS: Final = (NodeDecorator, RpcDecorator, SourceDecorator)
+#: Methods to which nodes of the application are given.
+_OF_NODES: Final = ("add", "remove", "serve")
+#: Methods that make something worth standing in for.
+_WAITING: Final = ("__aenter__", "__anext__", "__aiter__", "__await__")
+
+
+class StandIn:
+    """Behaves like *target*, for somebody on the other side of *door*."""
+
+    __slots__ = ("_door", "_target")
+
+    def __init__(self, door: Door, target: Any) -> None:
+        self._door = door
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self._target).__name__!r} shows no {name!r} here")
+        return self._door.attribute(self._target, name)
+
+    @property  # type: ignore[misc]  # of object it can be assigned to
+    def __class__(self) -> type:
+        return type(self._target)
+
+    def __repr__(self) -> str:
+        return repr(self._target)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._target == inward(other))
+
+    def __hash__(self) -> int:
+        return hash(self._target)
+
+
+def inward(value: Any) -> Any:
+    """What *value* stands in for; itself if it is nobody's stand-in."""
+    return value._target if issubclass(type(value), StandIn) else value
+
+
+def _lives(value: object) -> bool:
+    """Whether *value* has something to wait for."""
+    kind: Any = type(value)
+    return _is_alive(kind)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _is_alive(kind: Any) -> bool:
+    if issubclass(kind, AsyncGeneratorType):
+        return True
+    if not kind.__module__.startswith("amqp_rt.") and not hasattr(kind, "__aenter__"):
+        return False
+    return any(hasattr(kind, name) for name in _WAITING) or any(
+        inspect.iscoroutinefunction(member) for _, member in inspect.getmembers_static(kind)
+    )
+
+
+class Door(ABC):
+    """A way between trio and the code of an application."""
+
+    @abstractmethod
+    def stand_in(self, target: Any) -> StandIn:
+        """Something for the application to hold in place of *target*."""
+
+    @abstractmethod
+    def wait(self, call: Callable[[], Any]) -> Any:
+        """Run what *call* returns to its end under trio, and let the application wait for it."""
+
+    @abstractmethod
+    def plain(self, call: Callable[[], Any]) -> Any:
+        """Make a call that waits for nothing, where it may be made."""
+
+    @abstractmethod
+    def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """*function* of the application, for trio to call; it has its name and its signature."""
+
+    def outward(self, value: Any) -> Any:
+        """*value* as the application gets it."""
+        if isinstance(value, list | tuple) and any(map(_lives, value)):
+            return type(value)(map(self.outward, value))
+        if _lives(value):
+            return self.stand_in(value)
+        if inspect.iscoroutinefunction(value):
+            return self._calling(value)
+        return value
+
+    def given(self, value: Any) -> Any:
+        """*value* as an object under trio gets it."""
+        if isinstance(value, list | tuple):
+            return type(value)(map(self.given, value))
+        if inspect.isfunction(value) or inspect.ismethod(value):
+            return self.handler(value)
+        return inward(value)
+
+    def attribute(self, target: Any, name: str) -> Any:
+        """What the application sees as *name* of *target*."""
+        value = getattr(target, name)
+        if isinstance(value, _DECORATORS):
+            return type(value)(functools.partial(self._declare, value.register))
+        if inspect.isroutine(value):
+            return self._calling(value, self.nodes if name in _OF_NODES else self.given)
+        return self.outward(value)
+
+    def _calling(
+        self, function: Callable[..., Any], given: Callable[[Any], Any] | None = None
+    ) -> Callable[..., Any]:
+        """*function* of an object under trio, for the application to call."""
+        waits = inspect.iscoroutinefunction(function)
+        take = given or self.given
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = functools.partial(
+                function,
+                *map(take, args),
+                **{name: self.given(value) for name, value in kwargs.items()},
+            )
+            return self.wait(bound) if waits else self.outward(self.plain(bound))
+
+        return call
+
+    def _declare(
+        self, register: Callable[[Any, Declaration], None], function: Any, declaration: Declaration
+    ) -> None:
+        register(self.handler(function), self._declaration(declaration))
+
+    def _declaration(self, declaration: Declaration) -> Declaration:
+        middleware = tuple(map(self.handler, declaration.middleware))
+        return msgspec.structs.replace(declaration, middleware=middleware)
+
+    def nodes(self, node: Any) -> Any:
+        """*node* of the application as trio calls it; the address of one is itself."""
+        if isinstance(node, str):
+            return node
+        router = Router()
+        for function, declaration in declared(node):
+            router.declare(self.handler(function), self._declaration(declaration))
+        return router
+
+
+# --- Threads ---
+
+#: The one thread of a process in which trio runs for the others, while somebody needs it.
+_THREAD: Final = BlockingPortalProvider("trio")
+
+
+class ThreadDoor(Door):
+    """The way into the thread in which trio runs."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self.portal = portal
+        self._handlers: dict[Any, Any] = {}
+
+    def stand_in(self, target: Any) -> StandIn:
+        return _SyncStandIn(self, target)
+
+    def wait(self, call: Callable[[], Any]) -> Any:
+        doing = self.portal.start_task_soon(call)
+        try:
+            return self.outward(doing.result())
+        except BaseException:
+            # If it was us who were interrupted.
+            doing.cancel()
+            raise
+
+    def plain(self, call: Callable[[], Any]) -> Any:
+        return self.portal.call(call)
+
+    def handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        made: Callable[..., Any] | None = self._handlers.get(function)
+        if made is None:
+            made = self._handlers[function] = self._handler(function)
+        return made
+
+    def _handler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(
+            getattr(function, "__wrapped__", function)
+        ):
+            return function
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+                parts = function(*map(self.outward, args), **self._outwards(kwargs))
+                said: Any = None
+                over = object()
+
+                def step(said: Any) -> Any:
+                    try:
+                        return parts.send(said)
+                    except StopIteration:
+                        return over
+
+                try:
+                    while (part := await trio.to_thread.run_sync(step, said)) is not over:
+                        said = yield inward(part)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(parts.close)
+
+            return stream
+
+        @functools.wraps(function)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            outward = map(self.outward, args)
+            bound = functools.partial(function, *outward, **self._outwards(kwargs))
+            return inward(await trio.to_thread.run_sync(bound))
+
+        return call
+
+    def _outwards(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.outward(value) for name, value in kwargs.items()}
+
+
+class _SyncStandIn(StandIn):
+    """A stand-in that is called, entered and iterated by threads."""
+
+    __slots__ = ("_block",)
+    _door: ThreadDoor
+
+    def __init__(self, door: ThreadDoor, target: Any) -> None:
+        super().__init__(door, target)
+        self._block: AbstractContextManager[Any] | None = None
+
+    def __iter__(self) -> Self:
+        if hasattr(self._target, "__anext__"):
+            return self
+        stream: Self = self._door.outward(self._door.plain(self._target.__aiter__))
+        return stream
+
+    def __next__(self) -> Any:
+        try:
+            return self._door.wait(self._target.__anext__)
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def __enter__(self) -> Any:
+        if hasattr(self._target, "__enter__"):
+            return self._door.outward(self._door.plain(self._target.__enter__))
+        self._block = self._door.portal.wrap_async_context_manager(self._target)
+        return self._door.outward(self._block.__enter__())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        if self._block is None:
+            done: bool | None = self._door.plain(
+                functools.partial(self._target.__exit__, kind, error, trace)
+            )
+            return done
+        return self._block.__exit__(kind, error, trace)
+
+
+def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextManager[Any]]:
+    """*make*, for threads: a block that brings the thread of trio with it."""
+
+    @contextmanager
+    def enter(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with ExitStack() as stack:
+            door = ThreadDoor(stack.enter_context(_THREAD))
+            nodes = [door.nodes(node) for node in kwargs.pop("nodes", ())]
+            given = {name: door.given(value) for name, value in kwargs.items()}
+            if nodes:
+                given["nodes"] = nodes
+            made = door.plain(functools.partial(make, *map(door.given, args), **given))
+            yield stack.enter_context(door.stand_in(made))
+
+    return functools.wraps(make, updated=())(enter)

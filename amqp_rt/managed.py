@@ -1,0 +1,339 @@
+"""What of a running broker is managed besides its nodes: connections and what is on them, users.
+
+Each type of entity is a Struct, whose fields are the attributes, and a collection that makes rows of
+what there is at the moment. Nothing is kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+from msgspec import Struct
+
+from .broker.broker import BrokerHost
+from .broker.nodes import TOPIC
+from .container.connections import Connection
+from .container.container import Container
+from .errors import AmqpError
+from .fronts.base import SENDER
+from .management.node import Collection, attributes
+from .outcomes import Error
+from .termini import Source, Target
+
+
+class ContainerEntity(Struct, frozen=True, kw_only=True):
+    """The container itself."""
+
+    name: str
+    connections: int
+    nodes: int
+    bytes: int
+
+
+class ConnectionEntity(Struct, frozen=True, kw_only=True):
+    """A connection that a peer has opened."""
+
+    name: str
+    container_id: str
+    user: str | None
+    address: str
+    virtual_host: str
+    protocol: str
+    mechanism: str | None
+    state: str
+    sessions: int
+    #: Tokens that it has put on ``$cbs``.
+    tokens: int
+
+
+class SessionEntity(Struct, frozen=True, kw_only=True):
+    """A session of a connection."""
+
+    name: str
+    connection: str
+    channel: int
+    links: int
+
+
+class LinkEntity(Struct, frozen=True, kw_only=True):
+    """A link of a session; ``role`` is what the peer is."""
+
+    name: str
+    link_name: str
+    connection: str
+    session: str
+    role: str
+    address: str | None
+    credit: int
+
+
+class SubscriptionEntity(Struct, frozen=True, kw_only=True):
+    """A link on which a peer hears a topic."""
+
+    name: str
+    topic: str
+    connection: str
+    container_id: str
+    link: str
+
+
+class UserEntity(Struct, frozen=True, kw_only=True):
+    """Somebody who may log in. The password is only ever given."""
+
+    name: str
+    groups: list[str]
+    connections: int
+
+
+_BY_OPERATOR = Error("amqp:connection:forced", "closed by an operator")
+
+
+class _Entities:
+    """What there is to be found through the connections of a container."""
+
+    def __init__(self, container: Container, host: BrokerHost) -> None:
+        self.container = container
+        self.host = host
+        self._names: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
+        self._numbers = count(1)
+
+    def connections(self, virtual_host: str) -> Iterator[tuple[str, Connection]]:
+        """Connections to *virtual_host*, each with a name that it keeps."""
+        for each in self.container.connections:
+            if each.peer.virtual_host == virtual_host:
+                name = self._names.get(each)
+                if name is None:
+                    name = self._names[each] = f"{next(self._numbers)}"
+                yield name, each
+
+    def sessions(self, virtual_host: str) -> Iterator[tuple[str, str, Any]]:
+        """Sessions, each after its own name and that of its connection."""
+        for connection, each in self.connections(virtual_host):
+            for session in list(each.engine.sessions.values()):
+                yield f"{connection}/{session.channel}", connection, session
+
+    def links(self, virtual_host: str) -> Iterator[tuple[LinkEntity, Any]]:
+        """Links that are attached."""
+        for session_name, connection, session in self.sessions(virtual_host):
+            for handle, link in list(session.links.items()):
+                if not link.attached:
+                    continue
+                sends = link.role == SENDER
+                terminus = link.source if sends else link.target
+                address = terminus.address if isinstance(terminus, Source | Target) else None
+                yield (
+                    LinkEntity(
+                        name=f"{session_name}/{handle}",
+                        link_name=link.name,
+                        connection=connection,
+                        session=session_name,
+                        role="receiver" if sends else "sender",
+                        address=address if isinstance(address, str) else None,
+                        credit=link.credit,
+                    ),
+                    link,
+                )
+
+
+class _Collection:
+    """A collection in which nothing can be made or changed, unless it says so."""
+
+    type_name: str
+    attributes: type[Struct]
+    operations: Mapping[str, list[str]] = {"READ": []}
+
+    def __init__(self, entities: _Entities) -> None:
+        self._in = entities
+
+    def rows(self, virtual_host: str) -> list[Mapping[str, Any]]:
+        return [attributes(each) for each in self._each(virtual_host)]
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        raise NotImplementedError
+
+    async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        raise NotImplementedError
+
+    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        raise NotImplementedError
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        raise NotImplementedError
+
+
+class _Containers(_Collection):
+    type_name = "amqp_rt.container"
+    attributes = ContainerEntity
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        container, host = self._in.container, self._in.host
+        yield ContainerEntity(
+            name=container.name,
+            connections=len(container.connections),
+            nodes=len(host.nodes(virtual_host=virtual_host)),
+            bytes=host.memory.held,
+        )
+
+
+class _Connections(_Collection):
+    type_name = "amqp_rt.connection"
+    attributes = ConnectionEntity
+    operations: Mapping[str, list[str]] = {"READ": [], "DELETE": []}
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        for name, each in self._in.connections(virtual_host):
+            peer = each.peer
+            yield ConnectionEntity(
+                name=name,
+                container_id=peer.container_id,
+                user=peer.user,
+                address=peer.address,
+                virtual_host=peer.virtual_host,
+                protocol=peer.protocol,
+                mechanism=peer.mechanism,
+                state=each.state,
+                sessions=len(each.engine.sessions),
+                tokens=0 if peer.tokens is None else len(peer.tokens),
+            )
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        for each, connection in list(self._in.connections(virtual_host)):
+            if each == name:
+                connection.close(_BY_OPERATOR)
+
+
+class _Sessions(_Collection):
+    type_name = "amqp_rt.session"
+    attributes = SessionEntity
+    operations: Mapping[str, list[str]] = {"READ": [], "DELETE": []}
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        for name, connection, session in self._in.sessions(virtual_host):
+            yield SessionEntity(
+                name=name,
+                connection=connection,
+                channel=session.channel,
+                links=len(session.links),
+            )
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        for each, _, session in list(self._in.sessions(virtual_host)):
+            if each == name:
+                session.end(_BY_OPERATOR)
+
+
+class _Links(_Collection):
+    type_name = "amqp_rt.link"
+    attributes = LinkEntity
+    operations: Mapping[str, list[str]] = {"READ": [], "DELETE": []}
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        for entity, _ in self._in.links(virtual_host):
+            yield entity
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        for entity, link in list(self._in.links(virtual_host)):
+            if entity.name == name:
+                link.detach(Error("amqp:link:detach-forced", "detached by an operator"))
+
+
+class _Subscriptions(_Collection):
+    type_name = "amqp_rt.subscription"
+    attributes = SubscriptionEntity
+    operations: Mapping[str, list[str]] = {"READ": [], "DELETE": []}
+
+    def _found(self, virtual_host: str) -> Iterator[tuple[SubscriptionEntity, Any]]:
+        topics = {
+            each.name
+            for each in self._in.host.nodes(virtual_host=virtual_host)
+            if each.kind == TOPIC
+        }
+        for entity, link in self._in.links(virtual_host):
+            if entity.role == "receiver" and entity.address in topics:
+                yield (
+                    SubscriptionEntity(
+                        name=entity.name,
+                        topic=entity.address,
+                        connection=entity.connection,
+                        container_id=link.peer.container_id,
+                        link=entity.link_name,
+                    ),
+                    link,
+                )
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        for entity, _ in self._found(virtual_host):
+            yield entity
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        for entity, link in list(self._found(virtual_host)):
+            if entity.name == name:
+                link.detach(Error("amqp:link:detach-forced", "unsubscribed by an operator"))
+
+
+class _Password(Struct, forbid_unknown_fields=True):
+    password: str
+
+
+class _Users(_Collection):
+    type_name = "amqp_rt.user"
+    attributes = UserEntity
+    operations: Mapping[str, list[str]] = {"CREATE": [], "READ": [], "UPDATE": [], "DELETE": []}
+
+    def _each(self, virtual_host: str) -> Iterator[Struct]:
+        container = self._in.container
+        if virtual_host:
+            return  # they are for the whole container: who manages a part has no say
+        groups = {} if container.access is None else container.access.groups
+        for name in container.users or ():
+            yield UserEntity(
+                name=name,
+                groups=sorted(group for group, users in groups.items() if name in users),
+                connections=sum(each.peer.user == name for each in container.connections),
+            )
+
+    async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        if virtual_host:
+            raise AmqpError(
+                "users are managed from the default virtual host",
+                condition="amqp:unauthorized-access",
+            )
+        users = self._in.container.users
+        if users is None:
+            raise AmqpError("users are not kept here", condition="amqp:not-implemented")
+        try:
+            given = msgspec.convert(attributes, _Password)
+        except msgspec.ValidationError:
+            raise AmqpError(
+                "a user has one attribute to give: password, a text", condition="amqp:invalid-field"
+            ) from None
+        users.add(name, given.password)
+
+    async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        await self.create(name, attributes, virtual_host)
+
+    async def delete(self, name: str, virtual_host: str) -> None:
+        container = self._in.container
+        assert container.users is not None
+        container.users.remove(name)
+        gone = Error("amqp:unauthorized-access", "the user has been deleted")
+        for each in container.connections:
+            if each.peer.user == name:
+                each.close(gone)
+
+
+def collections_of(container: Container, host: BrokerHost) -> list[Collection]:
+    """The entities of a broker that are no nodes."""
+    entities = _Entities(container, host)
+    return [
+        _Containers(entities),
+        _Connections(entities),
+        _Sessions(entities),
+        _Links(entities),
+        _Subscriptions(entities),
+        _Users(entities),
+    ]

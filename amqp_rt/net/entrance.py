@@ -1,0 +1,115 @@
+"""From an accepted stream to the front that speaks on it, through TLS and WebSocket where asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+import trio
+from msgspec import Struct
+
+from ..errors import ConnectFailed
+from ..events import Certificate
+from ..fronts.base import Front
+from ..limits import DEFAULT_LIMITS, Limits
+from .preamble import HEADER_SIZE, TLS_HEADER, recognise
+from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
+from .websocket import accept_websocket
+
+log = logging.getLogger("amqp_rt.net")
+
+
+class Entrance(Struct, kw_only=True, frozen=True):
+    """What a listener expects of those who come.
+
+    On ``amqp`` with certificates there are three ways in: in clear, TLS from the first octet, and
+    AMQP's own upgrade to TLS (Part 5 §5.2.1); with ``tls_required`` only the last two.
+    """
+
+    fronts: Sequence[Front]
+    #: ``amqp``, ``amqps``, ``ws`` or ``wss``.
+    scheme: str = "amqp"
+    tls: ServerTls | None = None
+    tls_required: bool = False
+    #: Where WebSockets are, and the pages that may open them.
+    path: str = "/"
+    origins: Collection[str] = ()
+    limits: Limits = DEFAULT_LIMITS
+
+
+class Entered(Struct, kw_only=True):
+    """A stream on which a client has said what it wants to speak."""
+
+    stream: trio.abc.Stream
+    front: Front
+    #: What was read of the stream, its header at the beginning.
+    received: bytes
+    #: What is sent is encrypted.
+    secure: bool
+    #: What the client showed, and we believe.
+    certificate: Certificate | None
+
+
+async def enter(stream: trio.abc.Stream, entrance: Entrance, *, address: str) -> Entered | None:
+    """See a client in: all that comes before its first AMQP or SASL frame.
+
+    None if it does not get so far; *stream* is closed then, and a line of the log says why. All of
+    it together may take ``limits.handshake_s``. Never raises for what the peer does.
+    """
+    deadline = trio.current_time() + entrance.limits.handshake_s
+    layer: TlsLayer | None = None
+
+    async def secured(received: bytes) -> trio.abc.Stream:
+        nonlocal layer
+        assert entrance.tls is not None
+        layer = entrance.tls.layer()
+        within = min(entrance.limits.tls_handshake_s, deadline - trio.current_time())
+        return await encrypt(stream, layer, received=received, within=max(0.0, within))
+
+    try:
+        if entrance.scheme in ("amqps", "wss"):
+            stream = await secured(b"")
+        if entrance.scheme in ("ws", "wss"):
+            stream = await accept_websocket(
+                stream,
+                path=entrance.path,
+                origins=entrance.origins,
+                limits=entrance.limits,
+                within=deadline - trio.current_time(),
+            )
+        while True:
+            upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"
+            refuses = upgrades and entrance.tls_required
+            found = await recognise(
+                stream,
+                () if refuses else entrance.fronts,
+                others=(CLIENT_HELLO, TLS_HEADER) if upgrades else (),
+                preferred=TLS_HEADER if refuses else None,
+                within=deadline - trio.current_time(),
+            )
+            if found is None:
+                return None
+            front, received = found
+            if not isinstance(front, bytes):
+                break
+            if front == TLS_HEADER:
+                with trio.move_on_at(deadline) as scope:
+                    await stream.send_all(TLS_HEADER)
+                if scope.cancelled_caught:
+                    raise ConnectFailed("the peer does not read")
+                received = received[HEADER_SIZE:]
+            stream = await secured(received)
+    except ConnectFailed as error:
+        log.info("connection from %s refused: %s", address, error.description)
+        await trio.aclose_forcefully(stream)
+        return None
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        await trio.aclose_forcefully(stream)
+        return None
+    return Entered(
+        stream=stream,
+        front=front,
+        received=received,
+        secure=layer is not None,
+        certificate=None if layer is None else layer.certificate,
+    )

@@ -1,0 +1,554 @@
+"""Rows of an application and messages that happen together: an outbox and an inbox in its own database.
+
+A transaction of AMQP (Part 4) ends at the broker, one of SQLite ends at the file. :class:`Outbox` joins
+them with two tables in the application's database. What is to be sent is a row, written by the commit
+that writes the application's own rows, and sent afterwards for as long as it takes; which messages have
+been processed is written by that commit too, so that one that comes again is known::
+
+    outbox = Outbox(sqlite3.connect("shop.db"), "shop")
+    nursery.start_soon(outbox.run, peer)
+    async for delivery in orders:
+        async with outbox.transaction() as work:
+            if work.accept(delivery):
+                database.execute("INSERT INTO orders VALUES (?)", (delivery.body,))
+                work.send("invoices", {"order": delivery.body})
+
+Whatever stops at whatever moment, the process, the connection or the broker: when it has come back, the
+rows are there once, each message was processed once and sent once.
+
+* *Sent once* takes a peer that keeps durable termini, such as our broker with a store: each row is a
+  delivery with the row's number as its tag, on a link that goes on where it stopped (Part 2 §2.6.13), and
+  which settles after the row is gone (rcv-settle-mode *second*). The container that sends needs a fixed
+  name, since that is a part of the link's. Any other peer may get a message twice after a crash or a lost
+  connection, always with the same message-id.
+* *Processed once* takes messages with a message-id, which is the same when they come again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol, TypeAlias
+
+import trio
+from msgspec import Struct
+
+from .container.connections import Connection
+from .container.links import Owner
+from .container.receiving import Delivery
+from .container.sending import Receipt, Sender, make_message, refusal
+from .errors import AmqpError, LocalProtocolError
+from .fronts.base import RCV_SECOND, SendingLink
+from .message import Message
+from .outcomes import RELEASED, Accepted, Error, Outcome, Received, Rejected
+from .termini import DURABLE_UNSETTLED, Target
+from .unsettled import Unsettled
+
+__all__ = ["Database", "Outbox", "Refused", "Work"]
+
+_log = logging.getLogger("amqp_rt.outbox")
+
+#: Messages to one address that have left and have no outcome.
+WINDOW: Final = 100
+#: Seconds after which a message that was given back, or an address that was refused, is tried again.
+RETRY_S: Final = 5.0
+#: Seconds for which a processed message is remembered.
+REMEMBERED_S: Final = 7 * 86_400.0
+
+#: Seconds between two looks for processed messages that need not be remembered.
+_TIDIED_S: Final = 3_600.0
+
+#: States of a row: not tried yet, perhaps sent, and refused for good.
+_WAITING: Final = 0
+_TRIED: Final = 1
+_REFUSED: Final = 2
+
+_TABLES: Final = (
+    """CREATE TABLE IF NOT EXISTS amqp_outbox (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        outbox TEXT NOT NULL,
+        address TEXT NOT NULL,
+        payload BLOB NOT NULL,
+        state INTEGER NOT NULL DEFAULT 0,
+        reason TEXT)""",
+    "CREATE INDEX IF NOT EXISTS amqp_outbox_by_address ON amqp_outbox (outbox, state, address, id)",
+    """CREATE TABLE IF NOT EXISTS amqp_inbox (
+        outbox TEXT NOT NULL,
+        address TEXT NOT NULL,
+        message TEXT NOT NULL,
+        at REAL NOT NULL,
+        PRIMARY KEY (outbox, address, message)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS amqp_inbox_by_time ON amqp_inbox (outbox, at)",
+)
+
+_Row: TypeAlias = tuple[Any, ...]
+
+
+class Database(Protocol):
+    """What an outbox needs of a connection to SQLite: ``sqlite3`` and ``apsw`` both have it."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether something waits for a commit."""
+
+    def execute(self, statement: str, parameters: tuple[Any, ...] = (), /) -> Any:
+        """Perform one statement; gives a cursor with ``fetchall``."""
+
+
+class Refused(Struct, frozen=True):
+    """A message that its receiver has rejected, and that is not sent any more."""
+
+    id: int
+    address: str
+    reason: str
+    payload: bytes
+
+
+class Work:
+    """What is to happen together with the rows of one transaction."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        #: To be accepted once it is committed.
+        self.deliveries: list[Delivery] = []
+        #: Messages were written.
+        self.sends = False
+
+    def accept(self, delivery: Delivery) -> bool:
+        """Process *delivery* in this transaction; false if it has been processed before, and there is
+        nothing left to do. It is accepted after the commit in either case.
+
+        Raises:
+            LocalProtocolError: It has no message-id by which it would be known.
+        """
+        message_id = delivery.message.message_id
+        if message_id is None:
+            raise LocalProtocolError(
+                "a message without message-id is not known when it comes again"
+            )
+        source = delivery.link.source
+        address = "" if source is None or source.address is None else source.address
+        found = self._outbox.database.execute(
+            "INSERT INTO amqp_inbox VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1",
+            (
+                self._outbox.name,
+                address,
+                f"{type(message_id).__name__}:{message_id!r}",
+                time.time(),
+            ),
+        ).fetchall()
+        self.deliveries.append(delivery)
+        return bool(found)
+
+    def send(self, address: str, message: object, **properties: Any) -> None:
+        """Send *message* to *address* after the commit.
+
+        Args:
+            address: Where to.
+            message: A :class:`~amqp_rt.message.Message`, or a payload to make one of.
+            properties: As for :meth:`Sender.send <amqp_rt.container.sending.Sender.send>`. Without
+                ``message_id`` it gets one, and without ``durable`` it is durable.
+
+        Raises:
+            EncodeError: A value has no encoding.
+        """
+        if isinstance(message, Message):
+            built = message.replace(**properties) if properties else message
+        else:
+            built = make_message(message, {"durable": True, **properties})
+        if built.message_id is None:
+            built = built.replace(message_id=str(uuid.uuid4()))
+        self._outbox.database.execute(
+            "INSERT INTO amqp_outbox (outbox, address, payload) VALUES (?, ?, ?)",
+            (self._outbox.name, address, built.encode()),
+        )
+        self.sends = True
+
+
+class Outbox:
+    """Messages in the application's own database.
+
+    Args:
+        database: A connection to SQLite, of ``sqlite3`` or ``apsw``, used by one thread. It is as
+            durable as it was set up: ``PRAGMA synchronous=FULL`` for power failures, too.
+        name: Names this outbox among those of the database, and its links. One process at a time
+            uses it.
+        remembered_s: Seconds for which processed messages are known again.
+    """
+
+    def __init__(
+        self, database: Database, name: str, *, remembered_s: float = REMEMBERED_S
+    ) -> None:
+        if database.in_transaction:
+            raise LocalProtocolError("the database has a transaction open: commit it first")
+        self.database = database
+        self.name = name
+        self.remembered_s = remembered_s
+        self._lock = trio.Lock()
+        self._work = trio.Event()
+        #: Tasks that wait until less is left to be sent.
+        self._progress = trio.lowlevel.ParkingLot()
+        for statement in _TABLES:
+            database.execute(statement)
+        if database.in_transaction:
+            database.execute("COMMIT")
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.name!r}>"
+
+    # --- What the application does ---
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Work]:
+        """A transaction of the database, with deliveries and messages in it.
+
+        The end of the block commits it; after an exception it is rolled back, and deliveries are as
+        they were. One at a time: others wait. Cancelled while it waits, nothing has changed;
+        cancelled in the block, it is rolled back. The commit itself waits for the disk, and lets
+        nobody run meanwhile.
+
+        Raises:
+            LocalProtocolError: The database has another transaction open.
+        """
+        async with self._lock:
+            if self.database.in_transaction:
+                raise LocalProtocolError("the database has a transaction open: commit it first")
+            work = Work(self)
+            with _Transaction(self.database):
+                yield work
+        for delivery in work.deliveries:
+            # On a link that has gone it is in vain: it comes again, and is known then.
+            delivery.accept()
+        if work.sends:
+            self._work.set()
+
+    def pending(self) -> int:
+        """Messages that are committed and not accepted yet."""
+        ((count,),) = self.database.execute(
+            "SELECT count(*) FROM amqp_outbox WHERE outbox = ? AND state < ?", (self.name, _REFUSED)
+        ).fetchall()
+        return int(count)
+
+    async def flush(self) -> None:
+        """Wait until all that was committed has been accepted or refused; :meth:`run` has to run.
+
+        Cancelled: no trace.
+        """
+        await trio.lowlevel.checkpoint()
+        while self.pending():
+            await self._progress.park()
+
+    def refused(self) -> list[Refused]:
+        """Messages that were rejected. They stay until somebody decides about them."""
+        return [
+            Refused(*row)
+            for row in self.database.execute(
+                "SELECT id, address, reason, payload FROM amqp_outbox"
+                " WHERE outbox = ? AND state = ? ORDER BY id",
+                (self.name, _REFUSED),
+            ).fetchall()
+        ]
+
+    async def retry(self, *ids: int) -> None:
+        """Send refused messages again."""
+        await self._each(
+            "UPDATE amqp_outbox SET state = 0, reason = NULL"
+            " WHERE outbox = ? AND state = ? AND id = ?",
+            ids,
+        )
+
+    async def drop(self, *ids: int) -> None:
+        """Forget refused messages."""
+        await self._each("DELETE FROM amqp_outbox WHERE outbox = ? AND state = ? AND id = ?", ids)
+
+    async def _each(self, statement: str, ids: tuple[int, ...]) -> None:
+        async with self._writing():
+            for each in ids:
+                self.database.execute(statement, (self.name, _REFUSED, each))
+        self._work.set()
+
+    # --- Sending ---
+
+    async def run(self, peer: Connection) -> None:
+        """Send what is committed to *peer*, first what an earlier process has left, until cancelled.
+
+        What is not accepted stays: what was rejected is in :meth:`refused`; what was given back, or is
+        for an address that the peer refuses, is sent again after a while.
+
+        Raises:
+            ConnectionLost: The connection is over for good.
+        """
+        await peer.wait_open()
+        links: dict[str, _Link] = {}
+        await self._forget()
+        tidied = trio.current_time()
+        try:
+            while True:
+                self._work = trio.Event()
+                peer.refuse_if_closed()
+                await self._record(links)
+                await self._send(peer, links)
+                with trio.move_on_after(RETRY_S):
+                    await self._work.wait()
+                if trio.current_time() >= tidied + _TIDIED_S:
+                    tidied = trio.current_time()
+                    await self._forget()
+        finally:
+            for link in links.values():
+                link.suspend()
+
+    async def _record(self, links: Mapping[str, _Link]) -> None:
+        """Write down what became of messages, and only then let the peer forget them."""
+        heard = [found for link in links.values() for found in link.heard.values()]
+        if not heard:
+            return
+        async with self._writing():
+            for found in heard:
+                self._record_one(found)
+        for found in heard:
+            found.finish()
+        self._progress.unpark_all()
+
+    async def _forget(self) -> None:
+        async with self._writing():
+            self.database.execute(
+                "DELETE FROM amqp_inbox WHERE outbox = ? AND at < ?",
+                (self.name, time.time() - self.remembered_s),
+            )
+
+    def _record_one(self, found: _Heard) -> None:
+        outcome = found.outcome
+        if isinstance(outcome, Accepted):
+            self.database.execute("DELETE FROM amqp_outbox WHERE id = ?", (found.row,))
+            return
+        reason = str(refusal(outcome))
+        _log.warning("message %d to %s: %s", found.row, found.link.address, reason)
+        state = _REFUSED if isinstance(outcome, Rejected) else _WAITING
+        self.database.execute(
+            "UPDATE amqp_outbox SET state = ?, reason = ? WHERE id = ?", (state, reason, found.row)
+        )
+
+    async def _send(self, peer: Connection, links: dict[str, _Link]) -> None:
+        addresses = self.database.execute(
+            "SELECT DISTINCT address FROM amqp_outbox WHERE outbox = ? AND state < ?",
+            (self.name, _REFUSED),
+        ).fetchall()
+        for (address,) in addresses:
+            link = links.get(address)
+            if link is None or link.is_over:
+                # A peer that cannot keep our side of a link may take a plain one.
+                durable = link is None or not link.was_refused or not link.is_durable
+                if link is not None and durable and trio.current_time() < link.over_at + RETRY_S:
+                    continue
+                tried = self._rows(address, _TRIED, -1)
+                link = links[address] = _Link(
+                    peer.default_session,
+                    address,
+                    self.name,
+                    peer.peer.container_id,
+                    tried,
+                    durable=durable,
+                )
+                link.on_change = self._changed
+                peer.default_session.add(link)
+            room = WINDOW - link.pending
+            rows = self._rows(address, _WAITING, room) if room > 0 else []
+            now = trio.current_time()
+            rows = [row for row in rows if link.retries.get(row[0], now) <= now]
+            if rows:
+                # Before they leave: what an earlier process may have sent is asked for, not sent.
+                async with self._writing():
+                    for row, _ in rows:
+                        self.database.execute(
+                            "UPDATE amqp_outbox SET state = ? WHERE id = ?", (_TRIED, row)
+                        )
+                for row, payload in rows:
+                    link.put(row, bytes(payload))
+
+    def _changed(self) -> None:
+        self._work.set()
+
+    def _rows(self, address: str, state: int, count: int) -> list[_Row]:
+        found: list[_Row] = self.database.execute(
+            "SELECT id, payload FROM amqp_outbox WHERE outbox = ? AND address = ? AND state = ?"
+            " ORDER BY id LIMIT ?",
+            (self.name, address, state, count),
+        ).fetchall()
+        return found
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[None]:
+        """A transaction of our own, once the application has none."""
+        async with self._lock:
+            while self.database.in_transaction:  # noqa: ASYNC110 (nobody is told)
+                await trio.sleep(0.01)
+            with _Transaction(self.database):
+                yield
+
+
+class _Transaction:
+    """One transaction of the database: begun, and committed or rolled back."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            try:
+                self._database.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+        else:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+
+class _Heard:
+    """What became of one message."""
+
+    def __init__(self, link: _Link, row: int, outcome: Outcome, raw: Any, receipt: Receipt) -> None:
+        self.link = link
+        self.row = row
+        self.outcome = outcome
+        self._raw = raw
+        self._receipt = receipt
+
+    def finish(self) -> None:
+        """It is written down: the peer may forget it."""
+        if self._raw is not None and not self._raw.settled:
+            self._raw.settle()
+        if not isinstance(self.outcome, Accepted | Rejected):
+            self.link.retries[self.row] = trio.current_time() + RETRY_S
+        self.link.finished(self.row, self._receipt, self.outcome)
+
+
+def _tag(row: int) -> bytes:
+    return row.to_bytes(8, "big")
+
+
+class _Link(Sender):
+    """The link to one address. Its tags are the numbers of rows, whichever process attaches it."""
+
+    def __init__(
+        self,
+        session: Owner,
+        address: str,
+        name: str,
+        keeper: str,
+        tried: list[_Row],
+        *,
+        durable: bool,
+    ) -> None:
+        super().__init__(
+            session,
+            address,
+            name=f"outbox/{name}/{address}",
+            max_pending=WINDOW,
+            settled=False,
+            rcv_settle_mode=RCV_SECOND,
+            in_doubt="resend",
+        )
+        self.is_durable = durable
+        if durable:
+            self._asked = Target(address=address, durable=DURABLE_UNSETTLED, expiry_policy="never")
+        #: Called when there is something to do.
+        self.on_change: Callable[[], None] = _nothing
+        #: When it was over, by trio's clock.
+        self.over_at = 0.0
+        self.is_over = False
+        #: Rows that were given back, and when they may be sent again.
+        self.retries: dict[int, float] = {}
+        #: What became of messages, and is not written down yet.
+        self.heard: dict[int, _Heard] = {}
+        self._numbers: dict[Receipt, int] = {}
+        #: What an earlier process may have sent: the peer is asked.
+        self._keeper = keeper
+        self._memory = {}
+        for row, payload in tried:
+            receipt = Receipt(self, bytes(payload))
+            self._numbers[receipt] = row
+            self._unsettled[receipt] = None
+            self._memory[_tag(row)] = Unsettled(
+                tag=_tag(row), payload=bytes(payload), context=receipt
+            )
+
+    @property
+    def was_refused(self) -> bool:
+        """The peer did not want it as it was."""
+        return self.is_over and not self._was_attached
+
+    def put(self, row: int, payload: bytes) -> None:
+        """Send a row."""
+        receipt = Receipt(self, payload)
+        self._numbers[receipt] = row
+        self.retries.pop(row, None)
+        self.submit(receipt)
+
+    def finished(self, row: int, receipt: Receipt, outcome: Outcome) -> None:
+        """What became of a message is written down."""
+        self.heard.pop(row, None)
+        self._numbers.pop(receipt, None)
+        receipt.finish(outcome)
+
+    def suspend(self) -> None:
+        """Leave, and let the peer keep its side of the link."""
+        if not self.closed:
+            self.is_over = True
+            self._say_detach(closed=False)
+
+    def _transfer(self, link: SendingLink, receipt: Receipt) -> None:
+        try:
+            receipt.raw = link.send(
+                receipt.payload, receipt, settled=False, tag=_tag(self._numbers[receipt])
+            )
+        except LocalProtocolError as error:
+            self._hear(None, receipt, Rejected(Error.of(error)))
+            return
+        self._unsettled[receipt] = None
+
+    def _again(self, receipts: list[Receipt]) -> None:
+        """What the peer does not know is sent anew, but for what it has settled already."""
+        super()._again([each for each in receipts if self._numbers.get(each) not in self.heard])
+
+    def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
+        for each in deliveries:
+            state = each.state
+            if state is not None and not isinstance(state, Received):
+                self._hear(each, each.context, state)
+            elif each.remote_settled:
+                self._hear(each, each.context, RELEASED)
+
+    def _hear(self, raw: Any, receipt: Receipt, outcome: Outcome) -> None:
+        row = self._numbers.get(receipt)
+        if row is not None:
+            self.heard[row] = _Heard(self, row, outcome, raw, receipt)
+            self.on_change()
+        elif raw is not None and not raw.settled:
+            # It was written down while the link was away.
+            raw.settle()
+
+    def _begin(self, link: Any) -> None:
+        super()._begin(link)
+        self.on_change()
+
+    def _let_go(self, error: AmqpError) -> None:
+        if not self.is_over and not (self.is_durable and not self._was_attached):
+            _log.warning("%s: %s", self.address, error)
+        self.is_over = True
+        self.over_at = trio.current_time()
+        super()._let_go(error)
+        self.on_change()
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,144 @@
+"""Files that people write: TOML, checked against a Struct; a mistake is said with its line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from .errors import AmqpError
+
+T = TypeVar("T")
+
+#: A path of keys and indices; None is some key that is not said.
+Where: TypeAlias = tuple[str | int | None, ...]
+
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `([^`]*)`")
+_WHERE: Final = re.compile(r" - at `\$([^`]*)`$")
+_PARTS: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_WRONG_VALUE: Final = re.compile(r"Invalid enum value '([^']*)'")
+_TOML_LINE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_HEADER: Final = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
+_KEY: Final = re.compile(r"\s*([\w\-.\"' ]+?)\s*=")
+
+
+class SettingsError(AmqpError):
+    """A file cannot be used; the sentence has its name, the line and what is wrong there."""
+
+    default_condition = "amqp:invalid-field"
+
+
+def read_settings(path: str | Path, kind: type[T]) -> tuple[T, str]:
+    """The file at *path* as a *kind*, and its text, for :func:`mistake`.
+
+    Raises:
+        SettingsError: It cannot be read, or is no such file.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise SettingsError(f"cannot read {path}: it is not UTF-8") from None
+    return parse_settings(text, kind, str(path)), text
+
+
+def parse_settings(text: str, kind: type[T], name: str) -> T:
+    """*text*, the contents of the file *name*, as a *kind*: a Struct that forbids unknown fields.
+
+    Raises:
+        SettingsError: It is no TOML, or not what *kind* describes.
+    """
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        said = str(error)
+        at = _TOML_LINE.search(said)
+        line = at[1] if at is not None and at[1] else str(len(text.splitlines()) or 1)
+        raise SettingsError(f"{name}, line {line}: {_TOML_LINE.sub('', said)}") from None
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), text, kind, name) from None
+
+
+def mistake(name: str, text: str, where: Where, what: str) -> SettingsError:
+    """The error for *what* is wrong at *where*."""
+    return SettingsError(f"{name}, line {_line_of(text, where)}: {what}")
+
+
+def suggestion(wrong: str, known: Iterator[str] | list[str]) -> str:
+    """``; did you mean 'x'?``, if something known looks like what is *wrong*, else nothing."""
+    close = get_close_matches(wrong, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _explained(said: str, text: str, kind: type, name: str) -> SettingsError:
+    at = _WHERE.search(said)
+    where: Where = ()
+    if at is not None:
+        where = tuple(
+            key or (None if index == "..." else int(index)) for key, index in _PARTS.findall(at[1])
+        )
+    said = _WHERE.sub("", said)
+    if unknown := _UNKNOWN.match(said):
+        key = unknown[1]
+        said = f"there is no {key!r} here{suggestion(key, _words(kind))}"
+        where = (*where, key)
+    elif wrong := _WRONG_VALUE.match(said):
+        said = f"{wrong[1]!r} is not known here{suggestion(wrong[1], _words(kind))}"
+    else:
+        said = said[:1].lower() + said[1:]
+    return mistake(name, text, where, said)
+
+
+def _words(kind: Any) -> Iterator[str]:
+    """The keys, and the words among the values, of *kind* and what is in it."""
+    pending = [inspect.type_info(kind)]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, inspect.StructType):
+            for field in each.fields:
+                yield field.encode_name
+                pending.append(field.type)
+        elif isinstance(each, inspect.LiteralType):
+            yield from (str(value) for value in each.values)
+        elif isinstance(each, inspect.UnionType):
+            pending += each.types
+        elif isinstance(each, inspect.DictType):
+            pending.append(each.value_type)
+        elif isinstance(each, inspect.CollectionType):
+            pending.append(each.item_type)
+
+
+def _line_of(text: str, where: Where) -> int:
+    """The line that says what is at *where*, or the nearest thing around it."""
+    best, found = 0, 1
+    table: tuple[str | int, ...] = ()
+    counts: dict[tuple[str | int, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _keys(header[2])
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, counts[table])
+            here = table
+        elif key := _KEY.match(line):
+            here = (*table, *_keys(key[1]))
+        else:
+            continue
+        if best < len(here) <= len(where) and all(
+            wanted is None or each == wanted for each, wanted in zip(here, where, strict=False)
+        ):
+            best, found = len(here), number
+    return found
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))

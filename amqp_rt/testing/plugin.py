@@ -1,0 +1,57 @@
+"""The pytest plug-in: fixtures ``amqp`` and ``amqp_broker``; nothing has to be configured.
+
+pytest loads this in every run, whether or not a test has to do with AMQP. Hence nothing is imported
+here that the run might not need.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .loopback import LoopbackBroker
+    from .virtual import VirtualAmqp
+
+__all__ = ["amqp", "amqp_broker"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marks known."""
+    config.addinivalue_line(
+        "markers",
+        "amqp_broker(**options): what amqp_rt.Broker takes, for the broker of the fixture "
+        "amqp_broker, such as users, auto_create and nodes",
+    )
+
+
+@pytest.fixture
+def amqp(request: pytest.FixtureRequest) -> VirtualAmqp:
+    """Containers and brokers in memory and in virtual time; see amqp_rt.testing.VirtualAmqp."""
+    from .virtual import VirtualAmqp, run_in_virtual_time
+
+    node = request.node
+    if inspect.iscoroutinefunction(getattr(node, "obj", None)):
+        if node.get_closest_marker("trio") is None:
+            pytest.fail(
+                "the fixture amqp keeps virtual time, which trio has: mark the test with "
+                "pytest.mark.trio, or write a plain one that uses amqp.run; for asyncio there is "
+                "amqp_broker",
+                pytrace=False,
+            )
+        # pytest-trio asks the first of these marks who runs the test.
+        node.add_marker(pytest.mark.trio(run=run_in_virtual_time), append=False)
+    return VirtualAmqp()
+
+
+@pytest.fixture
+def amqp_broker(request: pytest.FixtureRequest) -> Iterator[LoopbackBroker]:
+    """A broker on a free port of 127.0.0.1, for this test; see amqp_rt.testing.LoopbackBroker."""
+    from .loopback import LoopbackBroker
+
+    mark = request.node.get_closest_marker("amqp_broker")
+    with LoopbackBroker(**({} if mark is None else mark.kwargs)) as broker:
+        yield broker

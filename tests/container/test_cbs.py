@@ -1,0 +1,573 @@
+"""Tokens over the wire: ``$cbs`` of a container, and what tokens open and close."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.clock import SystemClock
+from amqp_rt.container.connections import Connection
+from amqp_rt.container.container import Container
+from amqp_rt.container.receiving import Receiver
+from amqp_rt.container.sending import Sender
+from amqp_rt.container.tokens import BearerToken, Sas
+from amqp_rt.errors import (
+    AmqpError,
+    AuthenticationFailed,
+    DeliveryRejected,
+    LinkDetached,
+    LinkRefused,
+)
+from amqp_rt.limits import Limits
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.runtime import Broker
+from amqp_rt.security.access import Access, Rights, Rule
+from amqp_rt.security.mechanisms import Plain
+from amqp_rt.security.tokens import SAS_TYPE, Cbs, SasKey, SasKeys, sas_token
+
+UNAUTHORIZED = "amqp:unauthorized-access"
+EPOCH = 1_600_000_000
+
+
+class Following:
+    """A wall clock that goes with the clock of the tests."""
+
+    def wall(self) -> float:
+        return EPOCH + trio.current_time()
+
+    def monotonic(self) -> float:
+        return trio.current_time()
+
+
+KEYS = SasKeys(
+    {
+        "both": SasKey(("k",), Rights.SEND | Rights.LISTEN),
+        "send": SasKey(("k",), Rights.SEND),
+        "listen": SasKey(("k",), Rights.LISTEN),
+        "manage": SasKey(("k",), Rights.MANAGE),
+    }
+)
+
+
+def sas(address: str, seconds: float = 1000, rule: str = "both", key: str = "k") -> str:
+    until = int(EPOCH + trio.current_time() + seconds)
+    return sas_token(f"sb://b/{address}", rule, key, until)
+
+
+class Putter:
+    """A client's links to ``$cbs``, as deployed clients have them."""
+
+    def __init__(self, out: Sender, replies: Receiver) -> None:
+        self.out = out
+        self.replies = replies
+        self.count = 0
+
+    async def ask(self, message: Message) -> tuple[int, str]:
+        self.count += 1
+        await self.out.send(message.replace(message_id=f"{self.count}", reply_to="cbs-replies"))
+        async with await self.replies.receive() as delivery:
+            reply = delivery.message
+            assert reply.correlation_id == f"{self.count}"
+            said = reply.application_properties
+            return said["status-code"], said["status-description"]
+
+    async def put(self, address: str, token: str | None = None, **given: Any) -> int:
+        asked = {"operation": "put-token", "type": SAS_TYPE, "name": f"sb://b/{address}", **given}
+        body = sas(address) if token is None else token
+        return (await self.ask(Message(body, application_properties=asked)))[0]
+
+
+@asynccontextmanager
+async def putter(peer: Connection) -> AsyncIterator[Putter]:
+    async with (
+        peer.sender("$cbs") as out,
+        peer.receiver("$cbs", target="cbs-replies") as replies,
+    ):
+        yield Putter(out, replies)
+
+
+@asynccontextmanager
+async def broker_with(**options: Any) -> AsyncIterator[Broker]:
+    options.setdefault("cbs", Cbs([KEYS], clock=Following()))
+    async with Broker("b", **options) as broker:
+        await broker.declare(Queue("q"), Queue("r"))
+        await broker.listen("memory://b")
+        yield broker
+
+
+@asynccontextmanager
+async def client(broker: Broker, **options: Any) -> AsyncIterator[Connection]:
+    async with (
+        Container("c", network=broker.container.network) as container,
+        container.connect("memory://b", reconnect=None, **options) as peer,
+    ):
+        yield peer
+
+
+async def refused(link: Any) -> str:
+    with pytest.raises(LinkRefused) as caught:
+        await link.wait_attached()
+    return caught.value.condition
+
+
+@pytest.mark.req("SE10", "SE13")
+async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
+    async with broker_with() as broker, client(broker) as peer:
+        assert "AMQP_CBS_V1_0" in peer.peer.offered_capabilities
+        for link in (
+            peer.sender("q"),
+            peer.receiver("q"),
+            peer.sender("nowhere"),
+            peer.sender(None),
+            peer.receiver(dynamic=True),
+            peer.sender("$management"),
+            peer.receiver("$management"),
+            peer.sender("q/$management"),
+            peer.sender("$cbs/x"),
+        ):
+            assert await refused(link) == UNAUTHORIZED
+        with pytest.raises(AmqpError) as caught:
+            async with peer.transaction():
+                pass
+        assert caught.value.condition == UNAUTHORIZED
+        async with putter(peer) as cbs:
+            assert await cbs.put("q") == 202
+            async with peer.sender("q") as out, peer.receiver("q") as back:
+                await out.send("x")
+                (await back.receive()).accept()
+            assert await refused(peer.sender("r")) == UNAUTHORIZED
+            # Any time, any node.
+            assert await cbs.put("r") == 202
+            async with peer.sender("r"):
+                pass
+        async with client(broker) as other:
+            # Tokens are of a connection.
+            assert await refused(other.sender("q")) == UNAUTHORIZED
+
+
+@pytest.mark.req("SE14")
+async def test_tokens_go_with_their_connection(autojump_clock: Any) -> None:
+    async with broker_with() as broker:
+        for _ in range(2):
+            async with client(broker) as peer:
+                assert await refused(peer.sender("q")) == UNAUTHORIZED
+                async with putter(peer) as cbs:
+                    await cbs.put("q")
+                async with peer.sender("q"):
+                    pass
+        assert not broker.container._watches
+
+
+@pytest.mark.req("SE11")
+@pytest.mark.parametrize(
+    ("rule", "sends", "listens", "manages"),
+    [
+        ("send", True, False, False),
+        ("listen", False, True, False),
+        ("both", True, True, False),
+        ("manage", True, True, True),
+    ],
+)
+async def test_rights_are_what_the_token_gives(
+    autojump_clock: Any, rule: str, sends: bool, listens: bool, manages: bool
+) -> None:
+    async def may(link: Any) -> bool:
+        try:
+            await link.wait_attached()
+        except LinkRefused:
+            return False
+        await link.close()
+        return True
+
+    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+        assert await cbs.put("q", sas("q", rule=rule)) == 202
+        assert await may(peer.sender("q")) == sends
+        assert await may(peer.receiver("q")) == listens
+        assert await may(peer.receiver("q", mode="copy")) == listens
+        assert await may(peer.sender("$management")) == manages
+        async with peer.sender(None) as relay:
+            if sends:
+                assert await relay.send("x", to="q") == ACCEPTED
+            else:
+                with pytest.raises(DeliveryRejected):
+                    await relay.send("x", to="q")
+            with pytest.raises(DeliveryRejected):
+                await relay.send("x", to="r")
+
+
+@pytest.mark.req("SE12")
+async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any) -> None:
+    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+        assert await cbs.put("q", sas("q", 30)) == 202
+        assert await cbs.put("r", sas("r", 60)) == 202
+        async with peer.sender("r") as other, peer.sender(None) as relay:
+            gone, back = peer.sender("q"), peer.receiver("q")
+            await gone.wait_attached()
+            await back.wait_attached()
+            await relay.send("x", to="q")
+            await relay.send("x", to="r")
+            await trio.sleep(29)
+            await gone.send("still")
+            await trio.sleep(2)
+            for link in (gone, back):
+                with pytest.raises(LinkDetached) as caught:
+                    await link.wait_attached()
+                assert caught.value.condition == UNAUTHORIZED
+                assert "expired" in str(caught.value)
+            await other.send("x")
+            with pytest.raises(DeliveryRejected):
+                await relay.send("x", to="q")
+            await relay.send("x", to="r")
+            assert peer.state == "open"
+            assert await refused(peer.sender("q")) == UNAUTHORIZED
+            # What it held is there for others.
+            assert broker.host.stats("q").acquired == 0
+            assert await cbs.put("q") == 202
+            async with peer.sender("q") as again:
+                await again.send("x")
+
+
+@pytest.mark.req("SE12")
+async def test_a_refresh_replaces_all_rights_and_touches_no_traffic(autojump_clock: Any) -> None:
+    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+        await cbs.put("q", sas("q", 30))
+        out, back = peer.sender("q"), peer.receiver("q")
+        await out.wait_attached()
+        await back.wait_attached()
+        for _ in range(5):
+            await trio.sleep(20)
+            assert await cbs.put("q", sas("q", 30)) == 202
+            await out.send("x")
+            (await back.receive()).accept()
+        # A right that the newer token does not give is gone at once.
+        assert await cbs.put("q", sas("q", 30, "send")) == 202
+        with pytest.raises(LinkDetached) as caught:
+            await back.receive()
+        assert caught.value.condition == UNAUTHORIZED
+        await out.send("x")
+        said = await cbs.ask(
+            Message(None, application_properties={"operation": "delete-token", "name": "q"})
+        )
+        assert said[0] == 202
+        with pytest.raises(LinkDetached):
+            await out.send("x")
+
+
+@pytest.mark.req("SE13")
+@pytest.mark.parametrize("bad", [True, False])
+async def test_the_first_token_has_to_come_in_time(autojump_clock: Any, bad: bool) -> None:
+    async with broker_with() as broker, client(broker) as peer:
+        if bad:
+            async with putter(peer) as cbs:
+                assert await cbs.put("q", sas("q", key="wrong")) == 401
+        await trio.sleep(19)
+        assert peer.state == "open"
+        await trio.sleep(2)
+        assert peer.state == "closed"
+        with pytest.raises(AmqpError, match="no valid token within 20 seconds"):
+            peer.refuse_if_closed()
+    async with broker_with() as broker, client(broker) as peer:
+        await trio.sleep(19)
+        async with putter(peer) as cbs:
+            assert await cbs.put("q") == 202
+            await trio.sleep(1000)
+        assert peer.state == "open"
+
+
+async def test_a_login_with_rights_owes_no_token() -> None:
+    access = Access([Rule("q", Rights.SEND, users=("ann",))])
+    limits = Limits(token_deadline_s=0.05)
+    async with (
+        broker_with(
+            users={"ann": "a"},
+            access=access,
+            cbs=Cbs([KEYS]),
+            plain_in_clear=True,
+            limits=limits,
+        ) as broker,
+        client(broker, auth=Plain("ann", "a")) as peer,
+        peer.sender("q") as out,
+        putter(peer) as cbs,
+    ):
+        await trio.sleep(0.1)
+        await out.send("x")
+        assert await refused(peer.receiver("q")) == UNAUTHORIZED
+        # What tokens give comes on top, and goes without taking the rest with it.
+        token = sas_token("sb://b/q", "listen", "k", 4_000_000_000)
+        assert await cbs.put("q", token) == 202
+        async with peer.receiver("q"):
+            pass
+        said = await cbs.ask(
+            Message(None, application_properties={"operation": "delete-token", "name": "q"})
+        )
+        assert said[0] == 202
+        await out.send("x")
+
+
+@pytest.mark.req("SE10")
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, 202),
+        ({"application_properties": {"operation": "put-token", "type": SAS_TYPE}}, 400),
+        ({"application_properties": {"operation": "put-token", "name": 1}}, 400),
+        ({"application_properties": {"operation": "put-token", "name": "q", "type": "jwt"}}, 202),
+        ({"body": "a.b.c"}, 401),
+        ({"application_properties": {"operation": "put-token", "name": "q", "type": 3}}, 202),
+        ({"application_properties": {"operation": "get-token", "name": "q"}}, 501),
+        ({"application_properties": {"operation": 5, "name": "q"}}, 501),
+        ({"application_properties": {"operation": "delete-token", "name": "q"}}, 404),
+        ({"body": None}, 400),
+        ({"body": b"\xff", "body_kind": "data"}, 400),
+        ({"body": ""}, 400),
+        ({"body": {"a": 1}}, 400),
+        ({"body": "x" * 8193}, 403),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_said(
+    autojump_clock: Any, change: dict[str, Any], status: int
+) -> None:
+    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+        good = Message(
+            sas("q"),
+            application_properties={"operation": "put-token", "type": SAS_TYPE, "name": "q"},
+        )
+        assert (await cbs.ask(good.replace(**change)))[0] == status
+
+
+@pytest.mark.req("SE16")
+async def test_the_drafts_set_token_is_answered_by_its_outcome(autojump_clock: Any) -> None:
+    async with broker_with() as broker, client(broker) as peer, peer.sender("$cbs") as out:
+        good = Message(
+            sas("q"), subject="set-token", application_properties={"token-type": SAS_TYPE}
+        )
+        assert await out.send(good) == ACCEPTED
+        async with peer.sender("q"):
+            pass
+        bare = Message(sas("r"), subject="set-token")
+        assert await out.send(bare) == ACCEPTED
+        async with peer.sender("r"):
+            pass
+        bad = Message(sas("q", key="wrong"), subject="set-token")
+        with pytest.raises(DeliveryRejected) as caught:
+            await out.send(bad)
+        assert caught.value.condition == UNAUTHORIZED
+        async with peer.sender("q"):
+            pass
+
+
+async def test_too_many_tokens(autojump_clock: Any) -> None:
+    limits = Limits(tokens_max=3)
+    async with broker_with(limits=limits) as broker, client(broker) as peer, putter(peer) as cbs:
+        assert [await cbs.put(name) for name in "abcda"] == [202, 202, 202, 403, 202]
+
+
+async def test_a_request_for_a_token_is_small(autojump_clock: Any) -> None:
+    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+        assert cbs.out.link.max_message_size == Limits().token_message_size_max
+
+
+@pytest.mark.req("SE13")
+async def test_who_owes_a_token_is_still_a_stranger(autojump_clock: Any) -> None:
+    limits = Limits(connections_unauthenticated_max=1)
+    async with broker_with(limits=limits) as broker:
+        assert len(broker.container._strangers) == 0
+        async with client(broker) as peer, putter(peer) as cbs:
+            assert len(broker.container._strangers) == 1
+            await cbs.put("q")
+            assert len(broker.container._strangers) == 0
+
+
+@pytest.mark.req("SE12")
+async def test_links_that_wait_for_the_application_are_judged_again(autojump_clock: Any) -> None:
+    async def authorize(peer: Any, address: str, role: str) -> bool:
+        if address == "q":
+            await trio.sleep(100)
+        return True
+
+    async with (
+        broker_with(authorize=authorize) as broker,
+        client(broker) as peer,
+        putter(peer) as cbs,
+    ):
+        await cbs.put("q", sas("q", 50))
+        assert await refused(peer.sender("q")) == UNAUTHORIZED
+
+
+async def test_two_clocks(autojump_clock: Any) -> None:
+    """A jump of the wall clock ends no token that was put before it (REL12)."""
+
+    class Jumping(Following):
+        offset = 0.0
+
+        def wall(self) -> float:
+            return super().wall() + self.offset
+
+    clock = Jumping()
+    async with (
+        broker_with(cbs=Cbs([KEYS], clock=clock)) as broker,
+        client(broker) as peer,
+        putter(peer) as cbs,
+    ):
+        await cbs.put("q", sas("q", 100))
+        async with peer.sender("q") as out:
+            clock.offset = 86_400.0
+            await trio.sleep(50)
+            await out.send("x")
+            assert await cbs.put("q", sas("q", 100)) == 401
+
+
+# --- bringing tokens ----------------------------------------------------------------------------
+
+
+class Provider:
+    """Gives tokens of 100 seconds, and remembers for what."""
+
+    def __init__(self, seconds: float = 100.0) -> None:
+        self.seconds = seconds
+        self.asked: list[tuple[str, float]] = []
+        self.fails: Exception | None = None
+        self.key = "k"
+
+    async def __call__(self, audience: str) -> BearerToken:
+        await trio.lowlevel.checkpoint()
+        self.asked.append((audience, trio.current_time()))
+        if self.fails is not None:
+            raise self.fails
+        until = EPOCH + trio.current_time() + self.seconds
+        return BearerToken(sas_token(audience, "both", self.key, int(until)), until, SAS_TYPE)
+
+    @property
+    def audiences(self) -> list[str]:
+        return [audience for audience, _ in self.asked]
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the system goes with the clock of the tests."""
+    monkeypatch.setattr(SystemClock, "wall", Following.wall)
+
+
+@pytest.mark.req("SE10", "SE12")
+@pytest.mark.usefixtures("wall")
+async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with broker_with() as broker, client(broker, token=provider) as peer:
+        async with peer.sender("q") as out, peer.receiver("q") as back:
+            for _ in range(20):
+                await out.send("x")
+                (await back.receive()).accept()
+                await trio.sleep(50)
+        assert set(provider.audiences) == {"amqp://b/q"}
+        assert 10 <= len(provider.asked) <= 20
+        async with peer.sender("r"):
+            pass
+        assert provider.audiences.count("amqp://b/r") == 1
+        # Something without an address needs somebody to be known, nothing more.
+        async with peer.receiver(dynamic=True), peer.sender(None) as relay:
+            await relay.send("x", to="q")
+        await peer.authorize("q")
+        assert set(provider.audiences) == {"amqp://b/q", "amqp://b/r"}
+
+
+@pytest.mark.usefixtures("wall")
+async def test_links_to_one_address_share_a_token(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with broker_with() as broker, client(broker, token=provider) as peer:
+        links = [peer.sender("q") for _ in range(5)]
+        for link in links:
+            await link.wait_attached()
+        assert len(provider.asked) == 1
+        # Closed before it could attach, a link is not attached afterwards.
+        gone = peer.sender("r")
+        gone.abandon()
+        await peer.authorize("r")
+        assert broker.host.stats("r").producers == 0
+
+
+@pytest.mark.usefixtures("wall")
+async def test_calls_and_management_need_tokens_like_everything(autojump_clock: Any) -> None:
+    provider = Provider()
+    broker = Broker("b", cbs=Cbs([KEYS], clock=Following()))
+    broker.container.rpc("echo")(lambda body: body)
+    async with broker:
+        await broker.listen("memory://b")
+        async with client(broker, token=provider) as peer:
+            assert await peer.call("echo", "x") == "x"
+            assert await refused(peer.sender("$management")) == UNAUTHORIZED
+        assert provider.audiences == ["amqp://b/echo", "amqp://b/"]
+
+
+@pytest.mark.req("SE14", "X25")
+@pytest.mark.usefixtures("wall")
+async def test_tokens_are_put_again_after_a_lost_connection(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with (
+        broker_with() as broker,
+        Container("c", network=broker.container.network) as container,
+        container.connect("memory://b", token=provider) as peer,
+        peer.sender("q") as out,
+    ):
+        await out.send("x")
+        (there,) = broker.container.connections
+        there.engine.close()
+        await there.wait_closed()
+        await out.wait_attached()
+        await out.send("x")
+        assert provider.audiences == ["amqp://b/q"] * 2
+        await trio.sleep(1000)
+        await out.send("x")
+
+
+@pytest.mark.usefixtures("wall")
+@pytest.mark.parametrize("fault", ["provider", "key"])
+async def test_no_token_no_link(autojump_clock: Any, fault: str) -> None:
+    provider = Provider()
+    if fault == "provider":
+        provider.fails = ValueError("no network")
+    else:
+        provider.key = "wrong"
+    async with broker_with() as broker, client(broker, token=provider) as peer:
+        for _ in range(2):
+            with pytest.raises(AuthenticationFailed) as caught:
+                await peer.sender("q").wait_attached()
+            assert caught.value.condition == UNAUTHORIZED
+            with pytest.raises(AuthenticationFailed):
+                await peer.authorize("q")
+        provider.fails, provider.key = None, "k"
+        async with peer.sender("q"):
+            pass
+
+
+@pytest.mark.usefixtures("wall")
+async def test_a_renewal_that_fails_is_tried_again(autojump_clock: Any) -> None:
+    provider = Provider()
+    async with (
+        broker_with() as broker,
+        client(broker, token=provider) as peer,
+        peer.sender("q") as out,
+    ):
+        await trio.sleep(70)
+        provider.fails = ValueError("no network")
+        await trio.sleep(20)
+        provider.fails = None
+        await trio.sleep(60)
+        await out.send("x")
+        provider.fails = ValueError("no network")
+        await trio.sleep(200)
+        with pytest.raises(LinkDetached):
+            await out.send("x")
+
+
+async def test_a_key_makes_tokens() -> None:
+    token = Sas("both", "k", clock=Following())("sb://b/q")
+    assert token.expires_at == int(EPOCH + trio.current_time() + 3600)
+    assert "k" not in repr(Sas("both", "k")).replace("both", "")
+    assert token.text not in repr(token)
+    assert (await KEYS.validate(token.text, EPOCH)).subject == "both"

@@ -1,0 +1,419 @@
+"""``$management``: the operations of the draft, every type, and who may do what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.container.connections import Connection
+from amqp_rt.container.container import Container
+from amqp_rt.errors import (
+    AuthenticationFailed,
+    CallFailed,
+    DeliveryRejected,
+    LinkDetached,
+    LinkRefused,
+)
+from amqp_rt.events import Peer
+from amqp_rt.limits import Limits
+from amqp_rt.message import Message
+from amqp_rt.runtime import Broker
+from amqp_rt.security.access import Access, Rights, Rule
+from amqp_rt.security.mechanisms import Plain
+from amqp_rt.values import Symbol
+
+USERS = {"root": "r", "ops": "o", "shop": "s"}
+ACCESS = Access(
+    [
+        Rule("*", Rights.MANAGE, users=("root",)),
+        Rule("team/*", Rights.MANAGE, users=("ops",)),
+        Rule("team/q", Rights.SEND, users=("shop",)),
+    ],
+    groups={"staff": ["root", "ops"]},
+)
+
+
+@asynccontextmanager
+async def broker_with(**options: Any) -> AsyncIterator[Broker]:
+    broker = Broker("b", users=USERS, access=ACCESS, plain_in_clear=True, **options)
+    async with broker:
+        await broker.declare(
+            Queue("team/q", max_deliveries=3), Queue("other"), Topic("team/t"), Log("l")
+        )
+        await broker.listen("memory://b")
+        yield broker
+
+
+@asynccontextmanager
+async def as_user(broker: Broker, user: str) -> AsyncIterator[Connection]:
+    async with (
+        Container(user, network=broker.container.network) as container,
+        container.connect("memory://b", auth=Plain(user, USERS[user]), reconnect=None) as peer,
+    ):
+        yield peer
+
+
+async def ask(
+    peer: Connection, operation: Any, body: Any = None, *, at: str = "$management", **given: Any
+) -> tuple[int, Any]:
+    asked = {name: value for name, value in {"operation": operation, **given}.items() if value}
+    message = Message(body, body_kind="value", application_properties=asked)
+    try:
+        reply = await peer.call(at, message, reply=Message, within=5)
+    except CallFailed as error:
+        return int(str(error.info["statusCode"])), {}
+    status: int = reply.application_properties["statusCode"]
+    return status, reply.body
+
+
+@pytest.mark.req("G1", "G2")
+async def test_the_life_of_a_node() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        kind = "amqp_rt.queue"
+        given = {"max_deliveries": 5, "priorities": "4"}
+        status, body = await ask(peer, "CREATE", given, type=kind, name="new")
+        assert status == 201
+        assert (body["name"], body["identity"], body["type"]) == ("new", "new", kind)
+        assert (body["max_deliveries"], body["priorities"]) == (5, 4)
+        assert (await ask(peer, "CREATE", {}, type=kind, name="new"))[0] == 409
+        status, body = await ask(peer, "READ", type=kind, name="new")
+        assert (status, body["available"]) == (200, 0)
+        assert (await ask(peer, "READ", type="amqp_rt.topic", name="new"))[0] == 404
+        assert (await ask(peer, "READ", identity="new"))[0] == 200
+        status, body = await ask(peer, "UPDATE", {"max_deliveries": 7}, name="new")
+        assert (status, body["max_deliveries"], body["priorities"]) == (200, 7, 4)
+        status, body = await ask(peer, "UPDATE", {"max_deliveries": None}, name="new")
+        assert (status, "max_deliveries" in body) == (200, False)
+        assert (await ask(peer, "UPDATE", {"priorities": 9}, name="new"))[0] == 409
+        assert (await ask(peer, "UPDATE", {"prioritys": 9}, name="new"))[0] == 400
+        assert (await ask(peer, "DELETE", name="new")) == (204, {})
+        for operation in ("READ", "UPDATE", "DELETE"):
+            assert (await ask(peer, operation, {}, name="new"))[0] == 404
+
+
+@pytest.mark.req("G2")
+@pytest.mark.parametrize(
+    ("operation", "given", "status"),
+    [
+        ("FROB", {}, 501),
+        (5, {}, 501),
+        (None, {}, 501),
+        ("READ", {}, 400),
+        ("READ", {"name": 5}, 400),
+        ("READ", {"name": "other", "type": "nothing"}, 400),
+        ("READ", {"name": "other", "type": 5}, 400),
+        ("QUERY", {"entityType": "nothing"}, 404),
+        ("QUERY", {"offset": -1}, 400),
+        ("QUERY", {"count": "x"}, 400),
+        ("GET-TYPES", {"entityType": "nothing"}, 404),
+        ("CREATE", {"type": "amqp_rt.link", "name": "x"}, 501),
+        ("READ", {"type": "amqp_rt.link", "name": "x"}, 404),
+        ("MOVE", {"name": "other"}, 400),
+        ("REGISTER", {}, 400),
+    ],
+)
+async def test_what_cannot_be_done_is_said(
+    operation: Any, given: dict[str, Any], status: int
+) -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        assert (await ask(peer, operation, **given))[0] == status
+
+
+@pytest.mark.req("SE11")
+async def test_every_operation_takes_the_right_to_manage_what_it_is_about() -> None:
+    async with broker_with() as broker, as_user(broker, "ops") as peer:
+        broker.host.publish("team/q", Message("x").encode())
+        broker.host.publish("other", Message("x").encode())
+        assert (await ask(peer, "READ", name="team/q"))[0] == 200
+        assert (await ask(peer, "PEEK", name="team/q"))[0] == 200
+        assert (await ask(peer, "CREATE", {}, name="team/new"))[0] == 201
+        for operation in ("READ", "UPDATE", "DELETE", "PEEK", "PURGE", "CREATE", "CURSOR", "HOLD"):
+            assert (await ask(peer, operation, {}, name="other"))[0] == 403
+            # Whether there is such a node is not told either.
+            assert (await ask(peer, operation, {}, name="nowhere"))[0] == 403
+        assert (await ask(peer, "SET-CURSOR", {}, name="l", group="g"))[0] == 403
+        # No way around through another node.
+        assert (await ask(peer, "MOVE", name="team/q", to="other"))[0] == 403
+        assert (await ask(peer, "MOVE", name="other", to="team/q"))[0] == 403
+        for operation, name in (("CREATE", "team/x"), ("UPDATE", "team/q")):
+            assert (await ask(peer, operation, {"dead_letter": "other"}, name=name))[0] == 403
+        assert broker.host.stats("other").available == 1
+        # A query gives what may be managed, and nothing of other types.
+        _, body = await ask(peer, "QUERY", {"attributeNames": ["name"]})
+        assert sorted(body["results"]) == [["team/new"], ["team/q"], ["team/t"]]
+        kinds = ("container", "connection", "session", "link", "subscription", "user")
+        for kind in kinds:
+            assert (await ask(peer, "QUERY", entityType=f"amqp_rt.{kind}"))[0] == 403
+            for operation in ("CREATE", "READ", "DELETE"):
+                given = {"type": f"amqp_rt.{kind}", "name": "shop"}
+                assert (await ask(peer, operation, {"password": "p"}, **given))[0] == 403
+        assert (await ask(peer, "REGISTER", address="x"))[0] == 403
+        async with as_user(broker, "shop") as shop:
+            with pytest.raises(LinkRefused):
+                await ask(shop, "QUERY")
+
+
+@pytest.mark.req("G2")
+async def test_a_query_has_pages() -> None:
+    async with broker_with(limits=Limits(management_rows_max=3)) as broker:
+        for number in range(7):
+            await broker.declare(Queue(f"many/{number}"))
+        async with as_user(broker, "root") as peer:
+            seen: list[str] = []
+            sizes: list[int] = []
+            while True:
+                asked = {
+                    "operation": "QUERY",
+                    "entityType": "amqp_rt.queue",
+                    "offset": len(seen),
+                    "count": 100,
+                }
+                body = {"attributeNames": ["name", "kind", "nothing"]}
+                message = Message(body, application_properties=asked)
+                reply = await peer.call("$management", message, reply=Message)
+                rows = reply.body["results"]
+                assert reply.application_properties["count"] == len(rows)
+                if not rows:
+                    break
+                sizes.append(len(rows))
+                seen += [row[0] for row in rows]
+                assert all(row[1:] == ["queue", None] for row in rows)
+            declared = ["team/q", "other", *(f"many/{number}" for number in range(7))]
+            assert seen[: len(declared)] == declared
+            # The last one is the dynamic node that the replies come from.
+            assert (len(seen), sizes) == (10, [3, 3, 3, 1])
+
+
+@pytest.mark.req("G2", "G7")
+async def test_what_there_is_to_know_about_types() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        _, types = await ask(peer, "GET-TYPES")
+        assert types["amqp_rt.queue"] == ["amqp_rt.node"]
+        names = {
+            *("container", "connection", "session", "link", "subscription", "user"),
+            *("node", "queue", "topic", "log", "virtual-host"),
+        }
+        assert set(types) == {*(f"amqp_rt.{name}" for name in names), "org.amqp.management"}
+        assert (await ask(peer, "GET-TYPES", entityType="amqp_rt.log"))[1] == {
+            "amqp_rt.log": ["amqp_rt.node"]
+        }
+        _, attributes = await ask(peer, "GET-ATTRIBUTES")
+        assert {"max_deliveries", "name", "type", "identity"} <= set(attributes["amqp_rt.queue"])
+        assert "credit" in attributes["amqp_rt.link"]
+        _, operations = await ask(peer, "GET-OPERATIONS")
+        assert operations["amqp_rt.node"]["MOVE"] == ["to", "count"]
+        assert set(operations["amqp_rt.link"]) == {"READ", "DELETE"}
+        assert "QUERY" in operations["org.amqp.management"]
+        _, annotations = await ask(peer, "GET-ANNOTATIONS", entityType="amqp_rt.user")
+        assert annotations == {"amqp_rt.user": []}
+        _, schema = await ask(peer, "GET-SCHEMA", entityType="amqp_rt.queue")
+        assert "Queue" in str(schema)
+        assert "max_deliveries" in str(schema)
+
+
+@pytest.mark.req("G2")
+async def test_management_nodes() -> None:
+    async with (
+        broker_with(limits=Limits(management_nodes_max=2)) as broker,
+        as_user(broker, "root") as peer,
+    ):
+        for name in ("a", "b"):
+            assert (await ask(peer, "REGISTER", address=name))[0] == 200
+        assert (await ask(peer, "REGISTER", address="c"))[0] == 409
+        assert (await ask(peer, "GET-MGMT-NODES"))[1] == ["$management", "a", "b"]
+        assert (await ask(peer, "DEREGISTER", address="a"))[0] == 200
+        assert (await ask(peer, "GET-MGMT-NODES"))[1] == ["$management", "b"]
+
+
+async def rows(peer: Connection, kind: str) -> list[dict[str, Any]]:
+    _, body = await ask(peer, "QUERY", entityType=f"amqp_rt.{kind}")
+    return [dict(zip(body["attributeNames"], row, strict=True)) for row in body["results"]]
+
+
+@pytest.mark.req("G2")
+async def test_connections_sessions_links_and_subscriptions() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as root:
+        (found,) = await rows(root, "container")
+        assert (found["name"], found["connections"], found["nodes"]) == ("b", 1, 5)
+        async with as_user(broker, "shop") as shop:
+            await root.receiver("team/t", name="sub").wait_attached()
+            out = shop.sender("team/q", name="mine")
+            await out.wait_attached()
+            connections = {each["container_id"]: each for each in await rows(root, "connection")}
+            assert connections["shop"]["user"] == "shop"
+            assert "s" not in (connections["shop"].get("password") or "")
+            (subscription,) = await rows(root, "subscription")
+            assert (subscription["topic"], subscription["link"]) == ("team/t", "sub")
+            links = {each["link_name"]: each for each in await rows(root, "link")}
+            assert (links["mine"]["role"], links["mine"]["address"]) == ("sender", "team/q")
+            assert links["mine"]["connection"] == connections["shop"]["name"]
+            assert links["mine"]["session"] in {
+                each["name"] for each in await rows(root, "session")
+            }
+            asked = {"type": "amqp_rt.link", "name": links["mine"]["name"]}
+            assert (await ask(root, "READ", **asked))[1]["address"] == "team/q"
+            assert (await ask(root, "DELETE", **asked))[0] == 204
+            with pytest.raises(LinkDetached, match="by an operator"):
+                await out.send("x")
+            asked = {"type": "amqp_rt.connection", "name": connections["shop"]["name"]}
+            assert (await ask(root, "DELETE", **asked))[0] == 204
+            with trio.fail_after(5):
+                await shop.wait_closed()
+
+
+@pytest.mark.req("G2", "U1")
+async def test_users() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as root:
+        found = {each["name"]: each for each in await rows(root, "user")}
+        assert found["root"] == {
+            "name": "root",
+            "identity": "root",
+            "type": "amqp_rt.user",
+            "groups": ["staff"],
+            "connections": 1,
+        }
+        asked = {"type": "amqp_rt.user", "name": "ann"}
+        for bad in ({}, {"password": ""}, {"password": 5}, {"password": "p", "x": 1}):
+            assert (await ask(root, "CREATE", bad, **asked))[0] == 400
+        status, body = await ask(root, "CREATE", {"password": "first"}, **asked)
+        assert status == 201
+        assert "first" not in str(body)
+        assert (await ask(root, "CREATE", {"password": "p"}, **asked))[0] == 409
+        assert (await ask(root, "UPDATE", {"password": "second"}, **asked))[0] == 200
+        assert broker.container.users is not None
+        assert broker.container.users.check("ann", "first") is None
+        assert broker.container.users.check("ann", "second") == "ann"
+        async with as_user(broker, "shop") as shop:
+            assert (await ask(root, "DELETE", type="amqp_rt.user", name="shop"))[0] == 204
+            with trio.fail_after(5):
+                await shop.wait_closed()
+        with pytest.raises(AuthenticationFailed):
+            async with as_user(broker, "shop"):
+                pass
+
+
+@pytest.mark.req("G3", "U1")
+async def test_an_entity_has_a_management_node_that_profiles_fill() -> None:
+    async def renew(entity: str, message: Message, peer: Peer) -> Message:
+        await trio.lowlevel.checkpoint()
+        return Message({"for": entity}, application_properties={"statusCode": 200})
+
+    async with broker_with() as broker:
+        assert broker.management is not None
+        broker.management.add_hook("x:renew", renew, rights=Rights.SEND)
+        broker.management.add_hook("x:look", renew, rights=Rights.LISTEN)
+        with pytest.raises(ValueError, match="already"):
+            broker.management.add_hook("READ", renew)
+        async with as_user(broker, "shop") as shop, as_user(broker, "root") as root:
+            at = "team/q/$management"
+            assert await ask(shop, "x:renew", at=at) == (200, {"for": "team/q"})
+            # Each operation takes the right that it was added with.
+            assert (await ask(shop, "x:look", at=at))[0] == 403
+            assert (await ask(shop, "READ", at=at))[0] == 403
+            assert (await ask(root, "READ", at=at))[1]["name"] == "team/q"
+            assert (await ask(root, "READ", at=at, name="other"))[0] == 400
+            assert (await ask(root, "x:renew"))[0] == 501
+            assert (await ask(root, "READ", at="nowhere/$management"))[0] == 404
+            with pytest.raises(LinkRefused):
+                await ask(shop, "x:renew", at="other/$management")
+            _, operations = await ask(root, "GET-OPERATIONS", entityType="amqp_rt.node")
+            assert "x:renew" in operations["amqp_rt.node"]
+
+
+@pytest.mark.req("SE11", "G2")
+async def test_who_manages_a_virtual_host_manages_no_users() -> None:
+    access = Access([Rule("*", Rights.MANAGE, users=("ops",), virtual_host="vh")])
+    broker = Broker("b", users=USERS, access=access, plain_in_clear=True, virtual_hosts=["", "vh"])
+    async with broker:
+        await broker.declare(Queue("q"), virtual_host="vh")
+        await broker.declare(Queue("q"), Queue("default"))
+        await broker.listen("memory://b")
+        async with Container("c", network=broker.container.network) as c:
+            auth = Plain("ops", "o")
+            async with c.connect("memory://b", auth=auth, virtual_host="vh", reconnect=None) as p:
+                assert (await ask(p, "READ", name="q"))[0] == 200
+                assert (await ask(p, "READ", name="default"))[0] == 404
+                asked = {"type": "amqp_rt.user", "name": "new"}
+                assert (await ask(p, "CREATE", {"password": "p"}, **asked))[0] == 403
+                for operation in ("READ", "UPDATE", "DELETE"):
+                    given = {"type": "amqp_rt.user", "name": "root"}
+                    assert (await ask(p, operation, {"password": "p"}, **given))[0] == 404
+                assert await rows(p, "user") == []
+            async with c.connect("memory://b", auth=auth, virtual_host="", reconnect=None) as p:
+                with pytest.raises(LinkRefused):
+                    await ask(p, "READ", name="q")
+
+
+# --- the client ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("G2")
+async def test_entities_come_back_as_what_they_are() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        async with peer.management() as there:
+            queue = Queue("new", max_deliveries=4, priorities=2)
+            await there.create(queue)
+            assert await there.read(Queue, name="new") == queue
+            await there.update(Queue("new", ttl_s=5.0, priorities=2))
+            assert await there.read(Queue, name="new") == Queue("new", ttl_s=5.0, priorities=2)
+            with pytest.raises(CallFailed) as caught:
+                await there.read(Topic, name="new")
+            assert caught.value.info["statusCode"] == 404
+            names = [each.name async for each in there.query(Queue)]
+            assert {"team/q", "other", "new"} <= set(names)
+            found = [each async for each in there.query("amqp_rt.connection")]
+            assert [each["user"] for each in found] == ["root"]
+            await there.delete(Queue, name="new")
+            assert "amqp_rt.log" in await there.types()
+            assert "credit" in (await there.attributes())["amqp_rt.link"]
+            assert "MOVE" in (await there.operations())["amqp_rt.queue"]
+            assert repr(there) == "<ManagementClient of '$management'>"
+        async with peer.management("other") as there:
+            assert (await there.read(Queue, name="other")).name == "other"
+
+
+# --- link pairs ---------------------------------------------------------------------------------
+
+PAIRED: Any = {Symbol("paired"): True}
+
+
+@pytest.mark.req("G5")
+async def test_a_link_pair_answers_on_its_other_half() -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        assert "LINK_PAIR_V1_0" in peer.peer.offered_capabilities
+        out = peer.sender("$management", name="pair", properties=PAIRED)
+        back = peer.receiver("$management", name="pair", properties=PAIRED, target="mine")
+        other = peer.receiver("$management", name="other", target="mine")
+        for link in (out, back, other):
+            await link.wait_attached()
+        assert out.link.properties == back.link.properties == {"paired": True}
+        assert not other.link.properties
+        asked = {"operation": "READ", "name": "other"}
+        message = Message({}, reply_to="$me", message_id="7", application_properties=asked)
+        await out.send(message)
+        async with await back.receive() as delivery:
+            assert delivery.message.correlation_id == "7"
+            assert delivery.message.application_properties["statusCode"] == 200
+        # One half ends, and the pair with it.
+        await back.close()
+        with pytest.raises(LinkDetached):
+            await out.send(message)
+
+
+@pytest.mark.req("G5")
+@pytest.mark.parametrize("properties", [{}, PAIRED])
+async def test_me_is_nobody_without_a_pair(properties: Any) -> None:
+    async with broker_with() as broker, as_user(broker, "root") as peer:
+        message = Message({}, reply_to="$me", application_properties={"operation": "QUERY"})
+        async with (
+            peer.sender("$management", name="x", properties=properties) as out,
+            peer.receiver("$management", name="y", properties=PAIRED),
+        ):
+            with pytest.raises(DeliveryRejected) as caught:
+                await out.send(message)
+            assert caught.value.condition == "amqp:invalid-field"

@@ -1,0 +1,329 @@
+"""WebSocket: who is let in, and what may come in the frames. The other side is trio-websocket."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+import trio_websocket
+from certificates import certificates
+from wire import OPEN
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
+
+from amqp_rt.addresses import parse_url
+from amqp_rt.container.container import Container
+from amqp_rt.container.routes import node, rpc
+from amqp_rt.core.frames import AMQP_HEADER
+from amqp_rt.errors import ConnectFailed
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.net.memory import memory_stream_pair
+from amqp_rt.net.tls import ClientTls, ServerTls
+from amqp_rt.net.websocket import WebSocketLayer, accept_websocket, request_websocket
+
+KNOWN = certificates()
+NONE: list[tuple[bytes, bytes]] = []
+
+
+@rpc("size")
+async def size(body: bytes) -> int:
+    return len(body)
+
+
+@node("sink")
+async def sink(body: Any) -> None:
+    pass
+
+
+@asynccontextmanager
+async def serving(path: str = "/amqp", scheme: str = "ws", **options: Any) -> AsyncIterator[str]:
+    async with Container("server", nodes=[size, sink], **options) as container:
+        (url,) = await container.listen(f"{scheme}://127.0.0.1:0{path}")
+        yield url
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+@pytest.mark.parametrize("length", [0, 100, 3_000_000])
+async def test_there_and_back(scheme: str, length: int) -> None:
+    async with (
+        serving(scheme=scheme, tls=ServerTls(KNOWN.server)) as url,
+        Container("client") as client,
+        client.connect(url, tls=ClientTls(KNOWN.ca), reconnect=None) as peer,
+    ):
+        assert url.endswith("/amqp")
+        assert await peer.call("size", b"x" * length) == length
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize("chunk", [1, 3, 8, 100, 1_000])
+async def test_frames_are_cut_anywhere_over_messages(chunk: int) -> None:
+    """A client puts one octet, or half a frame, or many frames into a message."""
+    async with serving() as url:
+        said = AMQP_HEADER + OPEN
+        async with trio_websocket.open_websocket_url(url, subprotocols=["amqp"]) as websocket:
+            assert websocket.subprotocol == "amqp"
+            for at in range(0, len(said), chunk):
+                await websocket.send_message(said[at : at + chunk])
+            heard = b""
+            while b"server" not in heard:
+                message = await websocket.get_message()
+                assert isinstance(message, bytes)
+                heard += message
+            assert heard.startswith(AMQP_HEADER)
+            await websocket.ping(b"still there?")
+
+
+@pytest.mark.req("L2")
+async def test_our_client_and_another_server(nursery: trio.Nursery) -> None:
+    heard: list[bytes] = []
+
+    async def serve(request: trio_websocket.WebSocketRequest) -> None:
+        websocket = await request.accept(subprotocol=request.proposed_subprotocols[0])
+        for octet in AMQP_HEADER + OPEN:
+            await websocket.send_message(bytes([octet]))
+        while sum(map(len, heard)) < 20:
+            message = await websocket.get_message()
+            assert isinstance(message, bytes)
+            heard.append(message)
+        await websocket.aclose()
+
+    server = await nursery.start(trio_websocket.serve_websocket, serve, "127.0.0.1", 0, None)
+    async with (
+        Container("client") as client,
+        client.connect(f"ws://127.0.0.1:{server.port}/x", sasl=False, reconnect=None) as peer,
+    ):
+        assert peer.peer.container_id
+        await peer.wait_closed()
+    assert b"".join(heard).startswith(AMQP_HEADER)
+    nursery.cancel_scope.cancel()
+
+
+# --- who is let in ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize(
+    ("origin", "origins", "status"),
+    [
+        (None, (), 101),
+        ("https://example.org", (), 403),
+        ("https://example.org", ("https://example.org",), 101),
+        ("https://example.org.evil.net", ("https://example.org",), 403),
+        ("http://example.org", ("https://example.org",), 403),
+        ("null", ("https://example.org",), 403),
+        ("https://evil.net", ("*",), 101),
+        ("http://127.0.0.1", (), 403),
+    ],
+)
+async def test_pages_are_let_in_by_name(
+    origin: str | None, origins: tuple[str, ...], status: int
+) -> None:
+    headers = [] if origin is None else [(b"Origin", origin.encode())]
+    async with serving(origins=origins) as url:
+        assert await answered(url, headers=headers) == status
+
+
+@pytest.mark.req("L2")
+async def test_the_path_and_the_subprotocol_must_be_ours() -> None:
+    async with serving("/amqp") as url:
+        assert await answered(url) == 101
+        assert await answered(url + "?token=x") == 101
+        assert await answered(url + "/x") == 404
+        assert await answered(url.removesuffix("/amqp")) == 404
+        assert await answered(url, subprotocols=["mqtt"]) == 400
+        assert await answered(url, subprotocols=[]) == 400
+        assert await answered(url, subprotocols=["mqtt", "amqp"]) == 101
+    async with serving("") as url:
+        assert await answered(url) == 101
+        assert await answered(url + "/") == 101
+
+
+async def answered(
+    url: str, *, subprotocols: list[str] | None = None, headers: list[tuple[bytes, bytes]] = NONE
+) -> int:
+    """The HTTP status of the answer to a handshake."""
+    _, _, rest = url.partition("://")
+    host, _slash, path = rest.partition("/")
+    client = WSConnection(ConnectionType.CLIENT)
+    request = Request(
+        host=host,
+        target=f"/{path}",
+        subprotocols=["amqp"] if subprotocols is None else subprotocols,
+        extra_headers=list(headers),
+    )
+    stream = await trio.open_tcp_stream("127.0.0.1", int(host.partition(":")[2]))
+    async with stream:
+        await stream.send_all(client.send(request))
+        return int((await stream.receive_some()).split(b" ")[1])
+
+
+@pytest.mark.req("L2", "SE18")
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"POST / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"AMQP\x00\x01\x00\x00\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"y" * 100_000,
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10_000,
+        b"GET / HTTP/1.1\r\nHost: \xff\xff\r\nConnection: Upgrade\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n",
+    ],
+    ids=lambda said: repr(said[:30]),
+)
+async def test_what_is_no_handshake_is_answered_and_ends(said: bytes) -> None:
+    ours, theirs = memory_stream_pair()
+    await theirs.send_all(said)
+    with pytest.raises(ConnectFailed, match="it spoke no WebSocket"):
+        await accept_websocket(ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5)
+    assert (await theirs.receive_some()).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.req("L2", "X7")
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_handshake_that_does_not_go_on_ends(
+    said: bytes, autojump_clock: trio.testing.MockClock
+) -> None:
+    ours, theirs = memory_stream_pair()
+    if said:
+        await theirs.send_all(said)
+    with pytest.raises(ConnectFailed):
+        await accept_websocket(ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5)
+    assert trio.current_time() == pytest.approx(5)
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "with HTTP status 404"),
+        (b"AMQP\x00\x01\x00\x00\r\n\r\n", "does not speak WebSocket there"),
+        (b"", "does not speak WebSocket there"),
+        (
+            (
+                b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Accept: wrong\r\n\r\n"
+            ),
+            "does not speak WebSocket there",
+        ),
+    ],
+)
+async def test_a_servers_refusal_is_one_sentence(answer: bytes, why: str) -> None:
+    ours, theirs = memory_stream_pair()
+    await theirs.send_all(answer)
+    await theirs.send_eof()
+    with pytest.raises(ConnectFailed, match=why):
+        await request_websocket(ours, host="x", path="/", limits=DEFAULT_LIMITS)
+
+
+# --- what comes in the frames ----------------------------------------------------------------------
+
+
+def opened(limits: Limits = DEFAULT_LIMITS) -> tuple[WebSocketLayer, WSConnection]:
+    """A layer on the server's side, and its client."""
+    client, server = WSConnection(ConnectionType.CLIENT), WSConnection(ConnectionType.SERVER)
+    server.receive_data(client.send(Request(host="x", target="/", subprotocols=["amqp"])))
+    list(server.events())
+    client.receive_data(server.send(AcceptConnection(subprotocol="amqp")))
+    list(client.events())
+    return WebSocketLayer(server, limits), client
+
+
+def masked(first: int, payload: bytes = b"", *, length: bytes | None = None) -> bytes:
+    """A frame of a client, whatever it is; the mask is nothing."""
+    if length is None:
+        length = (
+            struct.pack("!BH", 126, len(payload)) if len(payload) > 125 else bytes([len(payload)])
+        )
+    return bytes([first, length[0] | 0x80]) + length[1:] + bytes(4) + payload
+
+
+def code_of(out: bytes) -> int:
+    """The code of a close frame."""
+    assert out[0] == 0x88
+    return int.from_bytes(out[2:4], "big")
+
+
+@pytest.mark.req("L2", "SE18")
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (masked(0x81, b"text"), 1003),
+        (b"\x82\x04abcd", 1002),  # not masked
+        (masked(0xC2, b"abcd"), 1002),  # RSV1: compressed, though that was not agreed on
+        (masked(0x92, b"abcd"), 1002),
+        (masked(0x83, b"abcd"), 1002),  # reserved opcodes
+        (masked(0x8B), 1002),
+        (masked(0x80, b"abcd"), 1002),  # a continuation of nothing
+        (masked(0x02, b"a") + masked(0x82, b"b"), 1002),
+        (masked(0x09, b"a"), 1002),  # a ping in pieces
+        (masked(0x89, b"a" * 126), 1002),
+        (masked(0x82, length=b"\x7f" + b"\xff" * 8), 1002),
+        (masked(0x88, b"\x00"), 1002),
+    ],
+)
+def test_bad_frames_are_answered_with_their_code(frame: bytes, code: int) -> None:
+    layer, _ = opened()
+    with pytest.raises(ConnectionError, match="WebSocket: "):
+        layer.receive(frame)
+    assert code_of(layer.outgoing()) == code
+    assert layer.ended
+
+
+@pytest.mark.req("L2", "SE18")
+@pytest.mark.parametrize("pieces", [1, 10])
+def test_messages_are_bounded(pieces: int) -> None:
+    bound = 1_000
+    for size, fits in ((bound, True), (bound + pieces, False)):
+        layer, _ = opened(Limits(websocket_message_max=bound))
+        each = b"x" * (size // pieces)
+        frames = [
+            masked((0x82 if at == 0 else 0x80) & (0xFF if at == pieces - 1 else 0x7F), each)
+            for at in range(pieces)
+        ]
+        if fits:
+            # Again and again: what counts is one message.
+            for _ in range(3):
+                assert sum(len(layer.receive(each)) for each in frames) == size
+        else:
+            whole = b"".join(frames)
+            with pytest.raises(ConnectionError, match="more than 1000 octets"):
+                layer.receive(whole)
+            assert code_of(layer.outgoing()) == 1009
+
+
+@pytest.mark.req("L2")
+def test_a_ping_is_answered_and_a_close_too() -> None:
+    layer, client = opened()
+    assert layer.receive(client.send(Ping(payload=b"p"))) == b""
+    assert layer.outgoing() == b"\x8a\x01p"
+    assert layer.receive(client.send(BytesMessage(data=b"last"))) == b"last"
+    assert layer.receive(masked(0x88, b"\x03\xe8bye")) == b""
+    assert code_of(layer.outgoing()) == 1000
+    assert layer.ended
+    layer.send(b"too late")
+    layer.end()
+    assert layer.outgoing() == b""
+
+
+@pytest.mark.req("L2")
+async def test_a_page_that_leaves_leaves_nothing(nursery: trio.Nursery) -> None:
+    """A browser closes the WebSocket and not the connection in it."""
+    async with serving() as url:
+        stream = await trio.open_tcp_stream("127.0.0.1", parse_url(url).port)
+        async with stream:
+            client = WSConnection(ConnectionType.CLIENT)
+            await stream.send_all(
+                client.send(Request(host="x", target="/amqp", subprotocols=["amqp"]))
+            )
+            await stream.receive_some()
+            await stream.send_all(masked(0x82, AMQP_HEADER + OPEN) + masked(0x88, b"\x03\xe8"))
+            while await stream.receive_some():
+                pass

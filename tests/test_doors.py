@@ -1,0 +1,583 @@
+"""The same classes through three doors: trio, asyncio and threads."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import functools
+import inspect
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+import amqp_rt
+from amqp_rt import Connection, Delivery, Message, Reject, Release, aio, node, rpc, source, sync
+from amqp_rt.broker import Queue
+from amqp_rt.errors import AmqpError, ConnectFailed, DeadlineExceeded, LocalProtocolError
+from amqp_rt.outcomes import ACCEPTED
+
+ANYWHERE = "amqp://127.0.0.1:0"
+
+# --- One table of scenarios: written for trio, awaited under asyncio, and without any await ------
+
+
+async def nodes_requests_and_streams(door: Any) -> None:
+    got: list[str] = []
+
+    @node("orders")
+    async def place(order: str, delivery: Delivery) -> None:
+        await door.sleep(0.001)
+        assert delivery.message.subject == "new"
+        if order == "bad":
+            raise Reject("not this one")
+        got.append(order)
+
+    @rpc("count/{kind}")
+    async def count(kind: str) -> int:
+        await door.sleep(0)
+        return sum(each.startswith(kind) for each in got)
+
+    @rpc("range")
+    async def numbers(upto: int) -> AsyncIterator[int]:
+        for number in range(upto):
+            await door.sleep(0)
+            yield number
+
+    @source("ticks")
+    async def ticks() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+
+    async with door.Container("shop", nodes=[place, count, numbers]) as shop:
+
+        @shop.rpc("late")
+        async def late(text: str) -> str:
+            return text + "!"
+
+        shop.add(ticks)
+        (url,) = await shop.listen(ANYWHERE)
+        async with door.connect(url) as peer:
+            assert isinstance(peer, Connection)
+            async with peer.sender("orders") as out:
+                assert await out.send("apple", subject="new") == ACCEPTED
+                receipts = [out.send_nowait(each, subject="new") for each in ("ant", "bee")]
+                for receipt in receipts:
+                    await receipt.accepted()
+                with pytest.raises(AmqpError, match="not this one"):
+                    await out.send("bad", subject="new")
+            assert await peer.call("count/a", reply=int) == 2
+            assert await peer.call("late", "x", reply=str) == "x!"
+            found = []
+            async for number in peer.stream("range", 5, reply=int):
+                found.append(number)  # noqa: PERF401 (what reads the same with and without async)
+            assert found == [0, 1, 2, 3, 4]
+            async with peer.receiver("ticks") as messages:
+                assert [(await messages.receive()).body for _ in range(3)] == [0, 1, 2]
+            shop.remove("late")
+            shop.remove(ticks)
+            with pytest.raises(AmqpError, match=r"no node|is gone"):
+                await peer.call("late", "x", reply=str)
+            with pytest.raises(AmqpError, match="no node"):
+                await peer.call("never", reply=str)
+        assert [each.peer.container_id for each in shop.connections] in (
+            [],
+            [peer.peer.container_id],
+        )
+
+
+async def a_queue_from_both_ends(door: Any) -> None:
+    async with door.Broker() as broker:
+        await broker.declare(Queue("q"))
+        async with (
+            broker.local() as peer,
+            peer.sender("q") as out,
+            peer.receiver("q", credit=10) as messages,
+        ):
+            for number in range(6):
+                await out.send(number)
+            async with await messages.receive() as delivery:
+                assert delivery.body == 0
+            with await messages.receive() as delivery:
+                assert delivery.body == 1
+            (await messages.receive()).release()
+            seen = []
+            async for delivery in messages:
+                seen.append(delivery.body)
+                delivery.accept()
+                if len(seen) == 4:
+                    break
+            assert sorted(seen) == [2, 3, 4, 5]
+            with pytest.raises(DeadlineExceeded):
+                await messages.receive(within=0.01)
+            assert messages.receive_nowait() is None
+            assert await messages.get() is None
+        await broker.delete("q")
+
+
+async def a_transaction(door: Any) -> None:
+    async with door.Broker() as broker:
+        await broker.declare(Queue("q"))
+        async with broker.local() as peer, peer.sender("q") as out:
+            async with peer.transaction() as work:
+                await out.send("kept", transaction=work)
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012 (the block is what is tested)
+                async with peer.transaction() as work:
+                    await out.send("never", transaction=work)
+                    raise ZeroDivisionError
+            async with peer.receiver("q") as messages:
+                async with peer.transaction() as work:
+                    delivery = await messages.receive()
+                    delivery.accept(transaction=work)
+                assert delivery.body == "kept"
+                assert await messages.get() is None
+
+
+async def a_body_in_pieces(door: Any) -> None:
+    sizes: list[int] = []
+
+    @node("store", streaming=True)
+    async def store(body: AsyncIterator[bytes]) -> None:
+        size = 0
+        async for chunk in body:
+            size += len(chunk)
+        sizes.append(size)
+
+    async with door.Container("disk") as disk:
+        if door.name != "sync":
+            disk.add(store)
+        else:
+            disk.add(door.streamed(sizes))
+        (url,) = await disk.listen(ANYWHERE)
+        async with (
+            door.connect(url) as peer,
+            peer.sender("store") as out,
+            out.stream() as message,
+        ):
+            for _ in range(10):
+                await message.write(bytes(100_000))
+        assert sizes == [1_000_000]
+
+
+async def mistakes(door: Any) -> None:
+    with pytest.raises(ConnectFailed, match="nobody listens there"):
+        async with door.connect("amqp://127.0.0.1:1", within=5):
+            raise AssertionError
+    with pytest.raises(AmqpError, match="ampq"):
+        async with door.connect("ampq://127.0.0.1"):
+            raise AssertionError
+    async with door.Container("empty") as empty:
+        (url,) = await empty.listen(ANYWHERE)
+        with pytest.raises(KeyError):
+            async with door.connect(url):
+                raise KeyError
+        with pytest.raises(AmqpError, match="no node"):
+            async with door.connect(url) as peer, peer.sender("nothing"):
+                raise AssertionError
+        with pytest.raises(AttributeError):
+            empty.no_such_thing  # noqa: B018
+    with pytest.raises(TypeError, match="declares no node"):
+        async with door.Container("wrong", nodes=[object()]):
+            raise AssertionError
+
+
+SCENARIOS = (
+    nodes_requests_and_streams,
+    a_queue_from_both_ends,
+    a_transaction,
+    a_body_in_pieces,
+    mistakes,
+)
+
+
+class _Waits(ast.NodeTransformer):
+    """Takes every ``async`` and ``await`` out of a program."""
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        return ast.FunctionDef(
+            **{name: getattr(node, name, []) for name in ast.FunctionDef._fields}
+        )
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
+        self.generic_visit(node)
+        return ast.With(items=node.items, body=node.body)
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
+        self.generic_visit(node)
+        return ast.For(target=node.target, iter=node.iter, body=node.body, orelse=node.orelse)
+
+    def visit_Await(self, node: ast.Await) -> ast.AST:
+        self.generic_visit(node)
+        return node.value
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        name = "Iterator" if node.id == "AsyncIterator" else node.id
+        return ast.Name(name, node.ctx)
+
+
+def without_await(scenario: Callable[[Any], Awaitable[None]]) -> Callable[[Any], None]:
+    """*scenario* as somebody writes it who waits in threads."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(scenario)))
+    plain = ast.fix_missing_locations(_Waits().visit(tree))
+    space = {**globals()}
+    code = compile(
+        plain, __file__, "exec", flags=__import__("__future__").annotations.compiler_flag
+    )
+    exec(code, space)
+    made: Callable[[Any], None] = space[scenario.__name__]
+    return made
+
+
+def streamed(sizes: list[int]) -> Any:
+    """The handler of a body in pieces, for threads."""
+
+    @node("store", streaming=True)
+    async def store(body: AsyncIterator[bytes]) -> None:
+        size = 0
+        async for chunk in body:
+            size += len(chunk)
+        sizes.append(size)
+
+    return store
+
+
+DOORS: dict[str, Any] = {
+    "trio": SimpleNamespace(
+        name="trio",
+        Broker=amqp_rt.Broker,
+        Container=amqp_rt.Container,
+        connect=amqp_rt.connect,
+        sleep=trio.sleep,
+    ),
+    "aio": SimpleNamespace(
+        name="aio",
+        Broker=aio.Broker,
+        Container=aio.Container,
+        connect=aio.connect,
+        sleep=asyncio.sleep,
+    ),
+    "sync": SimpleNamespace(
+        name="sync",
+        Broker=sync.Broker,
+        Container=sync.Container,
+        connect=sync.connect,
+        sleep=time.sleep,
+        streamed=streamed,
+    ),
+}
+
+
+@pytest.mark.req("A15")
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("door", DOORS)
+def test_a_scenario(door: str, scenario: Callable[[Any], Awaitable[None]]) -> None:
+    threads = threading.active_count()
+    if door == "trio":
+        trio.run(scenario, DOORS[door])
+    elif door == "aio":
+        asyncio.run(scenario(DOORS[door]))  # type: ignore[arg-type]
+        # The guest of this loop has gone with its last block.
+        assert not aio._GUESTS or all(guest._nursery is None for guest in aio._GUESTS.values())
+    else:
+        without_await(scenario)(DOORS[door])
+    # Worker threads of trio stay for a while; none of ours is among them.
+    names = [thread.name for thread in threading.enumerate()[threads:]]
+    assert not [name for name in names if "Portal" in name], names
+
+
+@pytest.mark.req("A15")
+def test_what_type_checkers_know_of_the_door_for_threads_is_up_to_date() -> None:
+    tool = Path(__file__).parent.parent / "docs" / "_tools" / "sync_stub.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- asyncio -----------------------------------------------------------------------------------
+
+
+def in_asyncio(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    return run
+
+
+@asynccontextmanager
+async def a_service(*nodes: Any, **options: Any) -> AsyncIterator[Connection]:
+    """A container with these nodes, and a connection to it."""
+    async with aio.Container("service", nodes=nodes, **options) as service:
+        (url,) = await service.listen(ANYWHERE)
+        async with aio.connect(url) as peer:
+            yield peer
+
+
+@pytest.mark.req("A8", "A15")
+@in_asyncio
+async def test_a_task_that_is_cancelled_cancels_the_handler_on_the_other_side() -> None:
+    cancelled = asyncio.Event()
+
+    @rpc("slow")
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with a_service(slow) as peer:
+        call = asyncio.create_task(peer.call("slow"))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await cancelled.wait()
+        cancelled.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await peer.call("slow")
+        await cancelled.wait()
+
+
+@pytest.mark.req("A15")
+@in_asyncio
+async def test_tasks_of_a_group_end_together() -> None:
+    @rpc("slow")
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    async with a_service(slow) as peer:
+        with pytest.raises(ExceptionGroup) as failed:  # noqa: PT012 (what is tested)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3):
+                    group.create_task(peer.call("slow"))  # type: ignore[arg-type]
+                group.create_task(peer.call("nothing"))  # type: ignore[arg-type]
+        (error,) = failed.value.exceptions
+        assert isinstance(error, AmqpError)
+
+
+@pytest.mark.req("A15")
+@in_asyncio
+async def test_a_delivery_that_comes_with_the_cancellation_is_released() -> None:
+    async with aio.Broker() as broker:
+        await broker.declare(Queue("q"))
+        async with broker.local() as peer, peer.sender("q") as out:
+            for delay in range(20):
+                async with peer.receiver("q", credit=1) as messages:
+                    waiting = asyncio.create_task(messages.receive())  # type: ignore[arg-type]
+                    await asyncio.sleep(0.01)
+                    await out.send(delay)
+                    for _ in range(delay):
+                        await asyncio.sleep(0)
+                    waiting.cancel()
+                    try:
+                        delivery = await waiting
+                    except asyncio.CancelledError:
+                        delivery = await messages.receive(within=5)
+                    assert delivery.body == delay
+                    delivery.accept()
+
+
+@pytest.mark.req("A9", "A15")
+@in_asyncio
+async def test_a_handler_that_cancels_itself_releases_its_message() -> None:
+    tries = 0
+
+    @node("q")
+    async def take(body: str) -> None:
+        nonlocal tries
+        tries += 1
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
+
+    async with a_service(take) as peer, peer.sender("q") as out:
+        with pytest.raises(AmqpError, match="released"):
+            await out.send("x")
+    assert tries == 1
+
+
+class Database:
+    async def ask(self) -> str:
+        await asyncio.sleep(0)
+        return "row"
+
+
+@pytest.mark.req("A4", "A5", "A15", "A16")
+@in_asyncio
+async def test_what_a_container_is_given_belongs_to_asyncio_too() -> None:
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def database() -> AsyncIterator[Database]:
+        await asyncio.sleep(0)
+        said.append("open")
+        yield Database()
+        await asyncio.sleep(0)
+        said.append("closed")
+
+    async def logged(call_next: Any, context: Any) -> Any:
+        await asyncio.sleep(0)
+        said.append("before")
+        try:
+            return await call_next(context)
+        finally:
+            said.append("after")
+
+    async def verify(user: str, password: str, peer: Any) -> str | None:
+        await asyncio.sleep(0)
+        return user if password == "secret" else None
+
+    class Shop:
+        @rpc("ask")
+        async def ask(self, key: str, db: Database) -> str:
+            return f"{key} {await db.ask()}"
+
+    async with aio.Container(
+        "shop", nodes=[], resources=[database], middleware=[logged], users=verify
+    ) as shop:
+        shop.add(Shop())
+        (url,) = await shop.listen(ANYWHERE)
+        with pytest.raises(AmqpError):
+            async with aio.connect(url.replace("//", "//me:wrong@")):
+                raise AssertionError
+        async with aio.connect(url.replace("//", "//me:secret@")) as peer:
+            assert await peer.call("ask", "k", reply=str) == "k row"
+    assert said == ["open", "before", "after", "closed"]
+
+
+@pytest.mark.req("A15")
+@in_asyncio
+async def test_a_block_that_ends_by_itself_ends_the_task_in_it() -> None:
+    async with aio.Container("one") as one:
+        (url,) = await one.listen(ANYWHERE)
+        guest = aio._GUESTS[asyncio.get_running_loop()]
+
+        @asynccontextmanager
+        async def fragile() -> AsyncIterator[None]:
+            async with trio.open_nursery() as nursery:
+
+                async def fail() -> None:
+                    await trio.sleep(0.01)
+                    raise OSError("gone")
+
+                nursery.start_soon(fail)
+                yield
+
+        with pytest.raises(ExceptionGroup) as failed:
+            async with guest.stand_in(fragile()):  # type: ignore[attr-defined]
+                await asyncio.sleep(60)
+        assert isinstance(failed.value.exceptions[0], OSError)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+        # Cancelled from both sides: both are heard.
+        async def inside() -> None:
+            async with guest.stand_in(fragile()):  # type: ignore[attr-defined]
+                await asyncio.sleep(60)
+
+        both = asyncio.create_task(inside())
+        await asyncio.sleep(0)
+        both.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await both
+        async with aio.connect(url) as peer:
+            assert peer.peer.container_id == "one"
+
+
+@pytest.mark.req("A15")
+@in_asyncio
+async def test_what_is_used_after_its_block_says_so() -> None:
+    async with aio.Container("one") as one:
+        (url,) = await one.listen(ANYWHERE)
+        async with aio.connect(url, reconnect=None) as peer:
+            pass
+        with pytest.raises(AmqpError, match="clos"):
+            await peer.call("x")
+    with pytest.raises(RuntimeError, match="its block has been left"):
+        await peer.call("x")
+    # The next block brings everything back.
+    async with aio.Container("two") as two:
+        assert two.ready
+
+
+# --- Threads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.req("A15")
+def test_threads_share_a_connection_and_handlers_may_wait() -> None:
+    here = threading.current_thread()
+    seen: set[int] = set()
+    meet = threading.Barrier(4)
+
+    @rpc("work", slots=4)
+    def work(number: int) -> int:
+        seen.add(threading.get_ident())
+        assert threading.current_thread() is not here
+        meet.wait(10)  # four at once
+        return number * number
+
+    results: dict[int, int] = {}
+    with sync.Container("service", nodes=[work]) as service:
+        (url,) = service.listen(ANYWHERE)
+        with sync.connect(url) as peer:
+
+            def ask(number: int) -> None:
+                results[number] = peer.call("work", number, reply=int)
+
+            threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(20)
+    assert results == {0: 0, 1: 1, 2: 4, 3: 9}
+    assert len(seen) == 4
+
+
+@pytest.mark.req("A15")
+def test_generators_of_threads_are_closed() -> None:
+    ended = threading.Event()
+
+    @rpc("endless")
+    def endless() -> Iterator[int]:
+        try:
+            yield from range(10**9)
+        finally:
+            ended.set()
+
+    with sync.Container("service", nodes=[endless]) as service:
+        (url,) = service.listen(ANYWHERE)
+        with sync.connect(url) as peer:
+            stream = peer.stream("endless", reply=int, credit=5)
+            assert [next(stream) for _ in range(3)] == [0, 1, 2]
+            stream.aclose()
+            assert ended.wait(10)
+
+
+def test_a_plain_handler_says_outcomes_as_any_other() -> None:
+    @node("q")
+    def refuse(body: str) -> None:
+        raise Release if body == "later" else LocalProtocolError("a mistake of its own")
+
+    with sync.Container("service", nodes=[refuse]) as service:
+        (url,) = service.listen(ANYWHERE)
+        with sync.connect(url) as peer, peer.sender("q") as out:
+            with pytest.raises(AmqpError, match="released"):
+                out.send("later")
+            with pytest.raises(AmqpError, match="failed attempt"):
+                out.send("now")
+            assert isinstance(Message("x"), Message)

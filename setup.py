@@ -21,6 +21,7 @@ from setuptools import setup
 COMPILED = [
     "amqp_rt/codec",
     "amqp_rt/core",
+    "amqp_rt/broker/observed.py",
     "amqp_rt/broker/queues.py",
     "amqp_rt/broker/subscriptions.py",
 ]

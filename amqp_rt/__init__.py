@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from .net.tls import ClientTls, ServerTls
     from .runtime import Broker
     from .security.access import Access, Rights, Rule
+    from .security.bearer import CbsLogin, Login, OAuthBearer, XOAuth2
+    from .security.identities import Users
     from .security.jwts import Jwt
     from .security.mechanisms import Anonymous, External, Plain
+    from .security.scram import Scram
     from .security.tokens import Cbs, SasKey, SasKeys, Swt
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "BearerToken",
     "Broker",
     "Cbs",
+    "CbsLogin",
     "ClientTls",
     "Connection",
     "Container",
@@ -44,8 +48,10 @@ __all__ = [
     "External",
     "Jwt",
     "Limits",
+    "Login",
     "Message",
     "Modify",
+    "OAuthBearer",
     "Peer",
     "Plain",
     "Receiver",
@@ -58,10 +64,13 @@ __all__ = [
     "Sas",
     "SasKey",
     "SasKeys",
+    "Scram",
     "Sender",
     "ServerTls",
     "Swt",
     "Transaction",
+    "Users",
+    "XOAuth2",
     "__version__",
     "connect",
     "node",
@@ -82,6 +91,7 @@ _HOMES: dict[str, str] = {
     "BearerToken": "amqp_rt.container.tokens",
     "Broker": "amqp_rt.runtime",
     "Cbs": "amqp_rt.security.tokens",
+    "CbsLogin": "amqp_rt.security.bearer",
     "ClientTls": "amqp_rt.net.tls",
     "connect": "amqp_rt.container.recovery",
     "Connection": "amqp_rt.container.connections",
@@ -91,9 +101,11 @@ _HOMES: dict[str, str] = {
     "External": "amqp_rt.security.mechanisms",
     "Jwt": "amqp_rt.security.jwts",
     "Limits": "amqp_rt.limits",
+    "Login": "amqp_rt.security.bearer",
     "Message": "amqp_rt.message",
     "Modify": "amqp_rt.container.routes",
     "node": "amqp_rt.container.routes",
+    "OAuthBearer": "amqp_rt.security.bearer",
     "Peer": "amqp_rt.events",
     "Plain": "amqp_rt.security.mechanisms",
     "Receiver": "amqp_rt.container.receiving",
@@ -107,11 +119,14 @@ _HOMES: dict[str, str] = {
     "Sas": "amqp_rt.container.tokens",
     "SasKey": "amqp_rt.security.tokens",
     "SasKeys": "amqp_rt.security.tokens",
+    "Scram": "amqp_rt.security.scram",
     "Sender": "amqp_rt.container.sending",
     "ServerTls": "amqp_rt.net.tls",
     "source": "amqp_rt.container.routes",
     "Swt": "amqp_rt.security.tokens",
     "Transaction": "amqp_rt.container.transactions",
+    "Users": "amqp_rt.security.identities",
+    "XOAuth2": "amqp_rt.security.bearer",
 }
 
 

@@ -62,7 +62,8 @@ class LoginRequested(Struct):
 
     ``exchange.challenge(data)``, ``exchange.succeed(user, identity)`` or
     ``exchange.fail()`` may be called now or later; until then the connection waits,
-    bounded by the handshake deadline (Part 5 §5.3).
+    bounded by the handshake deadline (Part 5 §5.3). Where ``exchange.refused`` says why, it can only
+    fail: it is asked all the same, so that every failure takes as long as any other.
     """
 
     mechanism: str

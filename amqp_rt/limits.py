@@ -71,6 +71,14 @@ class Limits(Struct, frozen=True, gc=False):
     connections_unauthenticated_per_address_max: int = 100
     #: Seconds that a failed login waits for its answer, whatever the cause.
     failed_login_delay_s: float = 1.0
+    #: It doubles with each further failure of an address or a user, up to this.
+    failed_login_delay_max_s: float = 8.0
+    #: Seconds after its last failure at which an address or a user begins anew.
+    failed_login_memory_s: float = 60.0
+    #: Addresses and users of which failures are remembered.
+    failed_logins_kept: int = 10_000
+    #: Iterations of SCRAM that a server may ask of us; each costs CPU.
+    scram_iterations_max: int = 100_000
     #: Characters of one token.
     token_size_max: int = 8 * KIB
     #: Tokens that one connection may have at a time.
@@ -97,8 +105,14 @@ class Limits(Struct, frozen=True, gc=False):
     name_max: int = 1_024
     #: Bytes of messages that all nodes of a broker hold together.
     broker_bytes_max: int = 1024 * MIB
-    #: Bytes of messages that one queue holds, unless it is declared otherwise.
+    #: Bytes of messages that one queue holds in memory, unless it is declared otherwise.
     queue_bytes_max: int = 512 * MIB
+    #: Bytes and number of messages that a queue with a store keeps in memory; what comes then is read
+    #: from the store when its turn comes.
+    queue_memory_bytes_max: int = 16 * MIB
+    queue_memory_messages_max: int = 50_000
+    #: Bytes of messages that such a queue holds altogether, unless it is declared otherwise.
+    queue_stored_bytes_max: int = 64 * 1024 * MIB
     #: Nodes of a broker: declared ones, and those that links make on first use or dynamically.
     nodes_max: int = 100_000
     #: Dynamic nodes that one connection may have.

@@ -16,6 +16,7 @@ from .addresses import Wildcards
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Journal
+from .broker.lifecycles import LifeCycles
 from .broker.nodes import (
     LOG,
     Declaration,
@@ -35,6 +36,7 @@ from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
 from .security.access import Access, decide
+from .security.bearer import VerifyToken
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
 from .security.tokens import Cbs
@@ -61,6 +63,7 @@ class Broker:
         clock: Where times to live take the time from.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
+        tokens: Judges OAuth 2.0 tokens.
         authorize: May this peer attach there?
         access: Who may do what where; see :mod:`amqp_rt.security.access`.
         cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
@@ -77,6 +80,7 @@ class Broker:
         virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
+        journal: Record what becomes of messages in the log ``$journal``.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Broker:
         clock: Clock | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
+        tokens: VerifyToken | None = None,
         authorize: Authorize | None = None,
         access: Access | None = None,
         cbs: Cbs | None = None,
@@ -102,6 +107,7 @@ class Broker:
         store: str | Store | None = None,
         volatile: bool = False,
         virtual_hosts: Collection[str] | None = None,
+        journal: LifeCycles | bool = False,
     ) -> None:
         self.container = container or Container(
             name,
@@ -109,6 +115,7 @@ class Broker:
             limits=limits,
             users=users,
             sasl=sasl,
+            tokens=tokens,
             authorize=authorize,
             access=access,
             cbs=cbs,
@@ -126,6 +133,7 @@ class Broker:
             journal=None if kept is None else Journal(kept),
             volatile=volatile,
             virtual_hosts=virtual_hosts,
+            life_cycles=LifeCycles() if journal is True else journal or None,
         )
         self.container.add_host(self.host)
         self.management: Management | None = None
@@ -201,6 +209,7 @@ class Broker:
     async def _run(self) -> AsyncIterator[Self]:
         try:
             await self.host.restore()
+            self.host.declare_journals()
             async with self.container:
                 self.container.start_handler(self.host.run)
                 yield self

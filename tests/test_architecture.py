@@ -59,8 +59,14 @@ COMPOSERS = {
 PURE = (
     COMMON
     | {"core", "fronts.base", "security"}
-    | {"broker.queues", "broker.subscriptions", "broker.bindings", "broker.expiry"}
-    | {"broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
+    | {
+        "broker.queues",
+        "broker.observed",
+        "broker.subscriptions",
+        "broker.bindings",
+        "broker.expiry",
+    }
+    | {"broker.paging", "broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
 )
 FORBIDDEN_IN_PURE = {
     *("trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors", "socketserver"),

@@ -18,6 +18,12 @@ PUBLIC: dict[str, set[str]] = {
         "__version__",
         "Access",
         "Anonymous",
+        "CbsLogin",
+        "Login",
+        "OAuthBearer",
+        "XOAuth2",
+        "Scram",
+        "Users",
         "BearerToken",
         "Broker",
         "ClientTls",
@@ -52,8 +58,8 @@ PUBLIC: dict[str, set[str]] = {
         "rpc",
         "source",
     },
-    "amqp_rt.broker": {"Log", "Queue", "Topic"},
-    "amqp_rt.testing": {"LoopbackBroker", "VirtualAmqp"},
+    "amqp_rt.testing": {"LoopbackBroker", "Script", "ScriptFailed", "VirtualAmqp"},
+    "amqp_rt.broker": {"LifeCycles", "Log", "Queue", "Topic"},
 }
 
 

@@ -38,9 +38,10 @@ from ..termini import (
 )
 from ..values import Int, Symbol
 from .claims import check_claims
-from .entries import NEVER, Door, Entry, dead_letter, departing, restored
+from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
 from .keyed import Field, marker
+from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
     EXCLUSIVE,
@@ -63,6 +64,8 @@ from .nodes import (
     split_partition,
     terms_again,
 )
+from .observed import ObservedQueue
+from .pager import Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
@@ -170,6 +173,11 @@ class _Node:
         #: Of its links those that may come back, attached or not.
         self.termini: dict[Terminus, None] = {}
 
+    @property
+    def is_sealed(self) -> bool:
+        """Nobody but the broker puts anything in."""
+        return isinstance(self.held, MessageLog) and self.held.sealed
+
     def links(self) -> list[Any]:
         """The links that are attached."""
         held = self.held
@@ -186,6 +194,7 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+_SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 _REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
@@ -194,9 +203,6 @@ NODE: Final = "node"
 INCARNATION: Final = "log"
 CURSOR: Final = "log-cursor"
 HOLD: Final = "log-hold"
-#: Messages read from the store at a time, and bytes of them.
-_RESTORED_MAX: Final = 10_000
-_RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class _Described(Struct, array_like=True):
@@ -289,6 +295,7 @@ class BrokerHost:
         journal: Keeps nodes and durable messages; None to keep everything in memory.
         volatile: Take durable messages although there is no journal (M5 would refuse them).
         virtual_hosts: Those that there are, beside those with nodes; see :meth:`virtual_host`.
+        life_cycles: What of messages is recorded in ``$journal``; None for nothing.
     """
 
     #: Several links can have one subscription.
@@ -304,6 +311,7 @@ class BrokerHost:
         journal: Journal | None = None,
         volatile: bool = False,
         virtual_hosts: Collection[str] | None = None,
+        life_cycles: LifeCycles | None = None,
     ) -> None:
         self.limits = limits
         self.clock = clock or SystemClock()
@@ -320,6 +328,10 @@ class BrokerHost:
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
             self._spaces[name] = {}
+        #: What records the life of messages; None if nothing does.
+        self.journals: Journals | None = None
+        if life_cycles is not None:
+            self.journals = Journals(life_cycles, self.clock, limits)
         #: Whoever names no virtual host that there is gets the default one.
         self._defaulting = virtual_hosts is None or "" in virtual_hosts
         #: Virtual host → alias → name of the node.
@@ -340,6 +352,7 @@ class BrokerHost:
         self._alarms_max = 64
         self._alarmed = trio.Event()
         self._reading = None if journal is None else Reading(journal, limits)
+        self._pager = Pager(limits)
         #: Logs, by their numbers in the store.
         self._logs: dict[MessageLog, int] = {}
 
@@ -396,6 +409,8 @@ class BrokerHost:
         for key, value in await journal.call(journal.store.facts, DELIVERY):
             source = known.get(int.from_bytes(key[:4], "big"))
             sequence = int.from_bytes(value, "big")
+            if isinstance(source, KeptSource) and source.queue is not None:
+                await self._pager.fetch(journal, source.queue, sequence)
             if not (isinstance(source, KeptSource) and source.recall(key[4:], sequence)):
                 journal.loose.forget(DELIVERY, key)
         seen: dict[int, list[bytes]] = {}
@@ -457,16 +472,8 @@ class BrokerHost:
                     )
 
     async def _restore_queue(self, journal: Journal, number: int, queue: MessageQueue) -> None:
-        first = 0
-        while found := await journal.call(
-            journal.store.messages, number, first, _RESTORED_MAX, _RESTORED_BYTES_MAX
-        ):
-            for stored in found:
-                entry = restored(stored.sequence, stored.head, stored.payload)
-                if entry.expires_at != NEVER:
-                    self._expiring[queue] = None
-                queue.restore(entry)
-            first = found[-1].sequence + 1
+        if await self._pager.restore(journal, number, queue):
+            self._expiring[queue] = None
 
     # --- Declaring ---
 
@@ -479,6 +486,8 @@ class BrokerHost:
             AmqpError: The name is taken by another node, or there are too many.
         """
         space = self._spaces.setdefault(virtual_host, {})
+        if declared.name != JOURNAL:
+            self._declare_journal(virtual_host)
         known = space.get(declared.name)
         if known is not None and known.found and _alike(known.declared, declared):
             # What the application says now counts, not what it said before it was restarted.
@@ -518,6 +527,33 @@ class BrokerHost:
             AmqpError: There is no such node.
         """
         return self._find(self._space(virtual_host), address).declared
+
+    def declare_journals(self) -> None:
+        """Make ``$journal`` in each virtual host, if it is wished."""
+        for virtual_host in list(self._spaces):
+            self._declare_journal(virtual_host)
+
+    def _declare_journal(self, virtual_host: str) -> None:
+        if self.journals is None:
+            return
+        options = self.journals.options
+        log = Log(JOURNAL, max_age_s=options.max_age_s, max_bytes=options.max_bytes)
+        known = self._spaces[virtual_host].get(JOURNAL)
+        if known is None or known.found:
+            self.declare(log, virtual_host=virtual_host)
+        held = self._spaces[virtual_host][JOURNAL].held
+        if not isinstance(held, MessageLog):
+            raise AmqpError(
+                f"{JOURNAL!r} exists and is no log: what becomes of messages cannot be recorded",
+                condition="amqp:precondition-failed",
+            )
+        held.sealed = True
+
+    def _record(self, virtual_host: str, payload: bytes) -> None:
+        """Append what has happened to the journal, which somebody may have deleted."""
+        node = self._spaces[virtual_host].get(JOURNAL)
+        if node is not None and isinstance(node.held, MessageLog):
+            node.inlet.take(Entry(payload))
 
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
@@ -560,7 +596,7 @@ class BrokerHost:
             held.max_attempts = declared.max_attempts or 0
             held.length_max = declared.length_max or 0
             held.overflow = declared.overflow
-            held.bytes_max = declared.bytes_max or self.limits.queue_bytes_max
+            held.bytes_max = declared.bytes_max or self._queue_bytes_max(node.number)
             held.single_active = declared.single_active
             held.exclusive = declared.exclusive
             held.lock(declared.lock_s or 0.0)
@@ -649,16 +685,20 @@ class BrokerHost:
             self._number = max(self._number, number + taken)
         held: MessageQueue | MessageTopic | MessageLog
         ttl_s: float | None = None
+        watch = None
+        if self.journals is not None and owner is None:
+            watch = self.journals.watch(virtual_host, declared.name, self._record)
+        queue_type = MessageQueue if watch is None else ObservedQueue
         if isinstance(declared, Queue):
             ttl_s = declared.ttl_s
-            held = MessageQueue(
+            held = queue_type(
                 self.memory,
                 self.clock.wall,
                 partial(self._bury, space, declared),
                 max_deliveries=declared.max_deliveries or 0,
                 max_attempts=declared.max_attempts or 0,
                 length_max=declared.length_max or 0,
-                bytes_max=declared.bytes_max or 0,
+                bytes_max=declared.bytes_max or self._queue_bytes_max(number),
                 priorities=declared.priorities,
                 overflow=declared.overflow,
                 monotonic=self.clock.monotonic,
@@ -676,6 +716,8 @@ class BrokerHost:
                 exclusive=declared.exclusive,
                 limits=limits,
             )
+            if isinstance(held, ObservedQueue):
+                held.watch = watch
             held.on_alarm = partial(self._set_alarm, held)
             held.on_unfinished = partial(self._look_on, held)
         elif isinstance(declared, Topic):
@@ -689,6 +731,8 @@ class BrokerHost:
                 limits=limits,
             )
             held.on_alarm = self._set_alarm
+            held.queue_type = queue_type
+            held.watch = watch
         elif isinstance(declared, Log):
             held = self._make_log(declared, number, new)
         else:
@@ -696,6 +740,7 @@ class BrokerHost:
         ledger: Ledger | None = None
         if journal is not None and number and isinstance(held, MessageQueue):
             ledger = held.ledger = QueueLedger(journal, number, held)
+            self._pager.adopt(held, number)
         elif journal is not None and number and isinstance(held, MessageTopic):
             ledger = TopicLedger(journal, held)
         intake = Intake(held)
@@ -742,6 +787,12 @@ class BrokerHost:
             self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
         return held
 
+    def _queue_bytes_max(self, number: int) -> int:
+        """Bytes that a queue may hold which says nothing about it: one that is in the store has
+        little of them in memory."""
+        limits = self.limits
+        return limits.queue_stored_bytes_max if number else limits.queue_bytes_max
+
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
         self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
@@ -760,6 +811,8 @@ class BrokerHost:
                     unit.clear(partition.number)
             else:
                 unit.clear(node.number)
+        if isinstance(held, MessageQueue):
+            self._pager.dismiss(held)
         if isinstance(held, MessageLog):
             del self._logs[held]
         else:
@@ -826,7 +879,8 @@ class BrokerHost:
             address = _REPLY_TO.read(MessageView(entry, self.limits))
         except DecodeError:
             return None
-        return None if address == declared.name else space.get(address)
+        node = None if address == declared.name else space.get(address)
+        return None if node is None or node.is_sealed else node
 
     # --- Links (fronts.base.Host) ---
 
@@ -876,6 +930,8 @@ class BrokerHost:
             now=self.clock.wall(),
             limits=self.limits,
         )
+        if not sending and node.is_sealed:
+            terms = _SEALED
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
@@ -934,6 +990,8 @@ class BrokerHost:
             node = self._resolve(link.peer.virtual_host, address)
         except AmqpError as error:
             return Error.of(error)
+        if node is not None and node.is_sealed:
+            return _SEALED
         return None if node is None else node.inlet
 
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
@@ -1321,6 +1379,8 @@ class BrokerHost:
         """
         queue = self._queue(address, virtual_host)
         target = self._find(self._space(virtual_host), to)
+        if target.is_sealed:
+            raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
         entries = queue.withdraw(count)
@@ -1564,11 +1624,14 @@ class BrokerHost:
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)
+                nursery.start_soon(self._pager.run, self.journal)
                 nursery.start_soon(self._retain_always, interval_s)
             if self._reading is not None:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             nursery.start_soon(self._tick_always)
+            if self.journals is not None:
+                nursery.start_soon(self.journals.run)
             while True:
                 await trio.sleep(interval_s)
                 self.sweep()

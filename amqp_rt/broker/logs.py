@@ -380,6 +380,8 @@ class MessageLog:
         self.keep(max_age_s, max_bytes)
         self.counts = Counts()
         self.deleted = False
+        #: Nobody but the broker appends to it.
+        self.sealed = False
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
         #: Called when readers have more to look at; :meth:`resume` is to be called soon.

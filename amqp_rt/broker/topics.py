@@ -21,6 +21,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import ACCEPTED, Error, Rejected
 from .entries import Entry, head_of
 from .journal import Journal, QueueLedger, Unit
+from .observed import ObservedQueue
 from .queues import Counts, Memory, MessageQueue
 from .subscriptions import Subscription
 
@@ -65,6 +66,9 @@ class MessageTopic:
         #: A topic always has room: its subscribers' queues are bounded.
         self.awaited = False
         self.on_room: Callable[[], None] = _nothing
+        #: What subscribers' queues are, and who hears what becomes of their messages.
+        self.queue_type: type[MessageQueue] = MessageQueue
+        self.watch: Any = None
         #: Called when a subscriber's queue is to be told the time.
         self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
         #: Bytes of messages of transactions.
@@ -194,9 +198,11 @@ class MessageTopic:
         Returns:
             The subscription's number, for :meth:`close`, and its queue.
         """
-        queue = MessageQueue(
+        queue = self.queue_type(
             self.memory, self.wall, _drop, monotonic=self.monotonic, limits=self.limits
         )
+        if isinstance(queue, ObservedQueue):
+            queue.watch = self.watch
         queue.counts = self.counts
         queue.on_alarm = partial(self.on_alarm, queue)
         self._identities += 1

@@ -12,6 +12,7 @@ from .messages import receive, request, send
 from .nodes import node
 from .serve import serve
 from .stores import store
+from .users import user
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,5 +29,5 @@ def main() -> None:
     """
 
 
-for command in (serve, send, receive, request, node, store):
+for command in (serve, send, receive, request, node, store, user):
     main.add_command(command)

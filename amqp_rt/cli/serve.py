@@ -14,6 +14,7 @@ import click
 import trio
 
 from ..broker.declarations import declarations_in, declared_by
+from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
@@ -46,6 +47,12 @@ log = logging.getLogger("amqp_rt.cli")
     help="Who may log in. NAME:@FILE reads the password from a file, NAME:- from standard input, "
     "NAME from $AMQP_RT_PASSWORD_NAME; a password on the command line is seen by others. "
     "Repeatable.",
+)
+@click.option(
+    "--users",
+    "users_file",
+    metavar="FILE",
+    help="Who may log in, with hashed passwords: amqp-rt user add makes it.",
 )
 @click.option(
     "--anonymous",
@@ -88,6 +95,14 @@ log = logging.getLogger("amqp_rt.cli")
     multiple=True,
     help="A virtual host, with nodes of its own. Connections that name another one are refused, "
     "unless '' is given too, for a default one. Repeatable.",
+)
+@click.option(
+    "--journal",
+    metavar="OPTIONS",
+    is_flag=False,
+    flag_value="",
+    help="Record what becomes of messages in the log $journal; with options such as "
+    "'every=10&per_second=100&addresses=orders-*'.",
 )
 @click.option(
     "--store",
@@ -137,12 +152,14 @@ def serve(
     application: str | None,
     urls: tuple[str, ...],
     users: tuple[str, ...],
+    users_file: str | None,
     anonymous: bool,
     rules: str | None,
     nodes: tuple[str, ...],
     files: tuple[Path, ...],
     auto_create: tuple[str, ...],
     virtual_hosts: tuple[str, ...],
+    journal: str | None,
     store: str,
     volatile: bool,
     name: str,
@@ -171,6 +188,12 @@ def serve(
             declarations_in(file)
         except AmqpError as error:
             raise click.BadParameter(error.description, param_hint="--nodes") from None
+    recorded: LifeCycles | bool = False
+    if journal is not None:
+        try:
+            recorded = life_cycles_by(journal)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--journal") from None
     for text in auto_create:
         declared_in("--auto-create", text)
     known = Users()
@@ -179,16 +202,23 @@ def serve(
             known.add(*parse_user(text))
         except Exception as error:
             raise click.BadParameter(str(error), param_hint="--user") from None
+    if users_file is not None:
+        try:
+            known.load(users_file)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--users") from None
     tls = _certificates(tls_cert, tls_key, tls_client_ca)
     if tls is None and (tls_required or any(url.startswith(("amqps:", "wss:")) for url in urls)):
         raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
-    named = bool(users or tls_client_ca)
+    named = bool(known or tls_client_ca)
     if not named and not anonymous and not all(_is_local(url) for url in urls):
         raise click.UsageError(
-            "who may connect? Give --user NAME:PASSWORD, --tls-client-ca FILE, or --anonymous."
+            "who may connect? Give --user NAME:PASSWORD, --users FILE, --tls-client-ca FILE, or "
+            "--anonymous."
         )
     sasl = ["EXTERNAL"] if tls_client_ca else []
-    sasl += ["PLAIN"] if users else []
+    if known:
+        sasl += ["PLAIN", *(f"SCRAM-{each}" for each in known.scram_hashes)]
     sasl += ["ANONYMOUS"] if anonymous or not named else []
     try:
         access = None if rules is None else Access.load(rules)
@@ -198,7 +228,7 @@ def serve(
         broker = Broker(
             name,
             auto_create=auto_create,
-            users=known if users else None,
+            users=known or None,
             sasl=sasl,
             access=access,
             plain_in_clear=plain_in_clear,
@@ -208,6 +238,7 @@ def serve(
             store=kept,
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,
+            journal=recorded,
         )
     else:
         if named or anonymous or rules or tls is not None:
@@ -220,6 +251,7 @@ def serve(
             store=kept,
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,
+            journal=recorded,
         )
 
     async def main() -> None:

@@ -43,12 +43,22 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import run_connection
 from ..net.entrance import Entrance, enter
-from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_memory, serve_socket
+from ..net.listeners import (
+    Door,
+    bound_address,
+    network_of,
+    open_tcp,
+    open_unix,
+    serve_memory,
+    serve_socket,
+)
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
 from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
+from ..security.backoff import Backoff
+from ..security.bearer import BearerServer, CbsLoginServer, VerifyToken
 from ..security.identities import Users
 from ..security.mechanisms import (
     AnonymousServer,
@@ -61,6 +71,7 @@ from ..security.mechanisms import (
     Verifier,
     offered,
 )
+from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
 from ..security.tokens import Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
@@ -124,10 +135,12 @@ class Container:
         resources: Objects, or ``@asynccontextmanager`` functions that make them, which handlers
             ask for by type.
         middleware: Wrapped around every handler of this container.
-        sasl: Mechanisms to offer, by name or as objects. By default PLAIN if there are *users*,
-            else ANONYMOUS.
+        sasl: Mechanisms to offer, by name or as objects. By default what *users* and *tokens* are
+            for, else ANONYMOUS: PLAIN, SCRAM where every user has what it takes, OAUTHBEARER and
+            XOAUTH2.
         users: Who may log in with PLAIN: names and passwords, or a verifier
             ``await users(user, password, peer)`` that returns an identity or None.
+        tokens: ``await tokens(token, peer)`` for OAuth 2.0 tokens, which returns a ``Login`` or None.
         authorize: ``await authorize(peer, address, role)`` for each attach, and for each address
             that an anonymous terminus sends to. *role* is what the peer wants to be: ``"sender"``
             or ``"receiver"``.
@@ -155,6 +168,7 @@ class Container:
         middleware: Sequence[Middleware] = (),
         sasl: Collection[str | ServerMechanism] | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
+        tokens: VerifyToken | None = None,
         authorize: Authorize | None = None,
         access: Access | None = None,
         cbs: Cbs | None = None,
@@ -194,7 +208,7 @@ class Container:
             users = Users(users)
         #: Who may log in, as far as we keep their passwords.
         self.users = users if isinstance(users, Users) else None
-        self._mechanisms = _mechanisms(sasl, users)
+        self._mechanisms = _mechanisms(sasl, users, tokens, cbs)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
@@ -217,6 +231,7 @@ class Container:
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
         self._logins: dict[Any, ServerMechanism] = {}
+        self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
         self._on_shutdown: list[Hook] = []
         self._nurseries: _Nurseries | None = None
@@ -694,11 +709,16 @@ class Container:
         A failure is answered the same way and after the same time whatever its cause.
         """
         engine = connection.engine
-        mechanism = self._mechanisms.get(event.mechanism)
+        began = trio.current_time()
         step: Challenge | Success | Failure
-        if mechanism is None:
-            step = Failure(f"{event.mechanism} is not offered")
+        if event.exchange.refused:
+            step = Failure(event.exchange.refused)
         else:
+            mechanism = self._logins.get(engine)
+            if mechanism is None:
+                mechanism = self._mechanisms[event.mechanism]
+                begin = getattr(mechanism, "begin", None)
+                mechanism = self._logins[engine] = mechanism if begin is None else begin()
             try:
                 step = await mechanism.respond(event.response, engine.peer)
             except Exception:
@@ -709,10 +729,15 @@ class Container:
         elif isinstance(step, Success):
             if self._cbs is None:
                 self._known(engine)
-            connection.handle(event.exchange.succeed(step.user, step.identity))
+            connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
-            log.warning("login from %s failed: %s", engine.peer.address, step.why)
-            await trio.sleep(self.limits.failed_login_delay_s)
+            address = engine.peer.address
+            log.warning("login from %s failed: %s", address, step.why)
+            host = address.rpartition(":")[0].strip("[]")
+            who = [f"address {network_of(host)}", *([f"user {step.user}"] if step.user else [])]
+            delay = self._backoff.failed(who, began)
+            # However long the judging took, the answer comes at the same time.
+            await trio.sleep_until(began + delay)
             event.exchange.fail()
 
     # --- links ---------------------------------------------------------------------------
@@ -1148,36 +1173,79 @@ def _in_a_thread(users: Users) -> Verifier:
     return verify
 
 
+#: Mechanisms in the order in which they are offered: a client takes the first that it can.
+_RANKS: Final = (
+    "EXTERNAL",
+    *(f"SCRAM-{each}" for each in HASHES),
+    "OAUTHBEARER",
+    "XOAUTH2",
+    "PLAIN",
+    "AMQPCBS",
+    "MSSBCBS",
+    "ANONYMOUS",
+)
+
+
 def _mechanisms(
     sasl: Collection[str | ServerMechanism] | None,
     users: Mapping[str, str] | Users | Verifier | None,
+    tokens: VerifyToken | None,
+    cbs: Cbs | None,
 ) -> dict[str, ServerMechanism]:
     if isinstance(users, Mapping):
         users = Users(users)
-    verifier = _in_a_thread(users) if isinstance(users, Users) else users
     if sasl is None:
-        sasl = ("ANONYMOUS",) if verifier is None else ("PLAIN",)
-    found: dict[str, ServerMechanism] = {}
-    # The strongest first: a client takes the first that it can.
-    ranks = {"EXTERNAL": 0, "ANONYMOUS": 2}
-    for each in sorted(
-        sasl, key=lambda each: ranks.get(each if isinstance(each, str) else each.name, 1)
-    ):
-        if not isinstance(each, str):
-            found[each.name] = each
-        elif each == "ANONYMOUS":
-            found[each] = AnonymousServer()
-        elif each == "EXTERNAL":
-            found[each] = ExternalServer()
-        elif each == "PLAIN":
-            if verifier is None:
-                raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
-            found[each] = PlainServer(verifier)
-        else:
-            raise ValueError(
-                f"the mechanism {each!r} is not known: EXTERNAL, PLAIN and ANONYMOUS are"
-            )
-    return found
+        sasl = [] if users is None else ["PLAIN"]
+        if isinstance(users, Users):
+            sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
+        sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
+        sasl = sasl or ["ANONYMOUS"]
+    found = [
+        each if not isinstance(each, str) else _known(each, users, tokens, cbs) for each in sasl
+    ]
+    # What we do not know comes first: somebody has a reason for it.
+    found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
+    return {each.name: each for each in found}
+
+
+def _known(
+    name: str, users: Users | Verifier | None, tokens: VerifyToken | None, cbs: Cbs | None
+) -> ServerMechanism:
+    """The mechanism of that name.
+
+    Raises:
+        ValueError: There is none, or it needs what was not given.
+    """
+    if name == "ANONYMOUS":
+        return AnonymousServer()
+    if name == "EXTERNAL":
+        return ExternalServer()
+    if name == "PLAIN":
+        if users is None:
+            raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
+        return PlainServer(_in_a_thread(users) if isinstance(users, Users) else users)
+    if name.startswith("SCRAM-") and name.removeprefix("SCRAM-") in HASHES:
+        if not isinstance(users, Users):
+            raise ValueError(f"sasl has {name}, but there are no users: pass users=Users(…)")
+        return ScramServer(
+            name.removeprefix("SCRAM-"), _kept_by(users), iterations=users.scram_iterations
+        )
+    if name in ("OAUTHBEARER", "XOAUTH2"):
+        if tokens is None:
+            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=…")
+        return BearerServer(name, tokens)
+    if name in ("AMQPCBS", "MSSBCBS"):
+        if cbs is None:
+            raise ValueError(f"sasl has {name}, but no tokens are taken: pass cbs=Cbs(…)")
+        return CbsLoginServer(name)
+    raise ValueError(f"the mechanism {name!r} is not known: {', '.join(_RANKS)} are")
+
+
+def _kept_by(users: Users) -> FindSecret:
+    async def find(user: str, hash_name: str) -> ScramSecret | None:
+        return users.scram(user, hash_name)
+
+    return find
 
 
 def _is_local(address: str) -> bool:

@@ -39,7 +39,8 @@ from ..net.driver import run_connection
 from ..net.memory import memory_stream_pair
 from ..net.tls import ClientTls
 from ..outcomes import Error
-from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear
+from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear, reveals
+from ..security.scram import Scram
 from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
 from .connections import Connection
@@ -137,7 +138,7 @@ async def connect(
         urls: Where to: one URL, several as a failover list, or None for ``$AMQP_URL``, else
             ``amqp://127.0.0.1:5672``.
         container: Whose container-id and nodes the peer sees; by default one made for this.
-        auth: Mechanisms, best first. By default PLAIN with the URL's user and password if it has
+        auth: Mechanisms, best first. By default SCRAM or PLAIN with the URL's user and password if it has
             them, else EXTERNAL if *tls* has a certificate, else ANONYMOUS.
         token: Where tokens for the peer's addresses come from, such as
             :class:`~amqp_rt.container.tokens.Sas`: each link attaches when there is one, and all
@@ -444,6 +445,14 @@ class Dialler:
             raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")
         try:
             mechanisms = self._mechanisms(url, secure=dialled.secure, local=dialled.local)
+            for mechanism in mechanisms:
+                prepare = getattr(mechanism, "prepare", None)
+                if prepare is not None:
+                    # Where its secret comes from somewhere else, that may take a while.
+                    with trio.move_on_at(timeout.deadline) as late:
+                        await prepare()
+                    if late.cancelled_caught:
+                        raise ConnectFailed(f"cannot connect to {url}: {mechanism} was not ready")
         except BaseException:
             await trio.aclose_forcefully(dialled.stream)
             raise
@@ -513,12 +522,12 @@ class Dialler:
         chosen = plan.mechanisms
         if chosen is None:
             if url.user is not None:
-                chosen = (Plain(url.user, url.password or ""),)
+                chosen = _by_password(url.user, url.password or "")
             elif secure and isinstance(plan.tls, ClientTls) and plan.tls.has_certificate:
                 chosen = (External(), Anonymous())
             else:
                 chosen = (Anonymous(),)
-        if any(mechanism.name == "PLAIN" for mechanism in chosen) and not may_send_in_clear(
+        if any(map(reveals, chosen)) and not may_send_in_clear(
             secure=secure, local=local, allowed=plan.plain_in_clear
         ):
             raise ConnectFailed(
@@ -579,6 +588,16 @@ class Dialler:
         finally:
             if self._elsewhere.get(url) is dialler:
                 del self._elsewhere[url]
+
+
+def _by_password(user: str, password: str) -> tuple[ClientMechanism, ...]:
+    """Ways to log in with a password, those that do not show it first."""
+    found: list[ClientMechanism] = []
+    try:
+        found += [Scram(user, password, each) for each in ("SHA-512", "SHA-256")]
+    except AuthenticationFailed:
+        pass  # It has characters that SCRAM does not take.
+    return (*found, Plain(user, password))
 
 
 def redirected(url: Url, error: Error) -> Url:

@@ -829,8 +829,7 @@ class Engine:
             mechanism = str(performative.mechanism)
             self._exchange = SaslExchange(self, mechanism)
             if mechanism not in self.options.mechanisms:
-                self.sasl_fail()
-                return
+                self._exchange.refused = f"{mechanism!r:.50} is not offered"
             response = performative.initial_response
             hostname = performative.hostname
             self.peer.virtual_host = hostname or ""
@@ -841,8 +840,10 @@ class Engine:
             response = performative.response
             hostname = None
         if response is not None and len(response) > self.limits.sasl_response_max:
-            self.sasl_fail()
-            return
+            self._exchange.refused = (
+                f"a response of more than {self.limits.sasl_response_max} octets"
+            )
+            response = None
         self._layer = _LOGIN
         self._report(LoginRequested(mechanism, response, hostname, self._exchange))
 
@@ -850,13 +851,26 @@ class Engine:
         """Ask the client for more; what it had sent already is read now."""
         if self._layer != _LOGIN:
             return []
+        if self._refused():
+            return []
         self._layer = _SASL
         self._write_raw(performative_frame(0, SaslChallenge(data), SASL_FRAME))
         return self._run()
 
-    def sasl_succeed(self, user: str | None, identity: Any, mechanism: str) -> list[Event]:
+    def _refused(self) -> bool:
+        """Whether the exchange can only fail; it has failed then."""
+        if self._exchange is not None and self._exchange.refused:
+            self.sasl_fail()
+            return True
+        return False
+
+    def sasl_succeed(
+        self, user: str | None, identity: Any, mechanism: str, data: bytes | None = None
+    ) -> list[Event]:
         """Let the client in; what it had sent already is read now."""
         if self._layer != _LOGIN:
+            return []
+        if self._refused():
             return []
         self.peer.user = user
         self.peer.identity = identity
@@ -864,7 +878,7 @@ class Engine:
         self._exchange = None
         self._sasl_done = True
         self._layer = _HEADER
-        self._write_raw(performative_frame(0, SaslOutcome(OK), SASL_FRAME))
+        self._write_raw(performative_frame(0, SaslOutcome(OK, data), SASL_FRAME))
         return self._run()
 
     def sasl_fail(self) -> None:
@@ -897,6 +911,10 @@ class Engine:
             response = self._mechanism.respond(performative.challenge)
             self._write_raw(performative_frame(0, SaslResponse(response), SASL_FRAME))
         elif performative.code == OK:
+            finish = getattr(self._mechanism, "finish", None)
+            if finish is not None:
+                # In some mechanisms the server has to prove itself too: it raises if it has not.
+                finish(performative.additional_data)
             self._sasl_done = True
             self._layer = _HEADER
             self._start_amqp()

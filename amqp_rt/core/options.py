@@ -22,7 +22,8 @@ class EngineOptions(Struct, kw_only=True):
     #: Server: mechanisms to offer. Client: unused.
     mechanisms: tuple[str, ...] = ()
     sasl_required: bool = False
-    #: Client: objects with ``name``, ``initial()`` and ``respond(challenge)``, best first.
+    #: Client: objects with ``name``, ``initial()`` and ``respond(challenge)``, best first; and with
+    #: ``finish(data)`` if what comes with the outcome has to be judged.
     client_mechanisms: tuple[Any, ...] = ()
     #: Client: send open with the header. False waits for the peer's header first.
     pipelined: bool = True

@@ -18,6 +18,8 @@ class SaslExchange:
 
     def __init__(self, engine: Engine, mechanism: str) -> None:
         self.mechanism = mechanism
+        #: Why it can only fail; empty if it may succeed.
+        self.refused: str = ""
         self._engine = engine
 
     def challenge(self, data: bytes) -> list[Event]:
@@ -27,12 +29,14 @@ class SaslExchange:
         """
         return self._engine.sasl_challenge(data)
 
-    def succeed(self, user: str | None, identity: Any = None) -> list[Event]:
-        """Let the client in as *user*.
+    def succeed(
+        self, user: str | None, identity: Any = None, data: bytes | None = None
+    ) -> list[Event]:
+        """Let the client in as *user*; *data* goes with the outcome.
 
         Returns the events of what it had sent already: handle them as those of ``receive``.
         """
-        return self._engine.sasl_succeed(user, identity, self.mechanism)
+        return self._engine.sasl_succeed(user, identity, self.mechanism, data)
 
     def fail(self) -> None:
         """Refuse the client: it is told so, whatever the cause, and the connection ends."""

@@ -56,7 +56,7 @@ class Door:
             and self.strangers < limits.connections_unauthenticated_max
             and (
                 host in _NO_ADDRESS
-                or self._by_network[_network_of(host)]
+                or self._by_network[network_of(host)]
                 < limits.connections_unauthenticated_per_address_max
             )
         )
@@ -71,7 +71,7 @@ class Door:
             await trio.aclose_forcefully(stream)
             return
         self._refusing = False
-        network = _network_of(host)
+        network = network_of(host)
         self.connections += 1
         self.strangers += 1
         self._by_network[network] += 1
@@ -96,7 +96,7 @@ class Door:
                     await trio.aclose_forcefully(stream)
 
 
-def _network_of(host: str) -> str:
+def network_of(host: str) -> str:
     """What counts as one address: of IPv6 the half that its owner does not choose freely."""
     if ":" not in host:
         return host

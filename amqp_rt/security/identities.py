@@ -10,11 +10,21 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from ..errors import AmqpError
+from .scram import (
+    HASHES,
+    ITERATIONS,
+    ITERATIONS_MIN,
+    ScramSecret,
+    make_secret,
+    read_secret,
+    saslprep,
+)
 
 # scrypt's cost: 16 MiB and some tens of milliseconds per check.
 _N: Final = 2**14
@@ -23,7 +33,11 @@ _P: Final = 1
 _SCHEME: Final = "scrypt"
 _SALT_SIZE: Final = 16
 _KEY_SIZE: Final = 64
-_FORM: Final = "NAME:scrypt$SALT$KEY"
+_FORM: Final = (
+    "NAME:scrypt$SALT$KEY, maybe with ,scram-sha-256$… after it; amqp-rt user add makes it"
+)
+#: Work for the secrets of users that the program names: they are in memory only.
+_ITERATIONS: Final = ITERATIONS_MIN
 
 
 class IdentityError(AmqpError):
@@ -45,14 +59,21 @@ def check_password(password: str, hashed: str) -> bool:
     return hmac.compare_digest(hash_password(password, salt=salt).encode(), hashed.encode())
 
 
-def password_line(user: str, password: str) -> str:
+def password_line(user: str, password: str, *, scram: Collection[str] = ()) -> str:
     """The line of a users' file that lets *user* in with *password*.
+
+    Args:
+        user: The name.
+        password: The secret; it is not in the line.
+        scram: Hashes of SCRAM to let it be used with, of ``SHA-1``, ``SHA-256`` and ``SHA-512``.
+            A thief of the file guesses faster by them than by scrypt.
 
     Raises:
         IdentityError: The name or the password cannot be used.
     """
     _check_user(user, password)
-    return f"{user}:{hash_password(password)}"
+    kept = [hash_password(password), *(str(make_secret(password, each)) for each in scram)]
+    return f"{user}:{','.join(kept)}"
 
 
 class Users:
@@ -69,6 +90,7 @@ class Users:
         self._key = secrets.token_bytes(32)
         self._digests: dict[str, bytes] = {}
         self._hashes: dict[str, str] = {}
+        self._scram: dict[str, dict[str, ScramSecret]] = {}
         # No password gives this one.
         self._nobody = "$".join(
             (
@@ -89,6 +111,9 @@ class Users:
         _check_user(user, password)
         self._hashes.pop(user, None)
         self._digests[user] = self._digest(password)
+        self._scram[user] = {
+            each: make_secret(password, each, iterations=_ITERATIONS) for each in HASHES
+        }
 
     def load(self, path: str | Path) -> None:
         """Add the users of a file with lines ``NAME:scrypt$SALT$KEY``; ``#`` begins a comment.
@@ -99,19 +124,24 @@ class Users:
             IdentityError: The file cannot be read, or a line is malformed; file and line are said.
         """
         loaded: dict[str, str] = {}
+        scram: dict[str, dict[str, ScramSecret]] = {}
         for number, line in enumerate(_read(path, "users").splitlines(), 1):
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
-            user, _, hashed = line.partition(":")
-            if not user or not _is_hash(hashed):
+            user, _, kept = line.partition(":")
+            hashed, *others = kept.split(",")
+            read = [read_secret(each) for each in others]
+            if not user or not _is_hash(hashed) or None in read:
                 raise IdentityError(f"{path}, line {number}: expected {_FORM}")
             if user in loaded:
                 raise IdentityError(f"{path}, line {number}: {user!r} is there twice")
             loaded[user] = hashed
+            scram[user] = {each.hash: each for each in read if each is not None}
         for user in loaded:
             self._digests.pop(user, None)
         self._hashes |= loaded
+        self._scram |= scram
 
     def remove(self, user: str) -> None:
         """Let *user* in no more; nothing happens if it is not there."""
@@ -140,6 +170,22 @@ class Users:
             right |= check_password(password, self._hashes.get(user, self._nobody))
         return user if right else None
 
+    def scram(self, user: str, hash_name: str) -> ScramSecret | None:
+        """What is kept of the user's password for SCRAM with *hash_name*, such as ``SHA-256``."""
+        return self._scram.get(user, {}).get(hash_name)
+
+    @property
+    def scram_hashes(self) -> tuple[str, ...]:
+        """The hashes with which every user can log in by SCRAM, the strongest first."""
+        if not self._scram:
+            return ()
+        return tuple(each for each in HASHES if all(each in kept for kept in self._scram.values()))
+
+    def scram_iterations(self) -> int:
+        """The work of most users, which those who do not exist have to look like."""
+        counts = Counter(each.iterations for kept in self._scram.values() for each in kept.values())
+        return counts.most_common(1)[0][0] if counts else ITERATIONS
+
     def _digest(self, password: str) -> bytes:
         return hmac.digest(self._key, password.encode(), "sha256")
 
@@ -148,8 +194,12 @@ class Users:
 
 
 def _check_user(user: str, password: str) -> None:
-    if not user or ":" in user or "\0" in user or "\n" in user:
+    if not user or ":" in user or "\0" in user or "\n" in user or user != user.strip():
         raise IdentityError(f"{user!r} cannot be a user's name: it is empty, or has : or NUL in it")
+    try:
+        saslprep(password)
+    except ValueError as error:
+        raise IdentityError(f"the password of {user!r} cannot be used: {error}") from None
     if not password or "\0" in password:
         raise IdentityError(f"the password of {user!r} is empty, or has NUL in it")
 

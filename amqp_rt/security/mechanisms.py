@@ -26,23 +26,31 @@ class Challenge(Struct, frozen=True):
 
 
 class Success(Struct, frozen=True):
-    """The client is who it says; ``user`` is None for nobody in particular."""
+    """The client is who it says; ``user`` is None for nobody in particular. ``data`` goes with the
+    outcome (§5.3.3.6), for mechanisms in which the server has the last word."""
 
     user: str | None
     identity: Any = None
+    data: bytes | None = None
 
 
 class Failure(Struct, frozen=True):
-    """It is not, whatever the reason. ``why`` is for the log and never for the client."""
+    """It is not, whatever the reason. ``why`` is for the log and never for the client; ``user`` is
+    who it claimed to be, if it did."""
 
     why: str
+    user: str = ""
 
 
 Step: TypeAlias = Challenge | Success | Failure
 
 
 class ServerMechanism(Protocol):
-    """The server's side. One object serves any number of exchanges that take one step."""
+    """The server's side. One object serves any number of exchanges that take one step.
+
+    Where an exchange takes several, ``begin()`` makes an object for each. A mechanism whose secrets
+    cross the wire as they are says so by ``reveals = True``, and is offered where they may.
+    """
 
     name: str
 
@@ -63,6 +71,7 @@ class Plain:
     """
 
     name = "PLAIN"
+    reveals = True
 
     def __init__(self, user: str, password: str, *, authorize_as: str = "") -> None:
         if not user or "\0" in user + password + authorize_as:
@@ -110,6 +119,7 @@ class PlainServer:
     """PLAIN, server side; the application's verifier decides."""
 
     name = "PLAIN"
+    reveals = True
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -126,10 +136,10 @@ class PlainServer:
         except UnicodeDecodeError:
             return Failure("a PLAIN response that is not UTF-8")
         if acting and acting != user:
-            return Failure(f"{user!r} may not act for somebody else")
+            return Failure(f"{user!r} may not act for somebody else", user)
         identity = await self._verifier(user, password, peer)
         if identity is None:
-            return Failure(f"wrong user or password for {user!r}")
+            return Failure(f"wrong user or password for {user!r}", user)
         return Success(user, identity)
 
 
@@ -216,6 +226,11 @@ def may_send_in_clear(*, secure: bool, local: bool, allowed: bool) -> bool:
     return secure or local or allowed
 
 
+def reveals(mechanism: object) -> bool:
+    """Whether a mechanism, of either side, sends its secret as it is."""
+    return bool(getattr(mechanism, "reveals", False))
+
+
 def offered(
     mechanisms: Iterable[ServerMechanism],
     *,
@@ -224,11 +239,11 @@ def offered(
     plain_in_clear: bool,
     certificate: bool = False,
 ) -> tuple[str, ...]:
-    """The names to offer on a connection: PLAIN only where a password may cross it, EXTERNAL only
-    to who has shown a certificate."""
-    passwords = may_send_in_clear(secure=secure, local=local, allowed=plain_in_clear)
+    """The names to offer on a connection: PLAIN and its like only where a secret may cross it,
+    EXTERNAL only to who has shown a certificate."""
+    secrets = may_send_in_clear(secure=secure, local=local, allowed=plain_in_clear)
     return tuple(
         m.name
         for m in mechanisms
-        if (passwords or m.name != "PLAIN") and (certificate or m.name != "EXTERNAL")
+        if (secrets or not reveals(m)) and (certificate or m.name != "EXTERNAL")
     )

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .loopback import LoopbackBroker
+    from .script import Script, ScriptFailed
     from .virtual import VirtualAmqp
 
-__all__ = ["LoopbackBroker", "VirtualAmqp"]
+__all__ = ["LoopbackBroker", "Script", "ScriptFailed", "VirtualAmqp"]
 
 #: Public name → the module that defines it.
 _HOMES: dict[str, str] = {
     "LoopbackBroker": "loopback",
+    "Script": "script",
+    "ScriptFailed": "script",
     "VirtualAmqp": "virtual",
 }
 

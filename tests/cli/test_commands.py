@@ -409,3 +409,35 @@ def test_mutual_tls_from_the_command_line() -> None:
         assert "the peer requires TLS" in in_clear.stderr
     finally:
         assert served.stop()[0] == 0
+
+
+@pytest.mark.req("SE2", "SE3")
+def test_users_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    ok("user", "add", str(path), "ada", "--scram", "sha-256", stdin="s3cret\n")
+    ok("user", "add", str(path), "bob:-", "--scram", "sha-256", stdin="old\n")
+    ok("user", "add", str(path), "bob", "--scram", "sha-256", stdin="builder\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "s3cret" not in path.read_text("utf-8")
+    assert ok("user", "list", str(path)) == (
+        "ada  PLAIN  SCRAM-SHA-256\nbob  PLAIN  SCRAM-SHA-256\n"
+    )
+    served = Served("--users", str(path), "--auto-create", "queue:*")
+    try:
+        for who, code in (("ada:s3cret", 0), ("bob:builder", 0), ("bob:old", 1)):
+            url = served.url.replace("://", f"://{who}@")
+            assert amqp_rt("send", "q", "x", url=url).returncode == code
+    finally:
+        assert served.stop()[0] == 0
+    ok("user", "remove", str(path), "bob")
+    assert ok("user", "list", str(path)) == "ada  PLAIN  SCRAM-SHA-256\n"
+    for arguments, sentence in (
+        (["user", "remove", str(path), "bob"], "there is no user 'bob'"),
+        (["user", "add", str(path), "a b:"], "the password of 'a b' is empty"),
+        (["serve", "--users", "/no/such/file"], "cannot read users from /no/such/file"),
+    ):
+        done = amqp_rt(*arguments)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+    path.write_text("ada:s3cret", "utf-8")
+    assert "line 1: expected NAME:scrypt" in amqp_rt("user", "list", str(path)).stderr

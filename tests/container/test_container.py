@@ -39,7 +39,7 @@ from amqp_rt.errors import (
     LinkRefused,
 )
 from amqp_rt.events import Peer
-from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Rejected, rejected
@@ -794,7 +794,7 @@ async def test_every_failed_login_is_answered_alike_and_late(
         return user if (user, password) == ("ann", "right") else None
 
     answers = []
-    c = Container("c", users=verify)
+    c = Container("c", users=verify, limits=Limits(failed_login_delay_max_s=1))
     async with c, Container("client", network=c.network) as client:
         await c.listen("memory://c")
         for auth in (Plain("ann", "wrong"), Plain("nobody", "x"), Plain("broken", "x")):

@@ -1,0 +1,269 @@
+"""``$journal``: what becomes of messages, as a log (K8).
+
+Each virtual host has one, if the broker is asked for it, and nothing of it exists otherwise. Events are
+gathered as they happen, which costs a tuple each, and appended to the log some times a second. More than
+so many in a second are not recorded, but counted: the log says how many were lost, so that what is in it
+never costs more than it may and never lies by omission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from ..addresses import Wildcards
+from ..clock import Clock
+from ..errors import AmqpError, DecodeError
+from ..limits import DEFAULT_LIMITS, Limits
+from ..message import MESSAGE_FORMAT, Message
+from ..values import Symbol, Timestamp, UInt
+from .entries import Entry
+from .keyed import Field
+from .nodes import similar
+from .views import MessageView
+
+#: Its address.
+JOURNAL: Final = "$journal"
+#: Seconds between two appends.
+INTERVAL_S: Final = 0.1
+#: The event that says how many others were not recorded.
+LOST: Final = "lost"
+
+_MESSAGE_ID: Final = Field("properties.message-id")
+#: Characters of a text in an event.
+_TEXT_MAX: Final = 256
+
+
+class LifeCycles(Struct, frozen=True, kw_only=True):
+    """What is recorded in ``$journal``, and for how long it stays.
+
+    Args:
+        addresses: Of which nodes; ``*`` stands for any characters.
+        every: Of which messages of a node: each so-manieth, with all that happens to it there.
+        per_second: Events that are recorded in a second, in each virtual host.
+        max_age_s: Seconds after which they go.
+        max_bytes: Bytes that are kept of them.
+    """
+
+    addresses: tuple[str, ...] = ("*",)
+    every: int = 1
+    per_second: int = 1_000
+    max_age_s: float = 86_400.0
+    max_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in ("every", "per_second", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+        if self.max_age_s <= 0:
+            raise ValueError(f"max_age_s is more than 0, not {self.max_age_s}")
+
+
+def life_cycles_by(text: str) -> LifeCycles:
+    """What ``OPTION=VALUE&OPTION=VALUE`` says; ``addresses`` may come several times.
+
+    Raises:
+        AmqpError: An option is wrong.
+    """
+    options: dict[str, Any] = {}
+    try:
+        for key, value in parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text)):
+            if key not in LifeCycles.__struct_fields__:
+                hint = similar(key, LifeCycles.__struct_fields__)
+                raise ValueError(f"there is no option {key!r:.50}{hint}")
+            if key == "addresses":
+                options.setdefault(key, []).append(value)
+            else:
+                options[key] = value
+        return msgspec.convert(options, LifeCycles, strict=False)
+    except ValueError as error:
+        raise AmqpError(f"{text!r}: {error}", condition="amqp:invalid-field") from error
+
+
+#: When, at which node, what, the message, its place, the link, the reason.
+_Event = tuple[float, str, str, str, int, int, int, str, str, str]
+
+
+class Recorder:
+    """Gathers the events of one virtual host, and appends them to its log.
+
+    Args:
+        options: What is wanted.
+        clock: Tells when something happened.
+        append: Takes an encoded message into the log.
+        wake: Called when there is something to append, if there was nothing before.
+        limits: Bounds.
+    """
+
+    def __init__(
+        self,
+        options: LifeCycles,
+        clock: Clock,
+        append: Callable[[bytes], None],
+        wake: Callable[[], None],
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.options = options
+        self.clock = clock
+        self.limits = limits
+        self._append = append
+        self._wake = wake
+        self._events: list[_Event] = []
+        #: Events that may still be recorded, when that was counted, and how many were not.
+        self._left = float(options.per_second)
+        self._counted_at = clock.monotonic()
+        self._lost = 0
+
+    def note(self, event: _Event) -> None:
+        """Something has happened."""
+        if self._left < 1:
+            self._refill()
+        if self._left < 1:
+            self._lost += 1
+        else:
+            self._left -= 1
+            self._events.append(event)
+        if len(self._events) + self._lost == 1:
+            self._wake()
+
+    def _refill(self) -> None:
+        now = self.clock.monotonic()
+        most = float(self.options.per_second)
+        self._left = min(most, self._left + (now - self._counted_at) * most)
+        self._counted_at = now
+
+    def flush(self) -> None:
+        """Append what has been gathered."""
+        events, self._events = self._events, []
+        lost, self._lost = self._lost, 0
+        for event in events:
+            self._append(_encoded(event))
+        if lost:
+            said = {
+                "event": LOST,
+                "count": lost,
+                "time": Timestamp(int(self.clock.wall() * 1000)),
+            }
+            self._append(Message(None, application_properties=said).encode())
+
+
+class Watch:
+    """What the messages of one node are recorded by."""
+
+    def __init__(self, recorder: Recorder, address: str) -> None:
+        self._recorder = recorder
+        self._address = address
+        self._every = recorder.options.every
+
+    def note(self, event: str, entry: Entry, sequence: int, link: Any, reason: str) -> None:
+        """*event* has happened to *entry*, on *link* if there is one."""
+        if sequence % self._every:
+            return
+        recorder = self._recorder
+        recorder.note(
+            (
+                recorder.clock.wall(),
+                self._address,
+                event,
+                self._message_id(entry),
+                sequence,
+                len(entry.payload),
+                entry.delivery_count,
+                (entry.publisher or "") if link is None else link.peer.container_id,
+                "" if link is None else link.name,
+                reason,
+            )
+        )
+
+    def _message_id(self, entry: Entry) -> str:
+        if entry.message_format != MESSAGE_FORMAT:
+            return ""
+        try:
+            found = _MESSAGE_ID.read(MessageView(entry, self._recorder.limits))
+        except DecodeError:
+            return ""
+        return "" if found is None else str(found)[:_TEXT_MAX]
+
+
+def _encoded(event: _Event) -> bytes:
+    at, address, name, message_id, sequence, size, delivery_count, container, link, reason = event
+    said: dict[str, Any] = {
+        "event": name,
+        "address": address,
+        "sequence": sequence,
+        "size": size,
+        "delivery-count": UInt(delivery_count),
+        "time": Timestamp(int(at * 1000)),
+    }
+    for key, text in (
+        ("message-id", message_id),
+        ("container", container),
+        ("link", link),
+        ("reason", reason),
+    ):
+        if text:
+            said[key] = text[:_TEXT_MAX]
+    return Message(
+        None,
+        subject=name,
+        message_annotations={Symbol("x-opt-event"): name},
+        application_properties=said,
+    ).encode()
+
+
+class Journals:
+    """The recorders of all virtual hosts.
+
+    Args:
+        options: What is wanted.
+        clock: Tells when something happened.
+        limits: Bounds.
+    """
+
+    def __init__(self, options: LifeCycles, clock: Clock, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.options = options
+        self.clock = clock
+        self.limits = limits
+        self._recorders: dict[str, Recorder] = {}
+        self._work = trio.Event()
+        self._wanted: Wildcards[bool] = Wildcards()
+        for address in options.addresses:
+            self._wanted.add(address, True)
+
+    def watch(
+        self, virtual_host: str, address: str, append: Callable[[str, bytes], None]
+    ) -> Watch | None:
+        """What records the messages of a node; None if nobody wants to know of them."""
+        if self._wanted.find(address) is None:
+            return None
+        recorder = self._recorders.get(virtual_host)
+        if recorder is None:
+            recorder = self._recorders[virtual_host] = Recorder(
+                self.options,
+                self.clock,
+                lambda payload: append(virtual_host, payload),
+                self._wake,
+                self.limits,
+            )
+        return Watch(recorder, address)
+
+    def _wake(self) -> None:
+        self._work.set()
+
+    def flush(self) -> None:
+        """Append what has been gathered."""
+        for recorder in self._recorders.values():
+            recorder.flush()
+
+    async def run(self) -> None:
+        """Append what is gathered, until cancelled."""
+        while True:
+            await self._work.wait()
+            await trio.sleep(INTERVAL_S)
+            self._work = trio.Event()
+            self.flush()

@@ -1,0 +1,97 @@
+"""A queue that says what becomes of its messages (``$journal``).
+
+A class of its own, so that a queue whose messages nobody follows does not even ask whether somebody does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ..outcomes import Accepted, Error, Modified, Rejected, Released
+from .entries import Entry
+from .queues import DEAD_LETTERED, DROPPED, MessageQueue
+from .subscriptions import Subscription
+
+PUBLISHED: Final = "published"
+DELIVERED: Final = "delivered"
+#: What outcomes are called.
+_OUTCOMES: Final[dict[Any, str]] = {
+    Accepted: "accepted",
+    Rejected: "rejected",
+    Released: "released",
+    Modified: "modified",
+}
+EXPIRED: Final = "expired"
+DEAD_LETTER: Final = "dead-lettered"
+DROP: Final = "dropped"
+MOVED: Final = "moved"
+
+
+class ObservedQueue(MessageQueue):
+    """A queue whose ``watch`` hears of every message; set it before the first one comes.
+
+    ``watch.note(event, entry, sequence, link, reason)`` is called as things happen.
+    """
+
+    watch: Any = None
+
+    def put(self, entry: Entry) -> None:
+        if not self.deleted:
+            place = entry.sequence if entry.sequence >= 0 else self._place_next
+            self.watch.note(PUBLISHED, entry, place, None, "")
+        super().put(entry)
+
+    def _hand(self, subscription: Subscription, entry: Entry) -> bool:
+        handed = super()._hand(subscription, entry)
+        if handed:
+            self.watch.note(DELIVERED, entry, entry.sequence, subscription.link, "")
+            if subscription.settled and subscription.acquiring is None:
+                self.watch.note(_OUTCOMES[Accepted], entry, entry.sequence, subscription.link, "")
+        return handed
+
+    def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+        if type(outcome) is Accepted and not self.deleted:
+            self._note_outcome(subscription, entry, outcome)
+        super().conclude(subscription, entry, outcome)
+
+    def judge(self, subscription: Subscription, entry: Entry, outcome: Any) -> int:
+        self._note_outcome(subscription, entry, outcome)
+        return super().judge(subscription, entry, outcome)
+
+    def _note_outcome(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
+        reason = ""
+        if type(outcome) is Rejected and outcome.error is not None:
+            reason = str(outcome.error.condition)
+        event = _OUTCOMES[type(outcome)]
+        self.watch.note(event, entry, entry.sequence, subscription.link, reason)
+
+    def carry_out(self, entry: Entry, verdict: int) -> None:
+        if not self.deleted:
+            if verdict == DEAD_LETTERED:
+                self.watch.note(DEAD_LETTER, entry, entry.sequence, None, "")
+            elif verdict == DROPPED:
+                self.watch.note(DROP, entry, entry.sequence, None, "")
+        super().carry_out(entry, verdict)
+
+    def _give_up(self, entry: Entry, reason: str, error: Error | None) -> None:
+        if reason == EXPIRED:
+            self.watch.note(EXPIRED, entry, entry.sequence, None, "")
+        before = self.counts.dead_lettered
+        super()._give_up(entry, reason, error)
+        event = DEAD_LETTER if self.counts.dead_lettered > before else DROP
+        self.watch.note(event, entry, entry.sequence, None, reason)
+
+    def _replaced(self, entry: Entry) -> None:
+        self.watch.note(DROP, entry, entry.sequence, None, "replaced")
+        super()._replaced(entry)
+
+    def withdraw(self, count: int) -> list[Entry]:
+        found = super().withdraw(count)
+        for entry in found:
+            self.watch.note(MOVED, entry, entry.sequence, None, "")
+        return found
+
+    def purge(self) -> int:
+        for entry in self.peek(self.available):
+            self.watch.note(DROP, entry, entry.sequence, None, "purged")
+        return super().purge()

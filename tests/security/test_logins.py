@@ -1,0 +1,350 @@
+"""Logins from end to end: every mechanism, over the wire, with what is right and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from amqp_rt.container.container import Container
+from amqp_rt.errors import AuthenticationFailed, ConnectFailed
+from amqp_rt.events import Peer
+from amqp_rt.limits import Limits
+from amqp_rt.security.bearer import BearerServer, CbsLogin, Login, OAuthBearer, XOAuth2
+from amqp_rt.security.identities import Users, password_line
+from amqp_rt.security.mechanisms import (
+    Anonymous,
+    Challenge,
+    External,
+    Failure,
+    Plain,
+    Step,
+    Success,
+)
+from amqp_rt.security.scram import Scram
+from amqp_rt.security.tokens import Cbs, SasKeys
+
+HASTY = Limits(failed_login_delay_s=0)
+
+
+async def login(server: dict[str, Any], **client: Any) -> Peer:
+    """Who we are to a server after connecting."""
+    async with Container("server", limits=HASTY, **server) as container:
+        (url,) = await container.listen("amqp://127.0.0.1:0")
+        if "user" in client:
+            url = url.replace("://", f"://{client.pop('user')}@")
+        async with (
+            Container("client") as ours,
+            ours.connect(url, reconnect=None, **client),
+        ):
+            (connection,) = container.connections
+            return connection.peer
+
+
+async def verify(token: str, peer: Peer) -> Login | None:
+    return Login("ada", {"token": token}) if token == "good" else None
+
+
+USERS = {"ada": "pw"}
+GOOD = [
+    (["SCRAM-SHA-512"], Scram("ada", "pw", "SHA-512"), "ada"),
+    (["SCRAM-SHA-256"], Scram("ada", "pw", "SHA-256"), "ada"),
+    (["SCRAM-SHA-1"], Scram("ada", "pw", "SHA-1"), "ada"),
+    (["PLAIN"], Plain("ada", "pw"), "ada"),
+    (["OAUTHBEARER"], OAuthBearer("good"), "ada"),
+    (["OAUTHBEARER"], OAuthBearer("good", user="ada"), "ada"),
+    (["XOAUTH2"], XOAuth2("good"), "ada"),
+    (["XOAUTH2"], XOAuth2("good", user="ada"), "ada"),
+    (["ANONYMOUS"], Anonymous(), None),
+    (["AMQPCBS"], CbsLogin(), None),
+    (["MSSBCBS"], CbsLogin("MSSBCBS"), None),
+]
+
+
+@pytest.mark.req("SE1", "SE2", "SE3", "SE4", "SE16")
+@pytest.mark.parametrize(("sasl", "auth", "user"), GOOD, ids=lambda each: str(each)[:30])
+async def test_who_is_right_gets_in(sasl: list[str], auth: Any, user: str | None) -> None:
+    cbs = Cbs([SasKeys({})]) if sasl[0].endswith("CBS") else None
+    server = {"sasl": sasl, "users": USERS, "tokens": verify, "cbs": cbs}
+    peer = await login(server, auth=auth)
+    assert (peer.user, peer.mechanism) == (user, sasl[0])
+
+
+BAD = [
+    (["SCRAM-SHA-256"], Scram("ada", "guess")),
+    (["SCRAM-SHA-256"], Scram("nobody", "pw")),
+    (["SCRAM-SHA-256"], Scram("ada", "pw", authorize_as="bob")),
+    (["PLAIN"], Plain("ada", "guess")),
+    (["PLAIN"], Plain("nobody", "pw")),
+    (["OAUTHBEARER"], OAuthBearer("bad")),
+    (["OAUTHBEARER"], OAuthBearer("good", user="bob")),
+    (["XOAUTH2"], XOAuth2("bad")),
+    (["XOAUTH2"], XOAuth2("good", user="bob")),
+    (["SCRAM-SHA-256"], Anonymous()),
+    (["ANONYMOUS"], Plain("ada", "pw")),
+    (["PLAIN"], External()),
+    (["EXTERNAL"], External()),
+]
+
+
+@pytest.mark.req("SE1", "SE2", "SE3", "SE4")
+@pytest.mark.parametrize(("sasl", "auth"), BAD, ids=lambda each: str(each)[:30])
+async def test_who_is_wrong_does_not(sasl: list[str], auth: Any) -> None:
+    # Who has shown no certificate is offered nothing at all where there is only EXTERNAL.
+    expected = ConnectFailed if sasl == ["EXTERNAL"] else AuthenticationFailed
+    with pytest.raises(expected):
+        await login({"sasl": sasl, "users": USERS, "tokens": verify}, auth=auth)
+
+
+@pytest.mark.req("SE3")
+@pytest.mark.parametrize(
+    ("sasl", "mechanism"),
+    [
+        (None, "SCRAM-SHA-512"),
+        (["PLAIN"], "PLAIN"),
+        (["PLAIN", "SCRAM-SHA-256"], "SCRAM-SHA-256"),
+    ],
+)
+async def test_a_password_is_not_shown_where_it_need_not_be(
+    sasl: Collection[str] | None, mechanism: str
+) -> None:
+    peer = await login({"users": USERS, "sasl": sasl}, user="ada:pw")
+    assert (peer.user, peer.mechanism) == ("ada", mechanism)
+
+
+@pytest.mark.req("SE3")
+async def test_users_of_a_file_use_what_all_of_them_have(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    lines = [password_line("ada", "pw", scram=["SHA-256"]), password_line("bob", "pw")]
+    path.write_text(lines[0], "utf-8")
+    users = Users()
+    users.load(path)
+    assert (users.scram_hashes, users.check("ada", "pw")) == (("SHA-256",), "ada")
+    peer = await login({"users": users}, user="ada:pw")
+    assert peer.mechanism == "SCRAM-SHA-256"
+    path.write_text("\n".join(lines), "utf-8")
+    users = Users()
+    users.load(path)
+    assert users.scram_hashes == ()
+    assert (await login({"users": users}, user="bob:pw")).mechanism == "PLAIN"
+
+
+@pytest.mark.req("SE4")
+async def test_a_token_is_asked_for_before_each_connection() -> None:
+    asked = []
+
+    async def token() -> str:
+        asked.append(1)
+        await trio.lowlevel.checkpoint()
+        return "good"
+
+    auth = OAuthBearer(token)
+    for _ in range(2):
+        peer = await login({"tokens": verify}, auth=auth)
+        assert peer.identity == {"token": "good"}
+    assert len(asked) == 2
+
+    async def none() -> str:
+        return "no\x01token"
+
+    with pytest.raises(AuthenticationFailed, match="there is no token"):
+        await login({"tokens": verify}, auth=OAuthBearer(none))
+    assert "good" not in repr(auth) + repr(XOAuth2("good"))
+
+
+@pytest.mark.req("SE4", "SE1")
+@pytest.mark.parametrize("name", ["OAUTHBEARER", "XOAUTH2"])
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"",
+        b"\xff",
+        b"n,,",
+        b"n,,\x01auth=Bearer good",
+        b"n,,\x01auth=Basic good\x01\x01",
+        b"n,,\x01auth=Bearer a b\x01\x01",
+        b"n,,\x01auth=Bearer good\x01auth=Bearer bad\x01\x01",
+        b"p=x,,\x01auth=Bearer good\x01\x01",
+        b"user=ada\x01auth=\x01\x01",
+        b"user=ada\x01auth=Bearer good\x01",
+    ],
+)
+async def test_a_malformed_token_login_fails(name: str, response: bytes) -> None:
+    step = await BearerServer(name, verify).begin().respond(response, Peer())
+    assert isinstance(step, Failure)
+
+
+@pytest.mark.req("SE4")
+async def test_why_a_token_is_refused_is_said_in_its_own_words() -> None:
+    exchange = BearerServer("OAUTHBEARER", verify).begin()
+    assert await exchange.respond(None, Peer()) == Challenge(b"")
+    step = await exchange.respond(OAuthBearer("bad").initial(), Peer())
+    assert step == Challenge(b'{"status":"invalid_token"}')
+    assert isinstance(await exchange.respond(b"\x01", Peer()), Failure)
+    # However good what comes then.
+    assert isinstance(await exchange.respond(OAuthBearer("good").initial(), Peer()), Failure)
+
+
+@pytest.mark.req("SE9")
+def test_secrets_do_not_cross_a_network_in_clear() -> None:
+    from amqp_rt.security.mechanisms import offered
+
+    container = Container(
+        "server",
+        users=USERS,
+        tokens=verify,
+        cbs=Cbs([SasKeys({})]),
+        sasl=["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER", "XOAUTH2", "AMQPCBS", "ANONYMOUS"],
+    )
+
+    def names(*, secure: bool) -> tuple[str, ...]:
+        mechanisms = container._mechanisms.values()
+        return offered(mechanisms, secure=secure, local=False, plain_in_clear=False)
+
+    assert names(secure=False) == ("SCRAM-SHA-256", "ANONYMOUS")
+    assert names(secure=True) == (
+        *("SCRAM-SHA-256", "OAUTHBEARER", "XOAUTH2", "PLAIN", "AMQPCBS", "ANONYMOUS"),
+    )
+
+
+# --- mechanisms of one's own -----------------------------------------------------------------------
+
+
+class Riddle:
+    """A mechanism of several steps that waits: twice the number, please."""
+
+    name = "X-RIDDLE"
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def begin(self) -> Riddle:
+        return Riddle()
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        await trio.sleep(0.01)
+        if response is None:
+            self.number = 21
+            return Challenge(b"21")
+        if response == b"%d" % (2 * self.number):
+            return Success("sphinx", {"asked": self.number}, b"well done")
+        return Failure("a wrong answer")
+
+
+class Answer:
+    name = "X-RIDDLE"
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+        self.told: bytes | None = None
+        self.ready = 0
+
+    async def prepare(self) -> None:
+        await trio.sleep(0.01)
+        self.ready += 1
+
+    def initial(self) -> bytes | None:
+        return None
+
+    def respond(self, challenge: bytes) -> bytes:
+        return b"%d" % (self.factor * int(challenge))
+
+    def finish(self, data: bytes | None) -> None:
+        self.told = data
+
+
+@pytest.mark.req("SE5")
+async def test_a_mechanism_of_ones_own() -> None:
+    right = Answer(2)
+    peer = await login({"sasl": [Riddle(), "ANONYMOUS"]}, auth=[right, Anonymous()])
+    assert (peer.user, peer.mechanism, peer.identity) == ("sphinx", "X-RIDDLE", {"asked": 21})
+    assert (right.told, right.ready) == (b"well done", 1)
+    with pytest.raises(AuthenticationFailed):
+        await login({"sasl": [Riddle()]}, auth=Answer(3))
+
+
+@pytest.mark.req("SE5", "SE4")
+async def test_a_secret_that_does_not_come_in_time(autojump_clock: trio.testing.MockClock) -> None:
+    async def never() -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with Container("server", tokens=verify) as container:
+        await container.listen("memory://server")
+        async with Container("client", network=container.network) as ours:
+            with pytest.raises(ConnectFailed, match="was not ready"):
+                async with ours.connect(
+                    "memory://server", auth=OAuthBearer(never), reconnect=None, within=3
+                ):
+                    pass
+    assert trio.current_time() == pytest.approx(3)
+
+
+# --- policies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("SE6")
+@pytest.mark.parametrize("required", [None, True, False])
+async def test_whether_clients_must_log_in_is_a_policy(required: bool | None) -> None:
+    server = {"users": USERS, "sasl_required": required}
+    assert (await login(server, user="ada:pw")).user == "ada"
+    if required is False:
+        peer = await login(server, sasl=False)
+        assert (peer.user, peer.mechanism) == (None, None)
+    else:
+        with pytest.raises(ConnectFailed):
+            await login(server, sasl=False)
+    anonymous = {"sasl": ["ANONYMOUS"], "sasl_required": required}
+    if required:
+        with pytest.raises(ConnectFailed):
+            await login(anonymous, sasl=False)
+    else:
+        assert (await login(anonymous, sasl=False)).user is None
+
+
+@pytest.mark.req("SE2", "SE3")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"sasl": ["PLAIN"]}, "there are no users"),
+        ({"sasl": ["SCRAM-SHA-256"]}, "there are no users"),
+        ({"sasl": ["OAUTHBEARER"]}, "nobody judges tokens"),
+        ({"sasl": ["AMQPCBS"]}, "no tokens are taken"),
+        ({"sasl": ["CRAM-MD5"]}, "the mechanism 'CRAM-MD5' is not known: EXTERNAL, SCRAM-SHA-512"),
+    ],
+)
+def test_what_a_mechanism_needs(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Container("server", **options)
+
+
+@pytest.mark.req("SE2", "SE18")
+async def test_each_failure_is_told_later(autojump_clock: trio.testing.MockClock) -> None:
+    """Whatever its cause: a wrong answer, a mechanism that was not offered, too long a response."""
+
+    class Wrong(Answer):
+        def __init__(self, name: str, response: bytes) -> None:
+            super().__init__(3)
+            self.name = name
+            self.response = response
+
+        def initial(self) -> bytes | None:
+            return self.response
+
+    async with Container(
+        "server", sasl=[Riddle()], limits=Limits(sasl_response_max=100)
+    ) as container:
+        await container.listen("memory://server")
+        took = []
+        for auth in (Wrong("X-RIDDLE", b"1"), Wrong("X-RIDDLE", b"x" * 101), Answer(3)):
+            began = trio.current_time()
+            async with Container("client", network=container.network) as ours:
+                with pytest.raises(AuthenticationFailed):
+                    async with ours.connect("memory://server", auth=auth, reconnect=None):
+                        pass
+            took.append(round(trio.current_time() - began))
+    assert took == [1, 2, 4]

@@ -1419,6 +1419,16 @@ class BrokerHost:
             groups=sorted(log.cursors),
         )
 
+    async def purge_log(self, address: str, *, virtual_host: str = "") -> int:
+        """Drop the records of a log that nobody holds, in whole chunks; how many there were.
+
+        Offsets go on where they are. Cancelled, they may be dropped or not.
+
+        Raises:
+            AmqpError: There is no such log, or the store refuses.
+        """
+        return await self._log(address, virtual_host).purge()
+
     def cursor(self, address: str, group: str, *, virtual_host: str = "") -> dict[int, int]:
         """Where *group* goes on in a log: an offset for each partition for which it said one.
 

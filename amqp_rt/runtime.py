@@ -383,8 +383,12 @@ class _Managed:
     def peek(self, name: str, count: int) -> list[bytes]:
         return self._host.peek(name, count, virtual_host=self._in)
 
-    def purge(self, name: str) -> int:
-        return self._host.purge(name, virtual_host=self._in)
+    async def purge(self, name: str) -> int:
+        if self._host.stats(name, virtual_host=self._in).kind == LOG:
+            return await self._host.purge_log(name, virtual_host=self._in)
+        dropped = self._host.purge(name, virtual_host=self._in)
+        await self._host.wait_kept()
+        return dropped
 
     def move(self, name: str, to: str, count: int) -> int:
         return self._host.move(name, to, count, virtual_host=self._in)

@@ -119,6 +119,15 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "broker/test_producers.py::test_all_nodes_share_the_memory_of_the_broker",
     ),
     "queue_bytes_max": (f"{HERE}test_queue_bytes_max",),
+    "queue_memory_bytes_max": (
+        "broker/test_paging.py::test_only_the_head_is_in_memory_and_all_come_out_in_order",
+    ),
+    "queue_memory_messages_max": (
+        "broker/test_paging.py::test_only_the_head_is_in_memory_and_all_come_out_in_order",
+    ),
+    "queue_stored_bytes_max": (
+        "broker/test_paging.py::test_what_a_queue_has_in_the_store_is_bounded",
+    ),
     "nodes_max": ("broker/test_broker.py::test_nodes_are_bounded",),
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",

@@ -105,8 +105,14 @@ class Limits(Struct, frozen=True, gc=False):
     name_max: int = 1_024
     #: Bytes of messages that all nodes of a broker hold together.
     broker_bytes_max: int = 1024 * MIB
-    #: Bytes of messages that one queue holds, unless it is declared otherwise.
+    #: Bytes of messages that one queue holds in memory, unless it is declared otherwise.
     queue_bytes_max: int = 512 * MIB
+    #: Bytes and number of messages that a queue with a store keeps in memory; what comes then is read
+    #: from the store when its turn comes.
+    queue_memory_bytes_max: int = 16 * MIB
+    queue_memory_messages_max: int = 50_000
+    #: Bytes of messages that such a queue holds altogether, unless it is declared otherwise.
+    queue_stored_bytes_max: int = 64 * 1024 * MIB
     #: Nodes of a broker: declared ones, and those that links make on first use or dynamically.
     nodes_max: int = 100_000
     #: Dynamic nodes that one connection may have.
@@ -171,6 +177,9 @@ class Limits(Struct, frozen=True, gc=False):
     #: Steps that all filters of a source may take for one message: one for each place at which a
     #: pattern is tried. What takes more does not match.
     filter_steps_max: int = 10_000
+    #: Bytes of the trace of one connection, and of all traces of one folder together.
+    trace_bytes_max: int = 64 * MIB
+    trace_total_bytes_max: int = 1024 * MIB
 
 
 DEFAULT_LIMITS = Limits()

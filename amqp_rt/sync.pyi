@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack, overload
 
 import msgspec
 
+from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.clock import Clock
 from amqp_rt.container.connections import State, T
@@ -34,6 +35,7 @@ from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.tls import ClientTls, ServerTls
 from amqp_rt.outcomes import Error, Outcome
 from amqp_rt.security.access import Access
+from amqp_rt.security.bearer import VerifyToken
 from amqp_rt.security.identities import Users
 from amqp_rt.security.mechanisms import ServerMechanism, Verifier
 from amqp_rt.security.tokens import Cbs
@@ -56,6 +58,7 @@ class Container:
         middleware: Sequence[Middleware] = ...,
         sasl: Collection[str | ServerMechanism] | None = ...,
         users: Mapping[str, str] | Users | Verifier | None = ...,
+        tokens: VerifyToken | None = ...,
         authorize: Authorize | None = ...,
         access: Access | None = ...,
         cbs: Cbs | None = ...,
@@ -362,6 +365,7 @@ class Broker:
         clock: Clock | None = ...,
         users: Mapping[str, str] | Users | Verifier | None = ...,
         sasl: Collection[str | ServerMechanism] | None = ...,
+        tokens: VerifyToken | None = ...,
         authorize: Authorize | None = ...,
         access: Access | None = ...,
         cbs: Cbs | None = ...,
@@ -374,6 +378,7 @@ class Broker:
         store: str | Store | None = ...,
         volatile: bool = ...,
         virtual_hosts: Collection[str] | None = ...,
+        journal: LifeCycles | bool = ...,
     ) -> None: ...
     def declare(self, *declared: Declaration, virtual_host: str = ...) -> None: ...
     def declare_from(self, file: str | Path) -> None: ...

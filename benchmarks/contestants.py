@@ -82,7 +82,7 @@ def environment() -> dict[str, Any]:
     """What the machine is, as far as it matters."""
     return {
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "cores": cores(),
         "date": time.strftime("%Y-%m-%d"),
     }

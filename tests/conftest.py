@@ -130,11 +130,17 @@ def _peer_command(name: str) -> list[str] | str:
         if not (ROOT / "tests" / "peers" / "node_modules" / "rhea").is_dir():
             return "rhea is not installed (make peers)"
         return [node]
+    if name == "chromium":
+        if not (browser := shutil.which("chromium")):
+            return "chromium is not installed"
+        if not (ROOT / "tests" / "peers" / "node_modules" / "rhea").is_dir():
+            return "rhea is not installed (make peers)"
+        return [browser]
     raise pytest.UsageError(f"no such peer: {name}")
 
 
 def require_peer(name: str) -> list[str]:
-    """The command that runs a program written on peer *name*, "proton" or "rhea".
+    """The command that runs a program written on peer *name*, "proton", "rhea" or "chromium".
 
     Without that peer the test is skipped, with the reason; on CI it fails.
     """
@@ -156,6 +162,12 @@ def proton() -> list[str]:
 def rhea() -> list[str]:
     """Node, for programs in tests/peers, where rhea is installed."""
     return require_peer("rhea")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> list[str]:
+    """A browser, for pages with rhea in them."""
+    return require_peer("chromium")
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ PURE = (
         "broker.bindings",
         "broker.expiry",
     }
-    | {"broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
+    | {"broker.paging", "broker.schedule", "broker.locks", "broker.groups", "broker.keyed"}
 )
 FORBIDDEN_IN_PURE = {
     *("trio", "anyio", "asyncio", "socket", "ssl", "select", "selectors", "socketserver"),

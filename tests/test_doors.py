@@ -506,7 +506,7 @@ async def test_what_is_used_after_its_block_says_so() -> None:
         (url,) = await one.listen(ANYWHERE)
         async with aio.connect(url, reconnect=None) as peer:
             pass
-        with pytest.raises(AmqpError, match="clos"):
+        with pytest.raises(AmqpError, match=r"clos(ed|ing)"):
             await peer.call("x")
     with pytest.raises(RuntimeError, match="its block has been left"):
         await peer.call("x")

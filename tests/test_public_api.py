@@ -58,8 +58,18 @@ PUBLIC: dict[str, set[str]] = {
         "rpc",
         "source",
     },
+    "amqp_rt.testing": {
+        "LoopbackBroker",
+        "Replayed",
+        "Script",
+        "ScriptFailed",
+        "Trace",
+        "VirtualAmqp",
+        "read_trace",
+        "record",
+        "replay",
+    },
     "amqp_rt.broker": {"LifeCycles", "Log", "Queue", "Topic"},
-    "amqp_rt.testing": {"LoopbackBroker", "VirtualAmqp"},
 }
 
 

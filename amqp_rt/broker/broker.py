@@ -38,7 +38,7 @@ from ..termini import (
 )
 from ..values import Int, Symbol
 from .claims import check_claims
-from .entries import NEVER, Door, Entry, dead_letter, departing, restored
+from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
 from .keyed import Field, marker
 from .lifecycles import JOURNAL, Journals, LifeCycles
@@ -65,6 +65,7 @@ from .nodes import (
     terms_again,
 )
 from .observed import ObservedQueue
+from .pager import Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
@@ -202,9 +203,6 @@ NODE: Final = "node"
 INCARNATION: Final = "log"
 CURSOR: Final = "log-cursor"
 HOLD: Final = "log-hold"
-#: Messages read from the store at a time, and bytes of them.
-_RESTORED_MAX: Final = 10_000
-_RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class _Described(Struct, array_like=True):
@@ -354,6 +352,7 @@ class BrokerHost:
         self._alarms_max = 64
         self._alarmed = trio.Event()
         self._reading = None if journal is None else Reading(journal, limits)
+        self._pager = Pager(limits)
         #: Logs, by their numbers in the store.
         self._logs: dict[MessageLog, int] = {}
 
@@ -410,6 +409,8 @@ class BrokerHost:
         for key, value in await journal.call(journal.store.facts, DELIVERY):
             source = known.get(int.from_bytes(key[:4], "big"))
             sequence = int.from_bytes(value, "big")
+            if isinstance(source, KeptSource) and source.queue is not None:
+                await self._pager.fetch(journal, source.queue, sequence)
             if not (isinstance(source, KeptSource) and source.recall(key[4:], sequence)):
                 journal.loose.forget(DELIVERY, key)
         seen: dict[int, list[bytes]] = {}
@@ -471,16 +472,8 @@ class BrokerHost:
                     )
 
     async def _restore_queue(self, journal: Journal, number: int, queue: MessageQueue) -> None:
-        first = 0
-        while found := await journal.call(
-            journal.store.messages, number, first, _RESTORED_MAX, _RESTORED_BYTES_MAX
-        ):
-            for stored in found:
-                entry = restored(stored.sequence, stored.head, stored.payload)
-                if entry.expires_at != NEVER:
-                    self._expiring[queue] = None
-                queue.restore(entry)
-            first = found[-1].sequence + 1
+        if await self._pager.restore(journal, number, queue):
+            self._expiring[queue] = None
 
     # --- Declaring ---
 
@@ -603,7 +596,7 @@ class BrokerHost:
             held.max_attempts = declared.max_attempts or 0
             held.length_max = declared.length_max or 0
             held.overflow = declared.overflow
-            held.bytes_max = declared.bytes_max or self.limits.queue_bytes_max
+            held.bytes_max = declared.bytes_max or self._queue_bytes_max(node.number)
             held.single_active = declared.single_active
             held.exclusive = declared.exclusive
             held.lock(declared.lock_s or 0.0)
@@ -705,7 +698,7 @@ class BrokerHost:
                 max_deliveries=declared.max_deliveries or 0,
                 max_attempts=declared.max_attempts or 0,
                 length_max=declared.length_max or 0,
-                bytes_max=declared.bytes_max or 0,
+                bytes_max=declared.bytes_max or self._queue_bytes_max(number),
                 priorities=declared.priorities,
                 overflow=declared.overflow,
                 monotonic=self.clock.monotonic,
@@ -747,6 +740,7 @@ class BrokerHost:
         ledger: Ledger | None = None
         if journal is not None and number and isinstance(held, MessageQueue):
             ledger = held.ledger = QueueLedger(journal, number, held)
+            self._pager.adopt(held, number)
         elif journal is not None and number and isinstance(held, MessageTopic):
             ledger = TopicLedger(journal, held)
         intake = Intake(held)
@@ -793,6 +787,12 @@ class BrokerHost:
             self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
         return held
 
+    def _queue_bytes_max(self, number: int) -> int:
+        """Bytes that a queue may hold which says nothing about it: one that is in the store has
+        little of them in memory."""
+        limits = self.limits
+        return limits.queue_stored_bytes_max if number else limits.queue_bytes_max
+
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
         self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
@@ -811,6 +811,8 @@ class BrokerHost:
                     unit.clear(partition.number)
             else:
                 unit.clear(node.number)
+        if isinstance(held, MessageQueue):
+            self._pager.dismiss(held)
         if isinstance(held, MessageLog):
             del self._logs[held]
         else:
@@ -1417,6 +1419,16 @@ class BrokerHost:
             groups=sorted(log.cursors),
         )
 
+    async def purge_log(self, address: str, *, virtual_host: str = "") -> int:
+        """Drop the records of a log that nobody holds, in whole chunks; how many there were.
+
+        Offsets go on where they are. Cancelled, they may be dropped or not.
+
+        Raises:
+            AmqpError: There is no such log, or the store refuses.
+        """
+        return await self._log(address, virtual_host).purge()
+
     def cursor(self, address: str, group: str, *, virtual_host: str = "") -> dict[int, int]:
         """Where *group* goes on in a log: an offset for each partition for which it said one.
 
@@ -1622,6 +1634,7 @@ class BrokerHost:
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)
+                nursery.start_soon(self._pager.run, self.journal)
                 nursery.start_soon(self._retain_always, interval_s)
             if self._reading is not None:
                 nursery.start_soon(self._reading.run)

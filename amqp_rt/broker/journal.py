@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 import trio
@@ -105,6 +106,10 @@ class Unit:
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((Batch.put, (node, sequence, head, payload)))
 
+    def spill(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
+        """Put a message that need not outlive the process."""
+        self._changes.append((_spill, (node, sequence, head, payload)))
+
     def update(self, node: int, sequence: int, head: bytes) -> None:
         self._changes.append((Batch.update, (node, sequence, head)))
 
@@ -119,6 +124,9 @@ class Unit:
 
     def clear(self, node: int) -> None:
         self._changes.append((Batch.clear, (node,)))
+
+    def drop(self, node: int, first: int, last: int) -> None:
+        self._changes.append((Batch.drop, (node, first, last)))
 
     def append(self, records: Appended) -> None:
         """Add *records* to their logs."""
@@ -136,6 +144,10 @@ class Unit:
             change(batch, *args)
         for records in self.appended:
             records.write(batch)
+
+
+def _spill(batch: Batch, node: int, sequence: int, head: bytes, payload: bytes) -> None:
+    batch.put(node, sequence, head, payload, spilled=True)
 
 
 class Journal:
@@ -383,8 +395,15 @@ class QueueLedger:
         self._queue = queue
 
     def wants(self, entry: Entry) -> bool:
-        """Whether *entry* has to be staged: it is durable, or it is behind one that waits."""
-        return entry.durable or self._queue.pending > 0
+        """Whether *entry* has to be staged: it is durable, it is behind one that waits, or there is
+        no more room for it in memory."""
+        queue = self._queue
+        return (
+            entry.durable
+            or queue.pending > 0
+            or queue.bytes > queue.bytes_here_max
+            or queue.available > queue.messages_here_max
+        )
 
     def reserve(self, entry: Entry) -> None:
         """Give *entry* its place; :meth:`stage` follows."""
@@ -444,22 +463,35 @@ class QueueLedger:
         unit.then(lambda: self._queue.put(entry), undo)
 
     def _write(self, unit: Unit, entries: list[Entry]) -> None:
-        number = self.number
+        paged_from = self._queue.paged_from
         for entry in entries:
-            if entry.durable:
-                unit.put(number, entry.sequence, head_of(entry), entry.payload)
+            if entry.durable or entry.sequence >= paged_from:
+                self._keep(unit, entry)
                 entry.stored = True
 
     # --- What the queue says (queues.Ledger) ---
 
     def remove(self, entry: Entry) -> None:
-        self._journal.loose.remove(self.number, entry.sequence)
+        unit = self._journal.loose
+        unit.remove(self.number, entry.sequence)
+        if entry.sequence >= self._queue.paged_from:
+            unit.then(partial(self._queue.removed, entry.sequence))
 
     def update(self, entry: Entry) -> None:
         self._journal.loose.update(self.number, entry.sequence, head_of(entry))
 
     def rewrite(self, entry: Entry) -> None:
-        self._journal.loose.put(self.number, entry.sequence, head_of(entry), entry.payload)
+        self._keep(self._journal.loose, entry)
+
+    def _keep(self, unit: Unit, entry: Entry) -> None:
+        keep = unit.put if entry.durable else unit.spill
+        keep(self.number, entry.sequence, head_of(entry), entry.payload)
+
+    def discard(self, first: int, last: int, kept: list[Entry]) -> None:
+        unit = self._journal.loose
+        unit.drop(self.number, first, last)
+        for entry in kept:
+            self._keep(unit, entry)
 
     def settle(self, delivery: Any, outcome: Any) -> None:
         self._journal.loose.then(lambda: delivery.settle(outcome))

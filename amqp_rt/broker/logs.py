@@ -543,10 +543,36 @@ class MessageLog:
             )
             if self.deleted:
                 return
-            if first > partition.first:
-                partition.first, partition.bytes = first, bytes_
-                partition.forget(bisect_right(partition.blocks, first, key=_block_end))
-                self.tell_of_room()
+            self._shorten(partition, first, bytes_)
+
+    async def purge(self) -> int:
+        """Drop what is there and nobody holds, in whole chunks; how many records.
+
+        Raises:
+            AmqpError: The store cannot be read, or has no room even for that.
+        """
+        dropped = 0
+        for partition in self.partitions:
+            keep = self.held_from(partition)
+            before = partition.first
+            if self.reading is None:
+                await trio.lowlevel.checkpoint()
+                partition.forget(bisect_right(partition.blocks, keep, key=_block_end))
+                partition.first, partition.bytes = partition.base, partition.held
+            else:
+                first, bytes_ = await self.reading.trim(partition, keep)
+                self._shorten(partition, first, bytes_)
+            dropped += partition.first - before
+            self.counts.dropped += partition.first - before
+        self.tell_of_room()
+        return dropped
+
+    def _shorten(self, partition: Partition, first: int, bytes_: int) -> None:
+        """The store has dropped what was before *first*."""
+        if first > partition.first and not self.deleted:
+            partition.first, partition.bytes = first, bytes_
+            partition.forget(bisect_right(partition.blocks, first, key=_block_end))
+            self.tell_of_room()
 
     def gather(
         self,
@@ -881,8 +907,14 @@ class Reading:
                 keep = chunk.offset + chunk.count
         keep = min(keep, held)
         if keep > first:
-            await journal.keep(lambda unit: unit.trim(number, keep))
-            first, _, size = await journal.call(store.extent, number)
+            return await self.trim(partition, keep)
+        return first, size
+
+    async def trim(self, partition: Partition, keep: int) -> tuple[int, int]:
+        """Drop the chunks before *keep*; the first offset that is left, and the bytes."""
+        journal, number = self.journal, partition.number
+        await journal.keep(lambda unit: unit.trim(number, keep))
+        first, _, size = await journal.call(journal.store.extent, number)
         return first, size
 
 

@@ -26,6 +26,7 @@ from .entries import NEVER, NOWHERE, Entry, annotate, departing
 from .groups import Groups
 from .keyed import Marks
 from .locks import Locks
+from .paging import NOWHERE_PAGED, Paging
 from .schedule import Schedule
 from .subscriptions import Browser, DistributionNode, Enlisted, Subscription
 
@@ -112,6 +113,9 @@ class Ledger(Protocol):
 
     def rewrite(self, entry: Entry) -> None:
         """Its payload has changed."""
+
+    def discard(self, first: int, last: int, kept: list[Entry]) -> None:
+        """What is kept at the places from *first* to *last* is gone, but for *kept*."""
 
     def settle(self, delivery: Any, outcome: Any) -> None:
         """Settle *delivery* once what was said of its entry is on the disk."""
@@ -233,6 +237,13 @@ class MessageQueue(DistributionNode):
         self.delayed: int = 0
         #: Payload bytes of all of them.
         self.bytes: int = 0
+        #: Of the available ones those that are in the store only, and the place from which on they
+        #: are; see :mod:`~amqp_rt.broker.paging`.
+        self.paged: int = 0
+        self.paged_from: int = NOWHERE_PAGED
+        #: With more bytes or messages than these, what comes has to go through the ledger.
+        self.bytes_here_max: int = NOWHERE_PAGED
+        self.messages_here_max: int = NOWHERE_PAGED
         self.consumers: dict[int, Subscription] = {}
         self.browsers: dict[int, Browser] = {}
         self.deleted: bool = False
@@ -275,6 +286,7 @@ class MessageQueue(DistributionNode):
         self._active: Subscription | None = None
         self._schedule: Schedule | None = None
         self._locks: Locks | None = None
+        self._paging: Paging | None = None
         self.lock(lock_s)
 
     def lock(self, lock_s: float) -> None:
@@ -318,7 +330,7 @@ class MessageQueue(DistributionNode):
 
     def _shed(self) -> None:
         """There are too many: the first that are available make room for the last."""
-        while self.available and (
+        while self.available > self.paged and (
             self.bytes > self.bytes_max
             or (self.length_max and self.available + self.acquired + self.delayed > self.length_max)
         ):
@@ -351,6 +363,8 @@ class MessageQueue(DistributionNode):
         """Give *entry* its place and its room; :meth:`put` or :meth:`withhold` follows, in order."""
         entry.sequence = self._place_next
         self._place_next += 1
+        if self._paging is not None and self.paged_from == NOWHERE_PAGED:
+            self._begin_paging(entry)
         size = len(entry.payload)
         self.bytes += size
         self.memory.held += size
@@ -392,6 +406,8 @@ class MessageQueue(DistributionNode):
         if later and self._delays(entry):
             return
         if self._marker is not None and not self._mark(entry):
+            return
+        if sequence >= self.paged_from and self._page_out(entry):
             return
         if self._ring and not self.available and not self._pumping and not self.browsers:
             # Nobody is before it and somebody waits: it needs no slot.
@@ -509,6 +525,8 @@ class MessageQueue(DistributionNode):
             entry.due = None
             return False
         self.delayed += 1
+        if self._paging is not None and entry.stored and entry.sequence >= self.paged_from:
+            self._paging.out[entry.sequence] = entry
         self._set_alarm()
         return True
 
@@ -519,18 +537,23 @@ class MessageQueue(DistributionNode):
         if not self._mark(entry):
             return
         sequence = entry.sequence
-        if sequence >= self._next:
+        if sequence >= self._next and (not self.paged or sequence < self.paged_from):
+            if self.paged:
+                for consumer in self.consumers.values():
+                    consumer.cursor = min(consumer.cursor, sequence)
             self._append(entry, sequence)
             return
         rank = self._rank(entry)
         for browser in self.browsers.values():
             if max(browser.cursor, self._head) > sequence:
                 browser.backlog.insert(0, rank)
-        if sequence >= self._head:
+        if self._head <= sequence < self._next:
             for consumer in self.consumers.values():
                 consumer.cursor = min(consumer.cursor, sequence)
         else:
             self._file(entry)
+            if sequence > self._head and not self._ranked:
+                self._aside.add(sequence)
         self._place(entry, sequence)
 
     def tick(self) -> None:
@@ -681,7 +704,8 @@ class MessageQueue(DistributionNode):
         waiting = self.available
         if isinstance(subscription, Browser):
             self._browse(subscription)
-            waiting = len(subscription.backlog) + self._next - max(subscription.cursor, self._head)
+            waiting = len(subscription.backlog) + self.paged
+            waiting += max(0, self._next - max(subscription.cursor, self._head))
         else:
             if (
                 not subscription.ready
@@ -705,6 +729,8 @@ class MessageQueue(DistributionNode):
         """There is no more for *subscription* now: a link that is drained gives its credit back."""
         link = subscription.link
         looking = self.unfinished and subscription.selective
+        if self.paged and not looking:
+            looking = self._awaits_reading(subscription)
         if link.draining and not looking and (link.credit <= 0 or link.writable):
             link.drained()
 
@@ -794,8 +820,14 @@ class MessageQueue(DistributionNode):
                         key = avoid
                         sequence = others[0]
             if sequence < 0:
-                return None
-            entry = self._remove(sequence & _PLACE)
+                if not self.paged or not subscription.selective:
+                    return None
+                found = self._reach(subscription)
+                if found is None:
+                    return None
+                entry = found
+            else:
+                entry = self._remove(sequence & _PLACE)
             if heap is None:
                 if sequence == self._head:
                     self._step()
@@ -1061,6 +1093,7 @@ class MessageQueue(DistributionNode):
         if entry is None:
             return None
         self._remove(sequence)
+        self._aside.discard(sequence)
         if self._head <= sequence < self._next:
             if sequence == self._head:
                 self._step()
@@ -1075,6 +1108,8 @@ class MessageQueue(DistributionNode):
     def leave(self, subscription: Subscription) -> None:
         """The subscription is over."""
         self.browsers.pop(subscription.identity, None)
+        if self._paging is not None:
+            self._paging.ahead.pop(subscription.identity, None)
         if self.consumers.pop(subscription.identity, None) is None:
             return
         if subscription.ready:
@@ -1161,6 +1196,8 @@ class MessageQueue(DistributionNode):
         self._freed = True
         if entry.stored and self.ledger is not None:
             self.ledger.remove(entry)
+        if entry.sequence >= self.paged_from:
+            self._left_from_among_paged(entry.sequence)
         if self._latest and entry.marks is not None and self._latest.get(entry.marks.key) is entry:
             del self._latest[entry.marks.key]
 
@@ -1177,12 +1214,304 @@ class MessageQueue(DistributionNode):
         self._archive(entry)
 
     def _tell_of_room(self) -> None:
+        if self.paged:
+            self._ask_for_more()
         if self._freed:
             self._freed = False
             if self.awaited:
                 self.on_room()
             if self.memory.waiting:
                 self.memory.tell()
+
+    # --- Paging ---
+
+    def page(self, bytes_max: int, messages_max: int, ask: Callable[[], None]) -> None:
+        """Keep what comes when there are *bytes_max* bytes or *messages_max* messages here in the
+        ledger only. *ask* is called when :meth:`readings` has something to read."""
+        self._paging = Paging(bytes_max, messages_max, ask)
+        self.bytes_here_max = bytes_max
+        self.messages_here_max = messages_max
+
+    @property
+    def in_order(self) -> bool:
+        """Messages come in the order in which they arrived, whatever they are."""
+        return not self._ranked and self._marker is None
+
+    @property
+    def is_full(self) -> bool:
+        """There is as much here as may be in memory."""
+        paging = self._paging
+        return paging is not None and (
+            self.bytes - paging.bytes > paging.bytes_max
+            or self.available - self.paged + self.pending > paging.messages_max
+        )
+
+    def _begin_paging(self, entry: Entry) -> None:
+        """If there is too much here, *entry* and all that come after it are not to stay."""
+        paging = self._paging
+        assert paging is not None
+        if self.is_full or (self.memory.scarce and self.bytes * 16 >= paging.bytes_max):
+            self.paged_from = entry.sequence
+            self.bytes_here_max = -1
+
+    def _all_here(self) -> None:
+        """Nothing is in the store only."""
+        paging = self._paging
+        assert paging is not None
+        paging.reset()
+        self.paged_from = NOWHERE_PAGED
+        self.bytes_here_max = paging.bytes_max
+
+    def _page_out(self, entry: Entry) -> bool:
+        """Leave *entry* to the store; false if there is room for it here by now."""
+        paging = self._paging
+        assert paging is not None
+        if not self.paged and self._has_few(paging):
+            self._all_here()
+            return False
+        size = len(entry.payload)
+        self.memory.held -= size
+        paging.bytes += size
+        paging.last = entry.sequence
+        self.paged += 1
+        self.available += 1
+        self._freed = True
+        self._came()
+        self._tell_of_room()
+        return True
+
+    def _has_few(self, paging: Paging) -> bool:
+        """Less than half of what may be here is."""
+        return (
+            self.bytes - paging.bytes <= paging.bytes_max // 2
+            and self.available - self.paged <= paging.messages_max // 2
+        )
+
+    def _ask_for_more(self) -> None:
+        """Have the next messages read, before somebody has to wait for them."""
+        paging = self._paging
+        assert paging is not None
+        if paging.asked or self._pumping:
+            return
+        if (
+            self.available == self.paged
+            or self._has_few(paging)
+            # What is here is not for those who wait.
+            or any(
+                not each.selective and each.link.credit > 0 and each.link.writable
+                for ring in (self._ring, *self._rings.values())
+                for each in ring
+            )
+        ):
+            paging.asked = True
+            paging.ask()
+
+    def readings(self) -> list[tuple[int, int, int]]:
+        """What is to be read now: for which subscription, 0 for the queue itself, from which place
+        on, and the epoch; :meth:`load` or :meth:`show` follows for each."""
+        paging = self._paging
+        if paging is None or not self.paged:
+            return []
+        found: list[tuple[int, int, int]] = []
+        if paging.asked:
+            found.append((0, self.paged_from, paging.epoch))
+        for identity, ahead in paging.ahead.items():
+            subscription: Subscription | None = self.consumers.get(identity)
+            if subscription is None:
+                subscription = self.browsers.get(identity)
+            if ahead.wanted and subscription is not None:
+                found.append((identity, max(subscription.cursor, self.paged_from), paging.epoch))
+        paging.reads += len(found)
+        return found
+
+    def load(self, found: list[Entry], epoch: int) -> int:
+        """These are the next of those that are in the store only; how many of them are missing
+        there, which is known when it has no more."""
+        paging = self._paging
+        assert paging is not None
+        paging.read()
+        if paging.epoch != epoch or self.deleted:
+            return 0
+        paging.asked = False
+        lost = 0
+        after = self.paged_from if found else paging.last + 1
+        for entry in found:
+            sequence = entry.sequence
+            if sequence > paging.last:
+                break
+            after = sequence + 1
+            if sequence not in paging.out:
+                self._come_in(entry)
+                self._append(entry, sequence)
+        if self.paged and after > paging.last:
+            lost = self.paged
+            self.counts.dropped += lost
+            self._lose_paged()
+        elif self.paged:
+            self.paged_from = after
+            paging.pass_to(after)
+        else:
+            self._all_here()
+        self._came()
+        self._tell_of_room()
+        self._give_back_all()
+        return lost
+
+    def _come_in(self, entry: Entry) -> None:
+        """*entry*, which was in the store only, is here; :meth:`_place` follows, or it is taken."""
+        paging = self._paging
+        assert paging is not None
+        size = len(entry.payload)
+        self.memory.held += size
+        paging.bytes -= size
+        self.paged -= 1
+        self.available -= 1
+        # It had been, or would be with those that are not due.
+        entry.due = None
+
+    def _lose_paged(self) -> None:
+        """What is in the store only is gone."""
+        paging = self._paging
+        assert paging is not None
+        self.bytes -= paging.bytes
+        self.available -= self.paged
+        self.paged = 0
+        self._freed = True
+        self._all_here()
+
+    def _drop_paged(self) -> None:
+        """Drop what is in the store only."""
+        paging = self._paging
+        if self.paged and paging is not None and self.ledger is not None:
+            kept = [entry for entry in paging.out.values() if entry is not None and entry.stored]
+            self.ledger.discard(self.paged_from, paging.last, kept)
+            self._lose_paged()
+
+    def not_read(self, identity: int) -> None:
+        """What was to be read for that subscription, or the queue, could not be."""
+        paging = self._paging
+        assert paging is not None
+        paging.read()
+        if not identity:
+            paging.asked = False
+        elif identity in paging.ahead:
+            paging.ahead[identity].wanted = False
+
+    def read_again(self) -> None:
+        """Reading may succeed now: ask once more."""
+        if not self.deleted:
+            self._came()
+            self._tell_of_room()
+
+    def restore_paged(self, first: int, last: int, count: int, size: int) -> None:
+        """*count* messages of *size* bytes, at places from *first* to *last*, are in the store and
+        stay there. What comes in between is told by :meth:`restore` before and :meth:`fetch` after.
+        """
+        paging = self._paging
+        assert paging is not None
+        self._place_next = max(self._place_next, last + 1)
+        self.paged_from = first
+        self.bytes_here_max = -1
+        paging.last = last
+        paging.bytes = size
+        self.bytes += size
+        self.paged = count
+        self.available += count
+
+    def fetch(self, entry: Entry) -> None:
+        """Put *entry* into memory, which was counted among those that are in the store only."""
+        paging = self._paging
+        assert paging is not None
+        due = entry.due
+        self._come_in(entry)
+        paging.out[entry.sequence] = entry
+        if due is not None:
+            entry.due = due
+            if self._delays(entry):
+                return
+        self._file(entry)
+        self._aside.add(entry.sequence)
+        self._place(entry, entry.sequence)
+
+    def _left_from_among_paged(self, sequence: int) -> None:
+        paging = self._paging
+        if paging is not None and sequence in paging.out:
+            paging.out[sequence] = None
+
+    def removed(self, sequence: int) -> None:
+        """What was at *sequence* has left the store."""
+        if self._paging is not None:
+            self._paging.forget(sequence)
+
+    def show(self, identity: int, found: list[Entry], epoch: int) -> int:
+        """These are the next messages for a subscription that looks for what it wants among those
+        that are in the store only; 0, as nothing is missed."""
+        paging = self._paging
+        assert paging is not None
+        paging.read()
+        ahead = paging.ahead.get(identity)
+        subscription: Subscription | None = self.consumers.get(identity)
+        if subscription is None:
+            subscription = self.browsers.get(identity)
+        if paging.epoch != epoch or self.deleted or ahead is None or subscription is None:
+            return 0
+        ahead.fill(found)
+        if not found:
+            subscription.cursor = paging.last + 1
+        if isinstance(subscription, Browser):
+            self._browse(subscription)
+        else:
+            self.pump()
+        if subscription.link is not None:
+            self._give_back(subscription)
+        return 0
+
+    def _ahead(self, subscription: Subscription) -> Entry | None:
+        """The next message that is in the store only for *subscription* to look at; None if it has
+        to be read first."""
+        paging = self._paging
+        assert paging is not None
+        cursor = subscription.cursor = max(subscription.cursor, self.paged_from)
+        if cursor > paging.last:
+            return None
+        ahead = paging.look_ahead(subscription.identity)
+        entry: Entry | None = ahead.next(cursor, paging)
+        if entry is None:
+            subscription.cursor = max(cursor, ahead.end)
+            if subscription.cursor <= paging.last:
+                paging.want(ahead)
+            return None
+        subscription.cursor = entry.sequence + 1
+        return entry
+
+    def _reach(self, subscription: Subscription) -> Entry | None:
+        """Take the first message that *subscription* wants of those that were read for it."""
+        paging = self._paging
+        assert paging is not None
+        while self.paged:
+            entry = self._ahead(subscription)
+            if entry is None:
+                break
+            if subscription.wants(entry):
+                self._come_in(entry)
+                paging.take(entry)
+                if not self.paged:
+                    self._all_here()
+                return entry
+        return None
+
+    def _awaits_reading(self, subscription: Subscription) -> bool:
+        """Whether there may be something for *subscription* that has not been read."""
+        paging = self._paging
+        assert paging is not None
+        if subscription.selective or isinstance(subscription, Browser):
+            return paging.reads_for(subscription.identity)
+        return subscription.active
+
+    def _give_back_all(self) -> None:
+        for subscription in [*self.browsers.values(), *self.consumers.values()]:
+            if subscription.link is not None and subscription.link.draining:
+                self._give_back(subscription)
 
     # --- Browsing ---
 
@@ -1200,9 +1529,13 @@ class MessageQueue(DistributionNode):
         looks = _LOOKS
         while link.credit > 0 and link.writable:
             sequence = self._unseen(browser)
-            if sequence < 0:
-                return
-            entry = self._look(sequence & _PLACE) if browser.backlog else self._fresh(sequence)
+            if sequence >= 0:
+                entry = self._look(sequence & _PLACE) if browser.backlog else self._fresh(sequence)
+            else:
+                entry = self._ahead(browser) if self.paged else None
+                if entry is None:
+                    return
+                sequence = entry.sequence
             if entry is not None and not browser.wants(entry):
                 looks -= 1
                 if not looks:
@@ -1261,9 +1594,11 @@ class MessageQueue(DistributionNode):
     def purge(self) -> int:
         """Drop every available message; how many there were."""
         found = self.peek(self.available)
+        dropped = len(found) + self.paged
+        self._drop_paged()
         self._forget(found)
-        self.counts.dropped += len(found)
-        return len(found)
+        self.counts.dropped += dropped
+        return dropped
 
     def sweep(self) -> None:
         """Give up what has expired at the front; messages behind it are not looked at."""
@@ -1328,6 +1663,10 @@ class MessageQueue(DistributionNode):
         self.deleted = True
         self.counts.dropped += self.available + self.acquired + self.delayed
         self.memory.held -= self.bytes
+        if self._paging is not None:
+            self.memory.held += self._paging.bytes
+            self.paged = 0
+            self._all_here()
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
         self._schedule = None
         self._latest.clear()

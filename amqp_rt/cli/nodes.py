@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from ..broker.nodes import LOG
 from ..container.container import Container
 from ..errors import AmqpError
 from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE, VIRTUAL_HOST_TYPE
 from ..message import Message
+from ..values import Described, Symbol
 from .messages import shown
 from .running import Where, client_options, run
 
@@ -63,6 +65,23 @@ def _table(rows: list[list[Any]], heads: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
+def _records(where: Where, name: str, count: int) -> list[bytes]:
+    """The first records of a log, read as anybody would."""
+    begin: dict[object, object] = {
+        Symbol("begin"): Described(Symbol("rabbitmq:stream-offset-spec"), "first")
+    }
+
+    async def main() -> list[bytes]:
+        async with (
+            Container("amqp-rt node") as container,
+            where.connect(container) as peer,
+            peer.receiver(name, filter=begin, credit=count or 1) as records,
+        ):
+            return [(await records.receive(within=10)).payload for _ in range(count)]
+
+    return run(main)
+
+
 @click.group()
 def node() -> None:
     """Look at the nodes of a running broker, and tidy them up."""
@@ -109,8 +128,13 @@ def show(name: str, where: Where) -> None:
 @click.option("--count", type=click.IntRange(1, 100), default=10, show_default=True)
 @click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
 def peek(name: str, where: Where, count: int, whole: bool) -> None:
-    """Show the first messages of a queue without taking them."""
-    for payload in _manage(where, "PEEK", name=name, count=count):
+    """Show the first messages of a queue, or records of a log, without taking them."""
+    found = _manage(where, "READ", name=name)
+    if found["kind"] == LOG:
+        payloads = _records(where, name, min(count, found["available"]))
+    else:
+        payloads = _manage(where, "PEEK", name=name, count=count)
+    for payload in payloads:
         try:
             click.echo(shown(Message.decode(payload), whole=whole))
         except AmqpError as error:
@@ -122,7 +146,7 @@ def peek(name: str, where: Where, count: int, whole: bool) -> None:
 @client_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def purge(name: str, where: Where, yes: bool) -> None:
-    """Drop every message that waits in a queue. They are gone."""
+    """Drop every message that waits in a queue, or the records of a log. They are gone."""
     if not yes:
         click.confirm(f"Drop every message that waits in {name}?", abort=True)
     click.echo(f"{_manage(where, 'PURGE', name=name)['messages']} messages dropped")

@@ -92,7 +92,7 @@ class Managed(Protocol):
     def peek(self, name: str, count: int) -> list[bytes]:
         """The first messages, encoded, without taking them."""
 
-    def purge(self, name: str) -> int:
+    async def purge(self, name: str) -> int:
         """Drop what waits; returns how many."""
 
     def move(self, name: str, to: str, count: int) -> int:
@@ -258,12 +258,12 @@ class Management:
             "UPDATE": self._update,
             "DELETE": self._delete,
             "PEEK": self._peek,
-            "PURGE": self._purge,
             "MOVE": self._move,
             "CURSOR": self._cursor,
         }
         #: Those that wait until what they did is kept.
         self._lasting: dict[str, Callable[[Asked], Awaitable[tuple[int, Any]]]] = {
+            "PURGE": self._purge,
             "SET-CURSOR": self._set_cursor,
             "HOLD": self._hold,
         }
@@ -400,8 +400,8 @@ class Management:
             found.append(payload)
         return 200, found
 
-    def _purge(self, asked: Asked) -> tuple[int, Any]:
-        return 200, {"messages": asked.managed.purge(asked.name)}
+    async def _purge(self, asked: Asked) -> tuple[int, Any]:
+        return 200, {"messages": await asked.managed.purge(asked.name)}
 
     def _move(self, asked: Asked) -> tuple[int, Any]:
         to = _request(asked.message, "to")

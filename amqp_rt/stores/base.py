@@ -166,6 +166,8 @@ class Batch:
         self.trims: dict[int, int] = {}
         #: Nodes whose messages and chunks go.
         self.cleared: set[int] = set()
+        #: Node, first and last place of messages that go.
+        self.dropped: list[tuple[int, int, int]] = []
         #: Bytes of what is to be written.
         self.size = 0
 
@@ -180,6 +182,7 @@ class Batch:
             or self.appends
             or self.trims
             or self.cleared
+            or self.dropped
         )
 
     def put(
@@ -258,6 +261,19 @@ class Batch:
         self.appends = [append for append in self.appends if append[0] != node]
         self.trims.pop(node, None)
 
+    def drop(self, node: int, first: int, last: int) -> None:
+        """Forget the messages of *node* at the places from *first* to *last* and their pieces, those
+        of this batch included, but none that was moved. However many, it takes no longer than one."""
+
+        def stays(place: tuple[int, ...]) -> bool:
+            return place[0] != node or not first <= place[1] <= last
+
+        self.dropped.append((node, first, last))
+        self.puts = {place: put for place, put in self.puts.items() if stays(place)}
+        self.updates = {place: head for place, head in self.updates.items() if stays(place)}
+        self.removes = {place for place in self.removes if stays(place)}
+        self.pieces = {place: data for place, data in self.pieces.items() if stays(place)}
+
 
 def refuse(batch: Batch) -> None:
     """Look whether *batch* can be kept at all, whatever is in a store.
@@ -326,9 +342,10 @@ class Store(Protocol):
     def read(self, node: int, sequences: Iterable[int]) -> list[Stored]:
         """The messages of *node* at these places, as far as they exist, in the order asked for."""
 
-    def heads(self, node: int) -> Iterator[Head]:
-        """What is known of every message of *node*, in order, without their payloads. Batches may
-        be committed in between; whether it sees what they change is not said."""
+    def heads(self, node: int, first: int = 0) -> Iterator[Head]:
+        """What is known of every message of *node* from the sequence number *first* on, in order,
+        without their payloads. Batches may be committed in between; whether it sees what they change
+        is not said."""
 
     def summary(self, node: int) -> tuple[int, int, int, int]:
         """Messages of *node*, bytes of their payloads, and the first and last sequence number; -1

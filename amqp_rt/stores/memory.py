@@ -132,6 +132,9 @@ class MemoryStore:
         moved = [(to, head, self._take(*place)) for place, to, head in batch.moves]
         for node in batch.cleared:
             self._clear(node)
+        for node, first, last in batch.dropped:
+            for sequence in [each for each in self._node(node).messages if first <= each <= last]:
+                self._remove(node, sequence)
         for (node, sequence, index), data in batch.pieces.items():
             known = self._pieces.setdefault((node, sequence), {})
             self.size += len(data) - len(known.get(index, b""))
@@ -264,10 +267,10 @@ class MemoryStore:
             if sequence in found
         ]
 
-    def heads(self, node: int) -> Iterator[Head]:
+    def heads(self, node: int, first: int = 0) -> Iterator[Head]:
         self._check()
         found = self._node(node)
-        for sequence in list(found.order):
+        for sequence in found.order[bisect_left(found.order, first) :]:
             message = found.messages.get(sequence)
             if message is not None:
                 pieces = {} if message[1] else self._pieces.get((node, sequence), {})

@@ -514,6 +514,8 @@ class SQLiteStore:
             self._rename(db, source, -1 - at)
         for node in batch.cleared:
             self._clear(db, node)
+        for node, start, end in batch.dropped:
+            self._drop(db, node, start, end)
         if self._cleared:
             for (node, sequence), *_ in chain(
                 ((place, put) for place, put in batch.puts.items()),
@@ -657,6 +659,14 @@ class SQLiteStore:
                 self._delete_some(db, kind, node)
         db.execute("DELETE FROM logs WHERE log = ?", (node,))
         self._trimmed.discard(node)
+
+    def _drop(self, db: apsw.Connection, node: int, first: int, last: int) -> None:
+        while (_MESSAGES, node) in self._cleared:
+            # Of each node one stretch is remembered.
+            self._delete_some(db, _MESSAGES, node)
+        self._set_cleared(db, _MESSAGES, node, first, last)
+        # Little is deleted at once.
+        self._delete_some(db, _MESSAGES, node)
 
     def _set_cleared(
         self, db: apsw.Connection, kind: int, node: int, first: int, last: int
@@ -846,10 +856,9 @@ class SQLiteStore:
             raise self._unreadable(error) from error
         return found
 
-    def heads(self, node: int) -> Iterator[Head]:
+    def heads(self, node: int, first: int = 0) -> Iterator[Head]:
         # By pages, so that no reader is left open between two calls.
         self._usable()
-        first = 0
         while True:
             rows: list[_Row] = []
             for start, end in self._segments(node, first):

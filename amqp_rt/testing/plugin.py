@@ -1,4 +1,4 @@
-"""The pytest plug-in: fixtures ``amqp`` and ``amqp_broker``; nothing has to be configured.
+"""The pytest plug-in: fixtures ``amqp``, ``amqp_broker`` and ``amqp_script``; nothing has to be configured.
 
 pytest loads this in every run, whether or not a test has to do with AMQP. Hence nothing is imported
 here that the run might not need.
@@ -14,9 +14,10 @@ import pytest
 
 if TYPE_CHECKING:
     from .loopback import LoopbackBroker
+    from .script import Script
     from .virtual import VirtualAmqp
 
-__all__ = ["amqp", "amqp_broker"]
+__all__ = ["amqp", "amqp_broker", "amqp_script"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,3 +56,11 @@ def amqp_broker(request: pytest.FixtureRequest) -> Iterator[LoopbackBroker]:
     mark = request.node.get_closest_marker("amqp_broker")
     with LoopbackBroker(**({} if mark is None else mark.kwargs)) as broker:
         yield broker
+
+
+@pytest.fixture
+def amqp_script() -> Script:
+    """A peer that follows a script and may break every rule; see amqp_rt.testing.Script."""
+    from .script import Script
+
+    return Script()

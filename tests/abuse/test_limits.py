@@ -76,6 +76,8 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
     "management_nodes_max": ("management/test_management.py::test_management_nodes",),
+    "trace_bytes_max": ("net/test_traces.py::test_a_trace_is_bounded",),
+    "trace_total_bytes_max": ("net/test_traces.py::test_a_folder_of_traces_is_bounded",),
     "token_size_max": ("container/test_cbs.py::test_what_is_wrong_with_a_request_is_said",),
     "tokens_max": ("container/test_cbs.py::test_too_many_tokens",),
     "token_deadline_s": ("container/test_cbs.py::test_the_first_token_has_to_come_in_time",),
@@ -117,6 +119,15 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "broker/test_producers.py::test_all_nodes_share_the_memory_of_the_broker",
     ),
     "queue_bytes_max": (f"{HERE}test_queue_bytes_max",),
+    "queue_memory_bytes_max": (
+        "broker/test_paging.py::test_only_the_head_is_in_memory_and_all_come_out_in_order",
+    ),
+    "queue_memory_messages_max": (
+        "broker/test_paging.py::test_only_the_head_is_in_memory_and_all_come_out_in_order",
+    ),
+    "queue_stored_bytes_max": (
+        "broker/test_paging.py::test_what_a_queue_has_in_the_store_is_bounded",
+    ),
     "nodes_max": ("broker/test_broker.py::test_nodes_are_bounded",),
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",

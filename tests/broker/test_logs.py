@@ -440,3 +440,22 @@ async def test_the_holds_on_a_log_are_bounded_in_number_and_time() -> None:
     assert failed.value.condition == "amqp:not-allowed"
     await host.hold("log", "b", {}, 0)
     await host.hold("log", "c", {0: 0}, 60)
+
+
+@pytest.mark.req("K4")
+async def test_purging_drops_what_nobody_holds() -> None:
+    world = World(Log("l", max_bytes=1_000_000))
+    sender = world.client().sender("l")
+    for _ in range(6):
+        sender.send(*range(500))
+    await world.host.hold("l", "me", {0: 2_500}, 60)
+    dropped = await world.host.purge_log("l")
+    (partition,) = world.host.log_stats("l").partitions
+    assert 0 < dropped == partition.first <= 2_500
+    world.time.now += 61
+    assert await world.host.purge_log("l") == 3_000 - dropped
+    (partition,) = world.host.log_stats("l").partitions
+    assert (partition.first, partition.next, partition.bytes) == (3_000, 3_000, 0)
+    sender.send("next")
+    assert world.host.stats("l").available == 1
+    assert world.host.stats("l").dropped == 3_000

@@ -153,6 +153,47 @@ def test_nodes_are_looked_at_and_tidied_up(broker: Served) -> None:
     assert told.splitlines() == ["x", "job", "job"]
 
 
+def test_logs_and_durable_queues_too(tmp_path: Path) -> None:
+    (tmp_path / "nodes.toml").write_text(
+        "[queues.work]\n[logs.clicks]\npartitions = 2\n[virtual_hosts.berlin.queues.work]\n",
+        "utf-8",
+    )
+    arguments = ["--anonymous", "--nodes", "nodes.toml", "--store", "sqlite:broker.db", "--journal"]
+    served = Served(*arguments, cwd=tmp_path)
+    try:
+        url = served.url
+        ok("send", "work", "job", "--count", "3", "--durable", url=url)
+        ok("send", "clicks", "click", "--count", "4", url=url)
+        rows = {
+            line.split()[0]: line.split()[1:3] for line in ok("node", "list", url=url).splitlines()
+        }
+        assert rows["work"] == ["queue", "3"]
+        assert rows["clicks"] == ["log", "4"]
+        assert rows["$journal"][0] == "log"
+        assert ok("node", "peek", "work", "--count", "2", url=url) == "job\njob\n"
+        assert ok("node", "peek", "clicks", "--count", "3", url=url) == "click\n" * 3
+        assert "incarnation" in ok("node", "show", "clicks", url=url)
+        assert ok("node", "move", "work", "clicks", "--count", "1", url=url) == "1 messages moved\n"
+        assert ok("node", "peek", "clicks", url=url).count("\n") == 5
+        assert ok("node", "purge", "clicks", "--yes", url=url) == "5 messages dropped\n"
+        assert ok("node", "peek", "clicks", url=url) == ""
+        assert ok("node", "purge", "work", "--yes", url=url) == "2 messages dropped\n"
+        assert [line.split() for line in ok("node", "hosts", url=url).splitlines()[1:]] == [
+            ["(default)", "4"],
+            ["berlin", "2"],
+        ]
+        assert "berlin" not in ok("node", "list", url=f"{url}/berlin")
+    finally:
+        served.stop()
+    served = Served(*arguments, cwd=tmp_path)
+    try:
+        ok("send", "clicks", "later", url=served.url)
+        assert ok("node", "peek", "clicks", url=served.url) == "later\n"
+        assert ok("node", "peek", "work", url=served.url) == ""
+    finally:
+        served.stop()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -217,7 +258,8 @@ def test_help_teaches() -> None:
         ["node", "move"],
     ):
         assert "Usage:" in ok(*arguments, "--help")
-    assert "amqp-rt send orders" in ok("--help")
+    # Lines that are not wrapped stand as they were written.
+    assert "\n  In another one:    amqp-rt send orders" in ok("--help")
 
 
 APPLICATION = """

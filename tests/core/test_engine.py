@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from wire import BEGIN, OPEN, begun, closed_with, frame, opened, said, server
 
-from amqp_rt.codec.composites import encode_composite
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.frames import AMQP_HEADER, SASL_HEADER, TLS_HEADER, performative_frame
 from amqp_rt.core.performatives import (
@@ -15,11 +15,8 @@ from amqp_rt.core.performatives import (
     Begin,
     Close,
     Detach,
-    Disposition,
     End,
-    Flow,
     Open,
-    Transfer,
 )
 from amqp_rt.core.sasl_frames import (
     SaslInit,
@@ -33,7 +30,9 @@ from amqp_rt.fronts import amqp10
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import Error
 from amqp_rt.termini import Source, Target
+from amqp_rt.testing.octets import composite, encode_frame
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.testing.script import Script
 
 # --- headers -----------------------------------------------------------------------------
 
@@ -147,10 +146,11 @@ def test_the_frame_limit_of_open_holds_after_it_and_the_earlier_one_before() -> 
 
 @pytest.mark.req("X3")
 def test_an_extended_header_is_passed_over() -> None:
-    body = encode_composite(Open(container_id="peer"))
-    wide = struct.pack(">IBBH", len(body) + 20, 5, 0, 0) + b"whatever....."[:12] + body
-    engine = server()
-    assert [type(e) for e in engine.receive(AMQP_HEADER + wide, 0.0)] == [Opened]
+    script = Script()
+    wide = encode_frame(composite("open", container_id="peer"), doff=5)
+    script.send.header().raw(wide)
+    script.expect.header().open(container_id="server")
+    assert [type(e) for e in script.play(server())] == [Opened]
 
 
 @pytest.mark.req("X26", "T7")
@@ -188,9 +188,10 @@ def test_open_carries_what_was_asked_for() -> None:
 
 @pytest.mark.req("X4")
 def test_a_max_frame_size_below_512_is_refused() -> None:
-    engine = server()
-    engine.receive(AMQP_HEADER + frame(Open(container_id="p", max_frame_size=511)), 0.0)
-    assert closed_with(engine) == "amqp:invalid-field"
+    script = Script()
+    script.send.header().open(max_frame_size=511)
+    script.expect.header().open().close(error="amqp:invalid-field")
+    script.play(server())
 
 
 @pytest.mark.req("X4", "X18")
@@ -250,38 +251,42 @@ def test_handle_max_holds_both_ways() -> None:
 
 @pytest.mark.req("X26")
 @pytest.mark.parametrize(
-    ("performative", "channel"),
+    ("performative", "channel", "fields"),
     [
-        (Open(container_id="again"), 0),
-        (Begin(remote_channel=9, next_outgoing_id=0, incoming_window=1, outgoing_window=1), 5),
-        (Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1), 0),
-        (Transfer(0, 0, b"t"), 3),
-        (Flow(incoming_window=1, next_outgoing_id=0, outgoing_window=1), 3),
-        (Disposition(True, 0), 3),
-        (Attach(name="x", handle=0, role=True), 3),
-        (Detach(0), 3),
-        (End(), 3),
+        ("open", 0, {}),
+        ("begin", 5, {"remote_channel": 9}),
+        ("begin", 0, {"remote_channel": None}),
+        ("transfer", 3, {}),
+        ("flow", 3, {}),
+        ("disposition", 3, {}),
+        ("attach", 3, {}),
+        ("detach", 3, {}),
+        ("end", 3, {}),
     ],
 )
-def test_what_has_no_place_closes_with_not_allowed(performative: object, channel: int) -> None:
-    engine = begun()
-    engine.receive(frame(performative, channel), 0.0)
-    assert closed_with(engine) == "amqp:not-allowed"
+def test_what_has_no_place_closes_with_not_allowed(
+    performative: str, channel: int, fields: dict[str, Any]
+) -> None:
+    script = Script()
+    script.send.header().open().begin()
+    script.expect.header().open().begin(remote_channel=0)
+    getattr(script.send, performative)(channel=channel, **fields)
+    script.expect.close(error="amqp:not-allowed")
+    engine = server()
+    script.play(engine)
     assert not engine.finished
-    engine.receive(frame(Close()), 0.0)
-    assert engine.finished
+    script.send.close()
+    script.expect.end_of_stream()
+    script.play(engine)
 
 
 @pytest.mark.req("X26")
-@pytest.mark.parametrize(
-    "performative",
-    [Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1), Close(), Transfer(0), End()],
-)
-def test_anything_before_open_is_answered_with_open_and_close(performative: object) -> None:
-    engine = server()
-    engine.receive(AMQP_HEADER + frame(performative), 0.0)
-    kinds = [type(f[1]) for f in said(engine) if isinstance(f, tuple)]
-    assert kinds == [Open, Close]
+@pytest.mark.parametrize("performative", ["begin", "close", "transfer", "end"])
+def test_anything_before_open_is_answered_with_open_and_close(performative: str) -> None:
+    script = Script()
+    getattr(script.send.header(), performative)()
+    script.expect.header().open().close().nothing()
+    script.play(server())
 
 
 @pytest.mark.req("X26")

@@ -1,0 +1,208 @@
+"""Reads what queues do not have in memory, and what they had when the process ended (B24, REL6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from ..errors import AmqpError
+from ..limits import Limits
+from ..stores.base import Store
+from .entries import NEVER, Entry, restored
+from .journal import Journal
+from .paging import AHEAD, CHUNK
+from .queues import MessageQueue
+
+_log = logging.getLogger("amqp_rt.store")
+
+#: Messages that a broker reads at a time when it starts, and bytes of them.
+_RESTORED_MAX: Final = 10_000
+_RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Seconds until what could not be read is read again.
+_RETRY_S: Final = 1.0
+
+
+class _Survey(Struct):
+    """What the store has of a queue, from some place on."""
+
+    first: int = -1
+    last: int = -1
+    count: int = 0
+    size: int = 0
+    #: Some have a time to live.
+    expiring: bool = False
+    #: Places of those that were not due when they came.
+    delayed: list[int] = []
+
+
+def _read(store: Store, number: int, first: int, count: int, size_max: int) -> list[Entry]:
+    """Messages of a node in order; called in the worker thread."""
+    return [
+        restored(stored.sequence, stored.head, stored.payload)
+        for stored in store.messages(number, first, count, size_max)
+    ]
+
+
+def _read_one(store: Store, number: int, sequence: int) -> Entry | None:
+    for stored in store.read(number, [sequence]):
+        return restored(stored.sequence, stored.head, stored.payload)
+    return None
+
+
+def _survey(store: Store, number: int, first: int) -> _Survey:
+    found = _Survey()
+    for head in store.heads(number, first):
+        entry = restored(head.sequence, head.head, b"")
+        if not found.count:
+            found.first = head.sequence
+        found.last = head.sequence
+        found.count += 1
+        found.size += head.size
+        if entry.expires_at != NEVER:
+            found.expiring = True
+        if entry.due is not None:
+            found.delayed.append(head.sequence)
+    return found
+
+
+class Pager:
+    """Gives queues what they ask for, a chunk at a time and each in its turn.
+
+    Args:
+        limits: Bounds; how much a queue has in memory is read here.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._numbers: dict[MessageQueue, int] = {}
+        #: Those that have asked, in order.
+        self._asking: dict[MessageQueue, None] = {}
+        #: Those that are asked to try again.
+        self._failed: dict[MessageQueue, None] = {}
+        self._asked = trio.Event()
+
+    def adopt(self, queue: MessageQueue, number: int) -> None:
+        """Let *queue*, which is the node *number* of the store, keep only its head in memory.
+
+        One whose order is not that of arrival has to know all of its messages, and stays whole.
+        """
+        if queue.in_order:
+            self._numbers[queue] = number
+            limits = self._limits
+            queue.page(
+                limits.queue_memory_bytes_max,
+                limits.queue_memory_messages_max,
+                partial(self._ask, queue),
+            )
+
+    def dismiss(self, queue: MessageQueue) -> None:
+        """*queue* has been deleted."""
+        self._numbers.pop(queue, None)
+        self._asking.pop(queue, None)
+        self._failed.pop(queue, None)
+
+    def _ask(self, queue: MessageQueue) -> None:
+        self._asking[queue] = None
+        self._asked.set()
+
+    # --- At the start ---
+
+    async def restore(self, journal: Journal, number: int, queue: MessageQueue) -> bool:
+        """Put what the store has of node *number* into *queue*: the first of it if that pages, and
+        how much the rest is. Whether some of it has a time to live.
+
+        Raises:
+            AmqpError: The store cannot be read.
+        """
+        call, store = journal.call, journal.store
+        expiring = False
+        first = 0
+        while found := await call(_read, store, number, first, _RESTORED_MAX, _RESTORED_BYTES_MAX):
+            for entry in found:
+                if entry.expires_at != NEVER:
+                    expiring = True
+                queue.restore(entry)
+            first = found[-1].sequence + 1
+            if queue in self._numbers and queue.is_full:
+                rest = await call(_survey, store, number, first)
+                if rest.count:
+                    queue.restore_paged(rest.first, rest.last, rest.count, rest.size)
+                for sequence in rest.delayed:
+                    await self.fetch(journal, queue, sequence)
+                return expiring or rest.expiring
+        return expiring
+
+    async def fetch(self, journal: Journal, queue: MessageQueue, sequence: int) -> None:
+        """Let *queue* have one message in memory that it knows to be in the store only, if it is."""
+        number = self._numbers.get(queue)
+        if number is not None and sequence >= queue.paged_from:
+            entry = await journal.call(_read_one, journal.store, number, sequence)
+            if entry is not None:
+                queue.fetch(entry)
+
+    # --- Afterwards ---
+
+    async def run(self, journal: Journal) -> None:
+        """Read what is asked for from the store of *journal*, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._retry)
+            while True:
+                await self._asked.wait()
+                self._asked = trio.Event()
+                while self._asking:
+                    queue = next(iter(self._asking))
+                    del self._asking[queue]
+                    await self._serve(journal, queue)
+
+    async def _retry(self) -> None:
+        while True:
+            await trio.sleep(_RETRY_S)
+            failed, self._failed = self._failed, {}
+            for queue in failed:
+                queue.read_again()
+
+    async def _serve(self, journal: Journal, queue: MessageQueue) -> None:
+        number = self._numbers.get(queue)
+        if number is None:
+            return
+        readings = queue.readings()
+        for identity, first, epoch in readings:
+            count = (
+                AHEAD
+                if identity
+                else max(1, min(CHUNK, self._limits.queue_memory_messages_max // 2))
+            )
+            give = partial(queue.show, identity) if identity else queue.load
+            await self._reading(journal, queue, number, identity, first, epoch, count, give)
+
+    async def _reading(
+        self,
+        journal: Journal,
+        queue: MessageQueue,
+        number: int,
+        identity: int,
+        first: int,
+        epoch: int,
+        count: int,
+        give: Callable[[list[Entry], int], int],
+    ) -> None:
+        size_max = max(1, self._limits.queue_memory_bytes_max // 4)
+        try:
+            found = await journal.call(_read, journal.store, number, first, count, size_max)
+        except (AmqpError, msgspec.DecodeError) as error:
+            _log.error("messages of a queue cannot be read now: %s", error)
+            queue.not_read(identity)
+            self._failed[queue] = None
+            return
+        except BaseException:
+            queue.not_read(identity)
+            raise
+        lost = give(found, epoch)
+        if lost:
+            _log.error("%d messages of node %d are not in the store any more", lost, number)

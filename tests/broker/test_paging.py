@@ -1,0 +1,385 @@
+"""Queues of which only the head is in memory (B24): what comes out is what would without paging."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from brokers import Receiving, World
+
+from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.nodes import Declaration, Queue
+from amqp_rt.broker.queues import MessageQueue
+from amqp_rt.limits import Limits
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified
+from amqp_rt.stores.base import Stored, StoreFailed
+from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
+from amqp_rt.termini import COPY
+from amqp_rt.values import Described, Symbol
+
+#: Some twenty messages of these tests are in memory.
+FEW = Limits(queue_memory_bytes_max=1_000, queue_memory_messages_max=20)
+
+
+async def in_line(call: Callable[..., Any], *args: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return call(*args)
+
+
+class PagedWorld(World):
+    """A broker with a store, whose journal and pager run."""
+
+    def __init__(self, store: Any, limits: Limits = FEW) -> None:
+        self.store = store
+        super().__init__(limits=limits, journal=Journal(store, in_line))
+
+    async def settle(self) -> None:
+        """Let everything happen that is to happen."""
+        while True:
+            self.pump()
+            await trio.testing.wait_all_tasks_blocked()
+            if not any(client.pump() for client in self.clients):
+                return
+
+    def queue(self, address: str = "q") -> MessageQueue:
+        return self.host._queue(address, "")
+
+    async def put(self, *bodies: Any, durable: bool = True, **fields: Any) -> None:
+        sender = self.client().sender("q")
+        for at in range(0, len(bodies), 50):
+            sender.send(*bodies[at : at + 50], durable=durable, **fields)
+            await self.settle()
+        sender.detach(closed=True)
+        await self.settle()
+        assert sender.outcomes == [ACCEPTED] * len(bodies)
+
+    async def take(self, credit: int, **options: Any) -> Receiving:
+        receiver = self.client().receiver("q", credit=credit, **options)
+        await self.settle()
+        return receiver
+
+
+@asynccontextmanager
+async def world_of(
+    store: Any, *declared: Declaration, limits: Limits = FEW
+) -> AsyncIterator[PagedWorld]:
+    world = PagedWorld(store, limits)
+    await world.host.restore()
+    for each in declared:
+        world.host.declare(each)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.run)
+        await world.settle()
+        yield world
+        await world.settle()
+        nursery.cancel_scope.cancel()
+    await world.host.close()
+
+
+def selector(text: str) -> dict[object, object]:
+    return {Symbol("jms"): Described(Symbol("apache.org:selector-filter:string"), text)}
+
+
+def in_memory(queue: MessageQueue) -> int:
+    return queue.available - queue.paged
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    """Gives the same store again, as it would be found after a restart."""
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")
+
+
+@pytest.mark.req("B24", "B6")
+@pytest.mark.parametrize("durable", [True, False])
+async def test_only_the_head_is_in_memory_and_all_come_out_in_order(
+    kept: Callable[[], Any], durable: bool
+) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(500), durable=durable)
+        queue = world.queue()
+        stats = world.host.stats("q")
+        assert (stats.available, queue.paged + in_memory(queue)) == (500, 500)
+        assert in_memory(queue) <= 22
+        assert stats.bytes > world.host.memory.held > 0
+        receiver = await world.take(0)
+        for _ in range(50):
+            receiver.grant(10)
+            await world.settle()
+            assert in_memory(queue) <= 1_000
+            receiver.settle(ACCEPTED, *range(len(receiver.bodies) - 10, len(receiver.bodies)))
+            await world.settle()
+        assert receiver.bodies == list(range(500))
+        stats = world.host.stats("q")
+        assert (stats.available, stats.bytes, world.host.memory.held) == (0, 0, 0)
+        assert world.store.summary(1)[0] == 0
+        # It is all in memory again: what is not durable is not written.
+        await world.put("x", durable=False)
+        assert (queue.paged, world.store.summary(1)[0]) == (0, 0)
+
+
+@pytest.mark.req("B24", "B7")
+async def test_a_broker_that_starts_counts_what_it_does_not_load(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(300))
+        before = world.host.stats("q")
+    async with world_of(kept()) as world:
+        queue = world.queue()
+        stats = world.host.stats("q")
+        assert (stats.available, stats.bytes) == (before.available, before.bytes)
+        await world.put("last")
+        receiver = await world.take(400)
+        assert receiver.bodies == [*range(300), "last"]
+        receiver.settle(ACCEPTED)
+        await world.settle()
+        assert queue.bytes == world.host.memory.held == 0
+
+
+async def test_what_was_spilled_does_not_outlive_the_broker(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(100), durable=False)
+        assert world.queue().paged
+    async with world_of(kept()) as world:
+        assert world.host.stats("q").available == 0
+
+
+@pytest.mark.req("B24", "B21")
+async def test_consumers_with_filters_reach_beyond_memory(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        sender = world.client().sender("q")
+        for n in range(400):
+            fields = {"application_properties": {"kind": "odd" if n % 2 else "even"}}
+            sender.send(n, durable=True, **fields)
+        await world.settle()
+        odd = await world.take(1_000, filter=selector("kind = 'odd'"))
+        assert odd.bodies == list(range(1, 400, 2))
+        nothing = await world.take(10, filter=selector("kind = 'none'"))
+        assert nothing.bodies == []
+        assert world.queue().paged
+        odd.settle(RELEASED, 0, 150)
+        odd.settle(ACCEPTED, *range(1, 150), *range(151, 200))
+        await world.settle()
+        assert odd.bodies[200:] == [1, 301]
+        odd.settle(RELEASED, 200, 201)
+        odd.detach()
+        await world.settle()
+        rest = await world.take(1_000)
+        assert sorted(rest.bodies) == sorted([1, 301, *range(0, 400, 2)])
+        rest.settle(ACCEPTED)
+        await world.settle()
+        assert (world.host.stats("q").bytes, world.host.memory.held) == (0, 0)
+        assert world.store.summary(1)[0] == 0
+
+
+@pytest.mark.req("B24", "B22")
+async def test_a_browser_sees_everything_and_leaves_it(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(200))
+        first = await world.take(1_000, distribution_mode=COPY)
+        assert first.bodies == list(range(200))
+        slow = await world.take(0, distribution_mode=COPY)
+        for _ in range(10):
+            slow.grant(7)
+            await world.settle()
+        assert slow.bodies == list(range(70))
+        await world.put("more")
+        assert first.bodies == [*range(200), "more"]
+        assert world.host.stats("q").available == 201
+        slow.grant(1_000)
+        slow.drain()
+        await world.settle()
+        assert slow.bodies == [*range(200), "more"]
+        assert slow.link.credit == 0
+
+
+async def test_a_drained_link_gets_what_is_in_the_store_first(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(200))
+        receiver = world.client().receiver("q")
+        receiver.link.grant(300)
+        receiver.link.drain()
+        await world.settle()
+        assert receiver.bodies == list(range(200))
+        assert receiver.link.credit == 0
+
+
+@pytest.mark.req("B24")
+async def test_purging_leaves_what_is_acquired(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        sender = world.client().sender("q")
+        for n in range(300):
+            sender.send(n, durable=True, application_properties={"n": n})
+        await world.settle()
+        first = await world.take(5)
+        far = await world.take(1, filter=selector("n = 250"))
+        assert (first.bodies, far.bodies) == ([0, 1, 2, 3, 4], [250])
+        assert world.host.purge("q") == 294
+        await world.settle()
+        assert world.store.summary(1)[0] == 6
+        await world.put("new")
+        first.settle(RELEASED)
+        far.settle(RELEASED)
+        await world.settle()
+        stats = world.host.stats("q")
+        assert (stats.available, stats.acquired) == (7, 0)
+    async with world_of(kept()) as world:
+        assert (await world.take(10)).bodies == [0, 1, 2, 3, 4, 250, "new"]
+
+
+async def test_what_has_expired_in_the_store_is_given_up(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(100), ttl_s=10)
+        await world.put("stays")
+        world.time.now += 11
+        for _ in range(20):
+            world.host.sweep()
+            await world.settle()
+        assert world.host.stats("q").expired == 100
+        assert (await world.take(10)).bodies == ["stays"]
+
+
+async def test_delayed_messages_are_in_memory_and_come_when_they_are_due(
+    kept: Callable[[], Any],
+) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(60))
+        await world.put("later", message_annotations={Symbol("x-opt-delivery-delay"): 60_000})
+        await world.put(*range(60, 120))
+    async with world_of(kept()) as world:
+        stats = world.host.stats("q")
+        assert (stats.available, stats.delayed) == (120, 1)
+        receiver = await world.take(100)
+        assert receiver.bodies == list(range(100))
+        world.time.now += 61
+        world.host.tick()
+        receiver.grant(100)
+        await world.settle()
+        assert sorted(map(str, receiver.bodies)) == sorted(map(str, [*range(120), "later"]))
+        receiver.settle(ACCEPTED)
+        await world.settle()
+        assert (world.host.stats("q").bytes, world.store.summary(1)[0]) == (0, 0)
+
+
+@pytest.mark.req("B17", "B24")
+async def test_what_a_queue_has_in_the_store_is_bounded() -> None:
+    limits = Limits(queue_memory_bytes_max=1_000, queue_stored_bytes_max=20_000)
+    async with world_of(MemoryStore(), Queue("q"), limits=limits) as world:
+        sender = world.client().sender("q")
+        while sender.link.credit:
+            sender.send(b"x" * 90, durable=True)
+            await world.settle()
+        stats = world.host.stats("q")
+        assert 1_000 < stats.bytes <= 20_000
+        assert sender.outcomes == [ACCEPTED] * stats.available
+        receiver = await world.take(stats.available)
+        receiver.settle(ACCEPTED)
+        await world.settle()
+        assert sender.link.credit
+
+
+async def test_a_ring_of_what_is_in_the_store(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q", length_max=100, overflow="drop-head")) as world:
+        await world.put(*range(300))
+        await world.settle()
+        assert world.host.stats("q").available == 100
+        assert (await world.take(200)).bodies == list(range(200, 300))
+
+
+@pytest.mark.parametrize("kind", [{"priorities": 3}, {"sort_key": "application-properties.n"}])
+async def test_queues_with_an_order_of_their_own_stay_in_memory(kind: dict[str, Any]) -> None:
+    async with world_of(MemoryStore(), Queue("q", **kind)) as world:
+        await world.put(*range(100), application_properties={"n": 1})
+        assert (world.queue().paged, world.host.stats("q").available) == (0, 100)
+
+
+async def test_a_store_that_cannot_be_read_is_read_again(autojump_clock: Any) -> None:
+    class Troubled(MemoryStore):
+        fails = False
+
+        def messages(self, *args: Any) -> list[Stored]:
+            if self.fails:
+                raise StoreFailed("the disk failed")
+            return super().messages(*args)
+
+    store = Troubled()
+    async with world_of(store, Queue("q")) as world:
+        await world.put(*range(200))
+        store.fails = True
+        receiver = await world.take(200)
+        assert len(receiver.bodies) < 200
+        store.fails = False
+        await trio.sleep(5)
+        await world.settle()
+        assert receiver.bodies == list(range(200))
+
+
+async def test_what_the_store_has_lost_is_not_counted_for_ever() -> None:
+    store = MemoryStore()
+    async with world_of(store, Queue("q")) as world:
+        await world.put(*range(200))
+        kept = {n: put for n, put in store._nodes[1].messages.items() if n < 100}
+        store._nodes[1].messages = kept
+        receiver = await world.take(200)
+        assert receiver.bodies == list(range(100))
+        stats = world.host.stats("q")
+        assert (stats.available, stats.acquired, stats.dropped) == (0, 100, 100)
+
+
+@pytest.mark.req("B24", "B5")
+@pytest.mark.parametrize("seed", range(12))
+async def test_every_message_ends_once_and_comes_in_its_turn(seed: int) -> None:
+    chance = random.Random(seed)
+    limits = Limits(
+        queue_memory_bytes_max=chance.choice((50, 300, 2_000)), queue_memory_messages_max=10
+    )
+    accepted: list[int] = []
+
+    def settle(receiver: Receiving, share: float, *outcomes: Any) -> None:
+        for delivery in receiver.endpoint.deliveries:
+            if delivery.local_state is None and chance.random() < share:
+                outcome = chance.choice(outcomes)
+                delivery.settle(outcome)
+                if outcome is ACCEPTED:
+                    accepted.append(Message.decode(delivery.payload).body)
+
+    async with world_of(MemoryStore(), Queue("q"), limits=limits) as world:
+        sender = world.client().sender("q")
+        receivers = [world.client().receiver("q") for _ in range(2)]
+        count = 0
+        for _ in range(150):
+            step = chance.random()
+            if step < 0.5:
+                for _ in range(chance.randrange(1, 20)):
+                    sender.send(count, durable=chance.random() < 0.8)
+                    count += 1
+            elif step < 0.7:
+                chance.choice(receivers).grant(chance.randrange(1, 30))
+            else:
+                failed = Modified(delivery_failed=True)
+                settle(chance.choice(receivers), 0.5, ACCEPTED, ACCEPTED, RELEASED, failed)
+            if chance.random() < 0.7:
+                await world.settle()
+        while len(accepted) < count:
+            for receiver in receivers:
+                settle(receiver, 1, ACCEPTED)
+                receiver.grant(50)
+            await world.settle()
+        stats = world.host.stats("q")
+        assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0)
+        assert (world.host.memory.held, world.store.summary(1)[0]) == (0, 0)
+        assert sorted(accepted) == list(range(count))
+        for receiver in receivers:
+            others = next(each for each in receivers if each is not receiver)
+            new = [body for body in dict.fromkeys(receiver.bodies) if body not in others.bodies]
+            assert new == sorted(new)

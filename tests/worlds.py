@@ -23,6 +23,8 @@ SMALL = Limits(frame_size_max=512, session_window=32)
 PATIENT = Reconnect(first_delay_s=0.2, delay_max_s=2, give_up_after_s=100_000)
 #: A link that both sides keep, on a disk where there is one.
 KEPT: dict[str, Any] = {"timeout": 3600, "durable": 2}
+#: A source that is kept until its receiver closes it, under a name.
+NAMED: dict[str, Any] = {"name": "mine", **KEPT}
 URL = "memory://broker"
 #: Where one begins to read a log.
 FROM_THE_FIRST = {"rabbitmq:stream-offset-spec": "first"}
@@ -193,7 +195,7 @@ async def trade(net: Simulation, *, noise: bool = False) -> None:
         if noise:
             everybody.start_soon(_babble, net, noisy)
         await trio.sleep(0.1)
-        for name, options in (("plain", {}), ("resumed", KEPT)):
+        for name, options in (("plain", {}), ("resumed", NAMED)):
             everybody.start_soon(
                 _call,
                 Client(net, f"{name}-consumer").consume,
@@ -215,8 +217,12 @@ async def trade(net: Simulation, *, noise: bool = False) -> None:
             await trio.sleep(20)
             net.calm()
         sent.set()
-    # Who was cut off when they left could not say so: what they held comes back when that expires.
-    await trio.sleep(KEPT["timeout"] + 60)
+    # Who was cut off when they left could not say so, and what they had on the way is kept for them.
+    async with (
+        Client(net, "resumed-consumer").connect() as peer,
+        peer.receiver("resumed", credit=0, **NAMED),
+    ):
+        pass
     note_damage(net, *books.values())
     auditor = Client(net, "auditor")
     for name in ("plain", "resumed"):

@@ -616,7 +616,8 @@ class Sender(LinkHandle):
             receipt.finish(ACCEPTED)
             return
         self._unsettled[receipt] = None
-        if not self._resends and self._keeper is None:
+        if not self._resends and self._keeper is None and raw.delivery_id >= 0:
+            # It is not sent again. What still waits for the session's window may be.
             receipt.payload = b""
 
     def _pump(self, link: SendingLink) -> None:

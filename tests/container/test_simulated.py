@@ -1,0 +1,102 @@
+"""Our client and our broker, where a connection or the broker goes after every frame and commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from worlds import KEPT, LOST, NAMED, PATIENT, SMALL, URL, Client, serving
+
+from amqp_rt.broker import Log, Queue
+from amqp_rt.testing.faults import Cut
+from amqp_rt.testing.ledger import Ledger
+from amqp_rt.testing.simulation import Simulation, amqp_faults, simulate
+
+
+async def one_large_message(net: Simulation) -> None:
+    """Sent as soon as there is credit; in doubt, it may be there or not."""
+    ledger = Ledger()
+    net.start("broker", serving(net, Queue("work")))
+    async with (
+        net.connect("client", URL, limits=SMALL, reconnect=PATIENT) as peer,
+        peer.sender("work") as out,
+    ):
+        body = ledger.body("client", 2000)
+        try:
+            await out.send(body, durable=True)
+            ledger.was_acknowledged(body)
+        except LOST:
+            pass
+    net.calm()
+    ledger.check(await Client(net, "auditor").read("work"))
+
+
+@pytest.mark.req("X24", "X25")
+@pytest.mark.parametrize("seed", range(3))
+def test_what_had_not_left_goes_out_whole_on_the_next_connection(seed: int) -> None:
+    for frames in range(1, 20):
+        simulate(one_large_message, seed=seed, faults=[Cut(frames=frames)])
+
+
+async def trading(net: Simulation, options: dict[str, Any], **kept: Any) -> Ledger:
+    """Six messages from one to another, who takes them in the end."""
+    ledger = Ledger(**kept)
+    net.start("broker", serving(net, Queue("work")))
+    sent = trio.Event()
+    async with trio.open_nursery() as nursery:
+
+        async def receive() -> None:
+            await Client(net, "taker").consume(
+                ledger, "work", sent, **(NAMED if options else options)
+            )
+
+        nursery.start_soon(receive)
+        await Client(net, "giver").produce(ledger, "work", 6, **options)
+        sent.set()
+    net.calm()
+    ledger.check(await Client(net, "auditor").read("work"))
+    return ledger
+
+
+@pytest.mark.req("A23", "X24", "X25", "B13")
+@amqp_faults(cut_after_frames=range(1, 400), kill_at_commits=range(1, 100), seed=3)
+async def test_exactly_once(net: Simulation) -> None:
+    """Over links that both sides keep, whatever becomes of connections and of the broker."""
+    ledger = await trading(net, KEPT, duplicates="never")
+    assert ledger.settled == ledger.acknowledged == set(ledger.sent)
+
+
+@pytest.mark.req("A23", "B7")
+@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=4)
+async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
+    net: Simulation,
+) -> None:
+    await trading(net, {})
+
+
+@pytest.mark.req("A23", "R1")
+@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=5)
+async def test_a_transaction_is_whole_or_nothing(net: Simulation) -> None:
+    ledger = Ledger(ordered=False)
+    net.start("broker", serving(net, Queue("from"), Queue("to")))
+    sent = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Client(net, "mover").move, "from", "to", sent)
+        await Client(net, "giver").produce(ledger, "from", 4)
+        await trio.sleep(3)
+        sent.set()
+    net.calm()
+    auditor = Client(net, "auditor")
+    ledger.check([*await auditor.read("from"), *await auditor.read("to")])
+
+
+@pytest.mark.req("A23", "B27")
+@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=6)
+async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> None:
+    ledger = Ledger()
+    net.start("broker", serving(net, Log("log")))
+    await Client(net, "giver").produce(ledger, "log", 6)
+    net.calm()
+    start = {"rabbitmq:stream-offset-spec": "first"}
+    ledger.check(await Client(net, "auditor").read("log", filter=start))

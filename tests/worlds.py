@@ -194,7 +194,7 @@ async def trade(net: Simulation, *, noise: bool = False) -> None:
     async with trio.open_nursery() as everybody:
         if noise:
             everybody.start_soon(_babble, net, noisy)
-        await trio.sleep(0.1)
+        await trio.sleep(0.5 if noise else 0.1)
         for name, options in (("plain", {}), ("resumed", NAMED)):
             everybody.start_soon(
                 _call,

@@ -240,11 +240,12 @@ async def _call(
 async def _babble(net: Simulation, ledger: Ledger) -> None:
     """Send over a connection that may garble everything, and mind nothing that comes of it."""
     client = Client(net, "noise")
-    try:
-        async with client.connect() as peer, peer.sender("noise") as out:
-            for _ in range(20):
-                with trio.move_on_after(5):
-                    await out.send(ledger.body("noise", 300))
-                await client.pause()
-    except AmqpError:
-        pass
+    with trio.move_on_after(60):
+        try:
+            async with client.connect() as peer, peer.sender("noise") as out:
+                for _ in range(20):
+                    with trio.move_on_after(5):
+                        await out.send(ledger.body("noise", 300))
+                    await client.pause()
+        except AmqpError:
+            pass

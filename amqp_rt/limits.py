@@ -178,6 +178,9 @@ class Limits(Struct, frozen=True, gc=False):
     #: Steps that all filters of a source may take for one message: one for each place at which a
     #: pattern is tried. What takes more does not match.
     filter_steps_max: int = 10_000
+    #: Bytes of the trace of one connection, and of all traces of one folder together.
+    trace_bytes_max: int = 64 * MIB
+    trace_total_bytes_max: int = 1024 * MIB
 
 
 DEFAULT_LIMITS = Limits()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -72,6 +73,7 @@ class Broker:
         tls_required: Let nobody in on ``amqp://`` without TLS.
         origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
+        trace: A folder for traces of connections; see :class:`~amqp_rt.Container`.
         management: Answer at ``$management``.
         store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
             :class:`~amqp_rt.stores.base.Store`, or None for nowhere. Without one, durable messages
@@ -103,6 +105,7 @@ class Broker:
         tls_required: bool = False,
         origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
+        trace: str | PathLike[str] | None = None,
         management: bool = True,
         store: str | Store | None = None,
         volatile: bool = False,
@@ -124,6 +127,7 @@ class Broker:
             tls_required=tls_required,
             origins=origins,
             network=network,
+            trace=trace,
         )
         kept = store_of(store) if isinstance(store, str) else store
         self.host = BrokerHost(

@@ -58,7 +58,17 @@ PUBLIC: dict[str, set[str]] = {
         "rpc",
         "source",
     },
-    "amqp_rt.testing": {"LoopbackBroker", "Script", "ScriptFailed", "VirtualAmqp"},
+    "amqp_rt.testing": {
+        "LoopbackBroker",
+        "Replayed",
+        "Script",
+        "ScriptFailed",
+        "Trace",
+        "VirtualAmqp",
+        "read_trace",
+        "record",
+        "replay",
+    },
     "amqp_rt.broker": {"LifeCycles", "Log", "Queue", "Topic"},
 }
 

@@ -19,6 +19,7 @@ from ..broker.nodes import Declaration
 from ..container.container import Container
 from ..errors import AmqpError
 from ..net.tls import ServerTls
+from ..net.traces import Traces
 from ..runtime import Broker, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
@@ -142,6 +143,11 @@ log = logging.getLogger("amqp_rt.cli")
 )
 @click.option("--tls-required", is_flag=True, help="Let nobody in without TLS, on no port.")
 @click.option(
+    "--trace",
+    metavar="FOLDER",
+    help="Record every connection in a file of FOLDER, messages included; see amqp-rt trace.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -169,6 +175,7 @@ def serve(
     tls_client_ca: str | None,
     origins: tuple[str, ...],
     tls_required: bool,
+    trace: str | None,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -253,6 +260,9 @@ def serve(
             virtual_hosts=virtual_hosts or None,
             journal=recorded,
         )
+
+    if trace is not None:
+        broker.container.traces = Traces(trace, limits=broker.container.limits)
 
     async def main() -> None:
         # The signals are heard until the very end: a second one stops the waiting.

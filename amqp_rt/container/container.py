@@ -28,6 +28,7 @@ from contextlib import (
     suppress,
 )
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
 
@@ -41,7 +42,7 @@ from ..fronts.amqp10 import Front as Amqp10
 from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
-from ..net.driver import run_connection
+from ..net.driver import TrioClock, run_connection
 from ..net.entrance import Entrance, enter
 from ..net.listeners import (
     Door,
@@ -55,6 +56,7 @@ from ..net.listeners import (
 from ..net.memory import MemoryNetwork
 from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
+from ..net.traces import Traces, traced
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
 from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.backoff import Backoff
@@ -157,6 +159,8 @@ class Container:
         drain_s: How long handlers may take to finish when the block is left.
         network: Where ``memory://`` addresses live; share one between containers that talk.
         fronts: Protocols that listeners speak.
+        trace: A folder in which every connection leaves a file of what it heard and said; see
+            :mod:`amqp_rt.net.traces`. Messages are in it, passwords are not.
     """
 
     def __init__(
@@ -182,6 +186,7 @@ class Container:
         drain_s: float = 10.0,
         network: MemoryNetwork | None = None,
         fronts: Sequence[Front] = (),
+        trace: str | PathLike[str] | None = None,
     ) -> None:
         self.name = name
         self.limits = limits
@@ -203,6 +208,8 @@ class Container:
         self.source = SourceDecorator(self._add)
         self._middleware = tuple(middleware)
         self._resources = Resources(resources)
+        #: Where connections leave their traces.
+        self.traces = None if trace is None else Traces(trace, limits=limits)
         self._fronts: Sequence[Front] = [*fronts] or [Amqp10()]
         if isinstance(users, Mapping):
             users = Users(users)
@@ -628,14 +635,15 @@ class Container:
         self._strangers[engine] = logged_in
 
         try:
-            await run_connection(
-                entered.stream,
-                engine,
-                connection.handle,
-                limits=self.limits,
-                initial=entered.received,
-                reactor=self.reactor,
-            )
+            with traced(self.traces, engine, client=False, clock=TrioClock()) as seen:
+                await run_connection(
+                    entered.stream,
+                    seen,
+                    connection.handle,
+                    limits=self.limits,
+                    initial=entered.received,
+                    reactor=self.reactor,
+                )
         except Exception:
             # Nobody is to blame but us, and nobody else is to suffer for it.
             log.exception("the connection from %s broke", address or "a peer")

@@ -35,9 +35,10 @@ from ..errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionL
 from ..fronts.amqp10 import ClientMechanism, ClientOptions, client
 from ..limits import Limits
 from ..net.dial import dial
-from ..net.driver import run_connection
+from ..net.driver import TrioClock, run_connection
 from ..net.memory import memory_stream_pair
 from ..net.tls import ClientTls
+from ..net.traces import traced
 from ..outcomes import Error
 from ..security.mechanisms import Anonymous, External, Plain, may_send_in_clear, reveals
 from ..security.scram import Scram
@@ -481,13 +482,14 @@ class Dialler:
         connection.start(engine)
         if connection.closing:
             engine.close()
-        await run_connection(
-            dialled.stream,
-            engine,
-            connection.handle,
-            limits=limits,
-            reactor=self._container.reactor,
-        )
+        with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:
+            await run_connection(
+                dialled.stream,
+                seen,
+                connection.handle,
+                limits=limits,
+                reactor=self._container.reactor,
+            )
         self._judge(url, connection)
 
     def _judge(self, url: Url, connection: Connection) -> None:

@@ -298,11 +298,18 @@ class ProtocolEngine(Protocol):
 
     #: Called when there is something to send, or nothing ever again.
     on_output: Callable[[], None]
-    #: Nothing more will be said.
-    finished: bool
-    #: Bytes waiting in ``take``.
-    output_size: int
-    peer: Peer
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be said."""
+
+    @property
+    def output_size(self) -> int:
+        """Bytes waiting in ``take``."""
+
+    @property
+    def peer(self) -> Peer:
+        """Who is on the other side."""
 
     @property
     def deadline(self) -> float:

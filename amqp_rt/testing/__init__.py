@@ -9,25 +9,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..net.traces import Trace, read_trace
     from .loopback import LoopbackBroker
+    from .replaying import Replayed, record, replay
     from .script import Script, ScriptFailed
     from .virtual import VirtualAmqp
 
-__all__ = ["LoopbackBroker", "Script", "ScriptFailed", "VirtualAmqp"]
+__all__ = [
+    "LoopbackBroker",
+    "Replayed",
+    "Script",
+    "ScriptFailed",
+    "Trace",
+    "VirtualAmqp",
+    "read_trace",
+    "record",
+    "replay",
+]
 
 #: Public name → the module that defines it.
 _HOMES: dict[str, str] = {
-    "LoopbackBroker": "loopback",
-    "Script": "script",
-    "ScriptFailed": "script",
-    "VirtualAmqp": "virtual",
+    "LoopbackBroker": "amqp_rt.testing.loopback",
+    "Replayed": "amqp_rt.testing.replaying",
+    "Script": "amqp_rt.testing.script",
+    "ScriptFailed": "amqp_rt.testing.script",
+    "Trace": "amqp_rt.net.traces",
+    "VirtualAmqp": "amqp_rt.testing.virtual",
+    "read_trace": "amqp_rt.net.traces",
+    "record": "amqp_rt.testing.replaying",
+    "replay": "amqp_rt.testing.replaying",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

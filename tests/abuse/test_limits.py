@@ -76,6 +76,8 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
     "management_nodes_max": ("management/test_management.py::test_management_nodes",),
+    "trace_bytes_max": ("net/test_traces.py::test_a_trace_is_bounded",),
+    "trace_total_bytes_max": ("net/test_traces.py::test_a_folder_of_traces_is_bounded",),
     "token_size_max": ("container/test_cbs.py::test_what_is_wrong_with_a_request_is_said",),
     "tokens_max": ("container/test_cbs.py::test_too_many_tokens",),
     "token_deadline_s": ("container/test_cbs.py::test_the_first_token_has_to_come_in_time",),

@@ -1,0 +1,470 @@
+"""What a connection has heard and said, in a file: for looking at it, and for playing it again.
+
+A trace begins with ``AMQPTRC`` and the octet 1. Records follow: a kind (one octet), microseconds
+since the connection began (eight octets), a length (four), and so many octets. The first record
+describes the connection, as JSON. The octets are those of the engine, so what TLS or a WebSocket
+wrapped is plain here; the responses of a SASL login are not in it, but messages are, with whatever
+secrets they have.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from msgspec import Struct
+
+from ..clock import Clock
+from ..errors import AmqpError
+from ..events import Event, Peer
+from ..fronts.base import ProtocolEngine
+from ..limits import DEFAULT_LIMITS, Limits
+from ..outcomes import Error
+
+__all__ = ["Kind", "Record", "Trace", "TraceWriter", "Traced", "Traces", "read_trace", "traced"]
+
+_log = logging.getLogger("amqp_rt.net")
+
+MAGIC: Final = b"AMQPTRC\x01"
+_RECORD: Final = struct.Struct(">BQI")
+_AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+_SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
+#: Octets of a SASL frame that are waited for; frames of that layer have 512 at most (Part 5 §5.3.3).
+_HELD_MAX: Final = 65_536
+#: What stands for each octet of a secret.
+_MASK: Final = b"*"
+
+
+class Kind(IntEnum):
+    """What a record is."""
+
+    ABOUT = 0
+    RECEIVED = 1
+    SENT = 2
+    #: The peer has ended its half of the stream.
+    RECEIVED_EOF = 3
+    #: The connection is over.
+    END = 4
+    #: There was more, and the trace had no room for it.
+    CUT = 5
+    #: Octets of a protocol whose secrets are not known here: how many, as eight octets.
+    OMITTED_RECEIVED = 6
+    OMITTED_SENT = 7
+
+
+class Record(Struct, frozen=True):
+    """One record of a trace."""
+
+    kind: Kind
+    #: Seconds since the connection began.
+    at_s: float
+    data: bytes
+
+
+class _About(Struct, frozen=True):
+    client: bool
+    address: str
+    began: float
+
+
+class Trace(Struct, frozen=True, kw_only=True):
+    """A connection as it was recorded."""
+
+    #: It was recorded by the side that dialled.
+    client: bool
+    #: The other side, in words.
+    address: str
+    #: Seconds since 1970 at its beginning.
+    began: float
+    records: list[Record]
+    #: What is wrong with the end of the file; the records are those before it.
+    damage: str = ""
+
+    def chunks(self, *, client: bool) -> list[tuple[float, bytes]]:
+        """What the client, or the server, wrote: seconds and octets."""
+        wanted = Kind.SENT if client == self.client else Kind.RECEIVED
+        return [(record.at_s, record.data) for record in self.records if record.kind is wanted]
+
+
+class Traces:
+    """A folder of traces, one file for each connection.
+
+    Traces have messages in them, hence nobody but their owner may read them. They are written as
+    octets pass, which delays the connection by as much as the file system does.
+
+    Args:
+        folder: Made when it is not there.
+        limits: ``trace_bytes_max`` of each and ``trace_total_bytes_max`` of all together: what
+            comes then is not recorded.
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.folder = Path(folder)
+        self._limits = limits
+        self._left = limits.trace_total_bytes_max
+        self._count = 0
+        self._complained = False
+
+    def open(self, *, client: bool, address: str, clock: Clock) -> TraceWriter | None:
+        """A trace of one connection; None if that is not possible, which is logged once."""
+        if self._left <= 0:
+            self._complain(f"{self.folder} has {self._limits.trace_total_bytes_max} bytes of them")
+            return None
+        self._count += 1
+        began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        side = "client" if client else "server"
+        path = self.folder / f"{began}-{os.getpid()}-{self._count:06d}-{side}.amqptrace"
+        file: BinaryIO
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            file = os.fdopen(handle, "wb", buffering=0)
+        except OSError as error:
+            self._complain(f"{path} cannot be written: {error.strerror or error}")
+            return None
+        return TraceWriter(
+            file,
+            client=client,
+            address=address,
+            clock=clock,
+            bytes_max=min(self._limits.trace_bytes_max, self._left),
+            spend=self._spend,
+        )
+
+    def _spend(self, size: int) -> bool:
+        """Whether *size* more bytes are allowed; if not, nothing more is."""
+        allowed = size <= self._left
+        self._left = self._left - size if allowed else 0
+        return allowed
+
+    def _complain(self, why: str) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.warning("connections are not traced any more: %s", why)
+
+
+class TraceWriter:
+    """Writes one trace; when the connection ends, or the file breaks, it is closed."""
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        *,
+        client: bool,
+        address: str,
+        clock: Clock,
+        bytes_max: int = DEFAULT_LIMITS.trace_bytes_max,
+        spend: Callable[[int], bool] = lambda size: True,
+    ) -> None:
+        self._file: BinaryIO | None = file
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._left = bytes_max
+        self._spend = spend
+        self._masks = (_Mask(), _Mask())
+        about = json.dumps({"client": client, "address": address, "began": clock.wall()})
+        # However little room there is, it says what it is a trace of.
+        beginning = MAGIC + self._record(Kind.ABOUT, about.encode())
+        spend(len(beginning))
+        self._left -= len(beginning)
+        self._write(beginning)
+
+    def received(self, data: bytes) -> None:
+        """The peer wrote *data*."""
+        self._octets(Kind.RECEIVED, data)
+
+    def sent(self, data: bytes) -> None:
+        """We wrote *data*."""
+        self._octets(Kind.SENT, data)
+
+    def received_eof(self) -> None:
+        """The peer writes nothing more."""
+        self._put(self._record(Kind.RECEIVED_EOF, b""))
+
+    def close(self) -> None:
+        """The connection is over; more is not written."""
+        self._put(self._record(Kind.END, b""))
+        self._close()
+
+    def _octets(self, kind: Kind, data: bytes) -> None:
+        if self._file is None or not data:
+            return
+        mask = self._masks[kind is Kind.SENT]
+        shown = mask.feed(data)
+        if mask.unknown:
+            omitted = Kind.OMITTED_SENT if kind is Kind.SENT else Kind.OMITTED_RECEIVED
+            self._put(self._record(omitted, len(data).to_bytes(8, "big")))
+        elif shown:
+            self._put(self._record(kind, shown))
+
+    def _record(self, kind: Kind, data: bytes) -> bytes:
+        at_us = max(0, round((self._clock.monotonic() - self._began) * 1e6))
+        return _RECORD.pack(kind, at_us, len(data)) + data
+
+    def _put(self, octets: bytes) -> None:
+        if self._file is None:
+            return
+        # There is always room left to say that it was cut.
+        if len(octets) + _RECORD.size > self._left or not self._spend(len(octets)):
+            self._write(self._record(Kind.CUT, b""))
+            self._close()
+            return
+        self._left -= len(octets)
+        self._write(octets)
+
+    def _write(self, octets: bytes) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(octets)
+        except OSError as error:
+            _log.warning("a trace breaks off: %s", error.strerror or error)
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError as error:
+                _log.warning("a trace breaks off: %s", error.strerror or error)
+
+
+class _Mask:
+    """One direction of a connection without the responses of its login.
+
+    Until AMQP begins, octets are held back until their frame is whole. What speaks another protocol
+    is not shown at all: nobody here knows where that has its passwords.
+    """
+
+    def __init__(self) -> None:
+        self._plain = False
+        self._held = b""
+        self.unknown = False
+
+    def feed(self, data: bytes) -> bytes:
+        """*data* as it may be shown, or what is whole of it."""
+        if self._plain:
+            return data
+        if self.unknown:
+            return b""
+        held = self._held + data
+        shown: list[bytes] = []
+        at = 0
+        while len(held) - at >= 8:
+            if held[at : at + 4] == b"AMQP":
+                header = held[at : at + 8]
+                if header == _AMQP_HEADER:
+                    self._plain = True
+                    shown.append(held[at:])
+                    at = len(held)
+                    break
+                if header != _SASL_HEADER:
+                    self.unknown = True
+                    return b""
+                shown.append(header)
+                at += 8
+                continue
+            size = int.from_bytes(held[at : at + 4], "big")
+            if not 8 <= size <= _HELD_MAX:
+                self.unknown = True
+                return b""
+            if len(held) - at < size:
+                break
+            shown.append(_masked(held[at : at + size]))
+            at += size
+        self._held = held[at:]
+        return b"".join(shown)
+
+
+#: Descriptors of what a client says in a login (Part 5 §5.3.3).
+_SASL_INIT: Final = b"\x00\x53\x41"
+_SASL_RESPONSE: Final = b"\x00\x53\x43"
+
+
+def _masked(frame: bytes) -> bytes:
+    """A SASL frame; a response in it is replaced by asterisks, but for the user that PLAIN names."""
+    body = 4 * frame[4]
+    kind = frame[body : body + 3]
+    if kind[:2] == b"\x00\x53" and kind not in (_SASL_INIT, _SASL_RESPONSE):
+        return frame  # surely no response
+    found = None
+    if kind in (_SASL_INIT, _SASL_RESPONSE):
+        found = _response(frame, body + 3, init=kind == _SASL_INIT)
+    if found is None:
+        # It is not what it should be. Its length is all that is shown.
+        return frame[:body] + _MASK * (len(frame) - body)
+    mechanism, at, end = found
+    if mechanism == b"ANONYMOUS":
+        return frame
+    response = frame[at:end]
+    parts = response.split(b"\0", 2)
+    if mechanism == b"PLAIN" and len(parts) == 3:
+        at = end - len(parts[2])
+    return frame[:at] + _MASK * (end - at) + frame[end:]
+
+
+def _response(frame: bytes, at: int, *, init: bool) -> tuple[bytes, int, int] | None:
+    """The mechanism and where the response is; None if the list is not the standard's."""
+    try:
+        if frame[at] == 0xC0:
+            at += 3
+        elif frame[at] == 0xD0:
+            at += 9
+        elif frame[at] == 0x45:
+            return b"", at, at
+        else:
+            return None
+        mechanism = b""
+        if init:
+            if frame[at] != 0xA3:
+                return None
+            mechanism = frame[at + 2 : at + 2 + frame[at + 1]]
+            at += 2 + frame[at + 1]
+        if at >= len(frame) or frame[at] == 0x40:
+            return mechanism, at, at
+        if frame[at] == 0xA0:
+            size, at = frame[at + 1], at + 2
+        elif frame[at] == 0xB0:
+            size, at = int.from_bytes(frame[at + 1 : at + 5], "big"), at + 5
+        else:
+            return None
+    except IndexError:
+        return None
+    return (mechanism, at, at + size) if at + size <= len(frame) else None
+
+
+class Traced:
+    """An engine that leaves a trace; for its driver it is the engine."""
+
+    def __init__(self, engine: ProtocolEngine, writer: TraceWriter) -> None:
+        self._engine = engine
+        self._writer = writer
+
+    @property
+    def peer(self) -> Peer:
+        return self._engine.peer
+
+    @property
+    def on_output(self) -> Callable[[], None]:
+        return self._engine.on_output
+
+    @on_output.setter
+    def on_output(self, call: Callable[[], None]) -> None:
+        self._engine.on_output = call
+
+    @property
+    def finished(self) -> bool:
+        return self._engine.finished
+
+    @property
+    def output_size(self) -> int:
+        return self._engine.output_size
+
+    @property
+    def deadline(self) -> float:
+        return self._engine.deadline
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        self._writer.received(data)
+        return self._engine.receive(data, now)
+
+    def receive_eof(self, now: float) -> list[Event]:
+        self._writer.received_eof()
+        return self._engine.receive_eof(now)
+
+    def tick(self, now: float) -> list[Event]:
+        return self._engine.tick(now)
+
+    def take(self) -> list[bytes]:
+        buffers = self._engine.take()
+        if buffers:
+            self._writer.sent(b"".join(buffers))
+        return buffers
+
+    def close(self, error: Error | None = None) -> None:
+        self._engine.close(error)
+
+
+@contextmanager
+def traced(
+    traces: Traces | None, engine: ProtocolEngine, *, client: bool, clock: Clock
+) -> Iterator[ProtocolEngine]:
+    """*engine*, with a trace in *traces* of what it hears and says within the block."""
+    writer = None
+    if traces is not None:
+        writer = traces.open(client=client, address=engine.peer.address, clock=clock)
+    if writer is None:
+        yield engine
+        return
+    try:
+        yield Traced(engine, writer)
+    finally:
+        writer.close()
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_trace(path: str | PathLike[str]) -> Trace:
+    """The trace in a file; of a damaged one what comes before the damage.
+
+    Raises:
+        AmqpError: It cannot be read, is empty, or is no trace; one sentence says which.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise AmqpError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not data:
+        raise AmqpError(f"{path} is empty: nothing was recorded in it")
+    if not data.startswith(MAGIC):
+        if MAGIC.startswith(data):
+            raise AmqpError(f"{path} is a trace that ends after {len(data)} bytes")
+        if data.startswith(MAGIC[:-1]):
+            raise AmqpError(f"{path} is a trace of version {data[7]}; this release reads 1")
+        raise AmqpError(f"{path} is no trace: it does not begin with {MAGIC[:-1].decode()}")
+    records: list[Record] = []
+    damage = ""
+    at = len(MAGIC)
+    while at < len(data) and not damage:
+        if len(data) - at < _RECORD.size:
+            damage = f"the file ends within a record, at byte {len(data)}"
+            break
+        kind, at_us, size = _RECORD.unpack_from(data, at)
+        begin = at + _RECORD.size
+        if kind not in iter(Kind):
+            damage = f"there is no kind of record {kind}, at byte {at}"
+        elif begin + size > len(data):
+            damage = f"the file ends within a record, at byte {len(data)}"
+        else:
+            records.append(Record(Kind(kind), at_us / 1e6, data[begin : begin + size]))
+            at = begin + size
+    about = _about(records[0]) if records else None
+    if about is None:
+        raise AmqpError(f"{path} is a damaged trace: {damage or 'it does not say of what'}")
+    return Trace(
+        client=about.client,
+        address=about.address,
+        began=about.began,
+        records=records[1:],
+        damage=damage,
+    )
+
+
+def _about(record: Record) -> _About | None:
+    if record.kind is not Kind.ABOUT:
+        return None
+    try:
+        told = json.loads(record.data)
+        return _About(bool(told["client"]), str(told["address"]), float(told["began"]))
+    except (ValueError, KeyError, TypeError):
+        return None

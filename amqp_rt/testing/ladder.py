@@ -1,0 +1,183 @@
+"""A trace as a ladder: the client on the left, the server on the right, a rung for each frame.
+
+What a peer wrote is shown as text and nothing else: neither a terminal nor a browser gets to see a
+control character or a mark-up of its making.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import html
+from collections.abc import Iterable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from ..net.traces import Kind, Trace
+from .octets import Composite, Frame, Splitter
+
+__all__ = ["Rung", "draw_html", "draw_svg", "draw_text", "rungs"]
+
+#: Characters of one value, and of one rung.
+_VALUE_MAX: Final = 80
+_TEXT_MAX: Final = 400
+
+
+class Rung(Struct):
+    """One frame, or something else that happened."""
+
+    at_s: float
+    #: Who did it: the client or the server; None for the recorder.
+    client: bool | None
+    text: str
+    #: It is not as it should be.
+    bad: bool = False
+
+
+def rungs(trace: Trace) -> list[Rung]:
+    """The frames of *trace* in the order in which they became whole."""
+    found: list[Rung] = []
+    splitters = {True: Splitter(), False: Splitter()}
+    for record in trace.records:
+        kind = record.kind
+        sent = kind in (Kind.SENT, Kind.OMITTED_SENT)
+        client = sent == trace.client
+        if kind in (Kind.SENT, Kind.RECEIVED):
+            found += [
+                Rung(record.at_s, client, _line(frame), bool(frame.fault))
+                for frame in splitters[client].feed(record.data)
+            ]
+        elif kind is Kind.RECEIVED_EOF:
+            found.append(Rung(record.at_s, client, "end of stream"))
+        elif kind is Kind.END:
+            found.append(Rung(record.at_s, None, "the connection is over"))
+        elif kind is Kind.CUT:
+            found.append(Rung(record.at_s, None, "more came, for which the trace has no room", bad=True))  # fmt: skip
+        elif kind in (Kind.OMITTED_SENT, Kind.OMITTED_RECEIVED):
+            size = int.from_bytes(record.data, "big")
+            found.append(Rung(record.at_s, client, f"{size} bytes of another protocol, not kept"))
+    last = trace.records[-1].at_s if trace.records else 0.0
+    for client, splitter in splitters.items():
+        if splitter.held:
+            text = f"{len(splitter.held)} bytes of a frame that did not become whole"
+            found.append(Rung(last, client, text, bad=True))
+    if trace.damage:
+        found.append(Rung(last, None, _plain(trace.damage, _TEXT_MAX), bad=True))
+    return found
+
+
+def _line(frame: Frame) -> str:
+    if frame.name == "header":
+        octets = frame.payload
+        protocol = {0: "AMQP", 2: "TLS", 3: "SASL"}.get(octets[4], f"protocol {octets[4]}")
+        return f"header {protocol} {octets[5]}.{octets[6]}.{octets[7]}"
+    parts = [str(frame.channel), frame.name.replace("_", "-")]
+    parts += [f"{name.replace('_', '-')}={_shown(name, value)}" for name, value in frame.fields.items()]  # fmt: skip
+    if frame.payload:
+        parts.append(f"+ {len(frame.payload)} bytes")
+    if frame.fault:
+        parts.append(f"({frame.fault})")
+    return _plain(" ".join(parts), _TEXT_MAX)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "role":
+        return "receiver" if value else "sender"
+    if isinstance(value, Composite):
+        inside = ", ".join(f"{key}={_shown(key, each)}" for key, each in value.fields.items())
+        if name in ("source", "target") and value.name == name:
+            return _cut(repr(value.fields.get("address")), _VALUE_MAX)
+        return _cut(f"{value.name.replace('_', '-')}({inside})", _VALUE_MAX)
+    return _cut(str(value) if isinstance(value, bool | int) else repr(value), _VALUE_MAX)
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: size - 1]}…"
+
+
+def _plain(text: str, size: int) -> str:
+    """*text* on one line, with what is no visible character written out."""
+    return _cut(
+        "".join(
+            each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+        ),
+        size,
+    )
+
+
+def _title(trace: Trace) -> str:
+    began = dt.datetime.fromtimestamp(trace.began, dt.UTC)
+    side = "client" if trace.client else "server"
+    return _plain(f"{began:%Y-%m-%d %H:%M:%S} UTC, {side}'s side, with {trace.address or 'a peer'}", _TEXT_MAX)  # fmt: skip
+
+
+# --- drawing ------------------------------------------------------------------------------------
+
+
+def draw_text(trace: Trace, found: Iterable[Rung], *, width: int = 100, plain: bool = False) -> str:
+    """The ladder for a terminal that is *width* characters wide; *plain* keeps to ASCII."""
+    rail, dash, left, right = "|-<>" if plain else "│─◀▶"
+    inner = max(30, width - 14)
+    lines = [_title(trace), f"{'':10}  {'client':<{inner - 4}}server"]
+    for rung in found:
+        mark = "! " if rung.bad else ""
+        text = _cut(mark + rung.text, inner - 6)
+        if rung.client is None:
+            drawn = f" {text:^{inner - 2}} "
+        elif rung.client:
+            drawn = f"{dash * 2} {text} ".ljust(inner - 1, dash) + right
+        else:
+            drawn = left + f" {text} {dash * 2}".rjust(inner - 1, dash)
+        lines.append(f"{rung.at_s:10.6f}  {rail}{drawn}{rail}")
+    text = "\n".join(lines)
+    return text.encode("ascii", "backslashreplace").decode() if plain else text
+
+
+_ROW: Final = 26
+_LEFT: Final = 110
+_RIGHT: Final = 1090
+_WIDTH: Final = 1120
+
+
+def draw_svg(trace: Trace, found: Iterable[Rung]) -> str:
+    """The ladder as an SVG picture."""
+    rows = []
+    y = 60
+    for rung in found:
+        y += _ROW
+        text = html.escape(_cut(rung.text, 150))
+        colour = "#b00020" if rung.bad else "#222"
+        rows.append(f'<text x="100" y="{y}" text-anchor="end" fill="#777">{rung.at_s:.6f}</text>')
+        if rung.client is None:
+            rows.append(f'<text x="600" y="{y}" text-anchor="middle" fill="{colour}">{text}</text>')
+            continue
+        begin, end = (_LEFT, _RIGHT) if rung.client else (_RIGHT, _LEFT)
+        anchor, at = ("start", _LEFT + 12) if rung.client else ("end", _RIGHT - 12)
+        tip = end - 7 if rung.client else end + 7
+        rows.append(
+            f'<path d="M{begin} {y + 4}H{end}M{tip} {y}L{end} {y + 4}L{tip} {y + 8}" '
+            f'stroke="{colour}" fill="none"/>'
+            f'<text x="{at}" y="{y}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
+        )
+    height = y + _ROW
+    rails = "".join(
+        f'<path d="M{x} 48V{height - 8}" stroke="#999"/><text x="{x}" y="40" '
+        f'text-anchor="middle" font-weight="bold">{name}</text>'
+        for x, name in ((_LEFT, "client"), (_RIGHT, "server"))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 40}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH + 40} {height}" font-family="monospace" font-size="12">'
+        f'<rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="20" y="20">{html.escape(_title(trace))}</text>{rails}{"".join(rows)}</svg>\n'
+    )
+
+
+def draw_html(trace: Trace, found: Iterable[Rung]) -> str:
+    """The ladder as a page that loads nothing and runs nothing."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{html.escape(_title(trace))}</title></head><body>\n"
+        f"{draw_svg(trace, found)}</body></html>\n"
+    )

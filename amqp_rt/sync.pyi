@@ -2,6 +2,7 @@
 import ssl
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
@@ -72,6 +73,7 @@ class Container:
         drain_s: float = ...,
         network: MemoryNetwork | None = ...,
         fronts: Sequence[Front] = ...,
+        trace: str | PathLike[str] | None = ...,
     ) -> None: ...
     def add(self, *nodes: Any) -> None: ...
     def remove(self, *nodes: Any) -> None: ...
@@ -374,6 +376,7 @@ class Broker:
         tls_required: bool = ...,
         origins: Collection[str] = ...,
         network: MemoryNetwork | None = ...,
+        trace: str | PathLike[str] | None = ...,
         management: bool = ...,
         store: str | Store | None = ...,
         volatile: bool = ...,

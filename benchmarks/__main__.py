@@ -12,7 +12,7 @@ import msgspec
 
 from . import report
 from .contestants import PEERS, ROOT, environment, field_of
-from .measures import Plan, Settings, broker, codec, durable, growth, memory, p2p, rpc, setup
+from .measures import Plan, Settings, broker, codec, durable, growth, memory, p2p, rpc, setup, start
 from .processes import RoleFailed
 from .results import Results, Target, judge
 from .rounds import Progress, run
@@ -24,6 +24,7 @@ MEASURES = {
     "broker": broker.cases,
     "durable": durable.cases,
     "setup": setup.cases,
+    "start": start.cases,
     "memory": memory.cases,
     "growth": growth.cases,
 }
@@ -118,6 +119,7 @@ def main(
     broker   producer, queue, consumer: the broker's CPU, and messages/s
     durable  the same with messages that survive the broker
     setup    connections opened and closed
+    start    a broker started for a test, and one message through it
     memory   per idle connection and per queued message
     growth   how costs grow with depth, links, connections and so on
 

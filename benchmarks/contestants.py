@@ -261,28 +261,31 @@ def proton_c() -> Contestant | str:
     # Debian ships no pkg-config file for the proactor, nor a name without the version.
     flags += ["-l:libqpid-proton-core.so.10", "-l:libqpid-proton-proactor.so.1", "-lpthread"]
 
+    # Built when it is first started, and there until this process ends.
+    scratch = tempfile.TemporaryDirectory()
+
     @contextlib.contextmanager
     def broker() -> Iterator[Running]:
-        with tempfile.TemporaryDirectory() as scratch:
-            binary = Path(scratch) / "broker"
+        binary = Path(scratch.name) / "broker"
+        if not binary.exists():
             built = subprocess.run(
                 ["cc", "-O2", "-o", str(binary), str(PROTON_C_BROKER), *flags],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if built.returncode:
                 raise RoleFailed(f"proton's C broker does not build: {built.stderr[-300:]}")
-            port = free_port()
-            process = subprocess.Popen(
-                [str(binary), "127.0.0.1", str(port)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            try:
-                wait_for(port, process)
-                yield Running(port, (process.pid,))
-            finally:
-                terminate(process)
+        port = free_port()
+        process = subprocess.Popen(
+            [str(binary), "127.0.0.1", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            wait_for(port, process)
+            yield Running(port, (process.pid,))
+        finally:
+            terminate(process)
 
     return Contestant("proton-c", f"proton C example broker {version}, {cores()} cores", broker=broker)  # fmt: skip
 
@@ -392,5 +395,5 @@ def wait_for(port: int, process: subprocess.Popen[Any], patience_s: float = 10.0
             raise RoleFailed(f"{process.args!r} ended with {process.returncode}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
-        time.sleep(0.1)
+        time.sleep(0.01)
     raise RoleFailed(f"{process.args!r} does not listen after {patience_s:.0f} s")

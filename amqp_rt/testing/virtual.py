@@ -109,7 +109,11 @@ class VirtualAmqp:
                     await stack.enter_async_context(each)
                 return await function(*args, **options)
 
-        return run_in_virtual_time(main)
+        try:
+            return run_in_virtual_time(main)
+        finally:
+            # What *function* has made it has entered by itself.
+            self._made.clear()
 
     def __repr__(self) -> str:
         return f"<VirtualAmqp: {len(self._made)} made>"

@@ -118,6 +118,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         p2p,
         rpc,
         setup,
+        start,
     )
 
     field = Field()
@@ -133,7 +134,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
     known = {("codec", case) for case in codec.CASES.values()}
     with ExitStack() as stack:
         plan = Plan(settings, field, stack)
-        for measure in (p2p, rpc, broker, durable, setup, memory, growth):
+        for measure in (p2p, rpc, broker, durable, setup, start, memory, growth):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:
         targets = tomllib.load(file)["target"]

@@ -483,3 +483,16 @@ def test_users_of_a_file(tmp_path: Path) -> None:
         assert sentence in done.stderr
     path.write_text("ada:s3cret", "utf-8")
     assert "line 1: expected NAME:scrypt" in amqp_rt("user", "list", str(path)).stderr
+
+
+@pytest.mark.req("O5")
+def test_connections_leave_traces(tmp_path: Path) -> None:
+    served = Served("--trace", str(tmp_path / "traces"), "--auto-create", "queue:*")
+    try:
+        ok("send", "q", "x", url=served.url)
+    finally:
+        assert served.stop()[0] == 0
+    (path,) = (tmp_path / "traces").iterdir()
+    drawn = ok("trace", str(path))
+    assert "transfer" in drawn
+    assert "disposition" in drawn

@@ -21,7 +21,8 @@ class Limits(Struct, frozen=True, gc=False):
     frame_size_before_open: int = 8 * KIB
     #: ``max-frame-size`` that we advertise, whatever the peer says (bytes).
     frame_size_max: int = 64 * KIB
-    #: ``max-message-size`` of links whose messages are assembled in memory (bytes).
+    #: ``max-message-size`` of links whose messages are assembled in memory (bytes). Larger durable ones
+    #: for a queue in a store go there in pieces.
     message_size_max: int = 16 * MIB
     #: ``max-message-size`` advertised by links that stream; 0 means no limit.
     streaming_message_size_max: int = 0

@@ -859,6 +859,14 @@ class BrokerHost:
                 declared.dead_letter,
             )
             return False
+        if entry.pieces and not isinstance(node.ledger, QueueLedger):
+            _log.warning(
+                "%s: a message was dropped (%s): it is too large for %s, which is not in the store",
+                declared.name,
+                reason,
+                node.declared.name,
+            )
+            return False
         letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
         unit = None if self.journal is None else self.journal.joins
         if unit is not None and node.ledger is None:
@@ -1191,6 +1199,10 @@ class BrokerHost:
         if not sending:
             producer = self._producer(node)
             options["max_message_size"] = self.limits.message_size_max
+            if isinstance(producer.ledger, QueueLedger):
+                # What is larger goes into the store while it arrives.
+                options["max_message_size"] = self.limits.streaming_message_size_max
+                options["stream_above"] = self.limits.message_size_max
             if isinstance(kept, KeptTarget):
                 producer.keeper = kept
                 producer.note = kept.note
@@ -1383,6 +1395,13 @@ class BrokerHost:
             raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
+        if not isinstance(target.ledger, QueueLedger) and any(
+            entry.pieces for entry in queue.peek(count)
+        ):
+            raise AmqpError(
+                f"there are messages that are too large for {to!r}, which is not in the store",
+                condition="amqp:not-allowed",
+            )
         entries = queue.withdraw(count)
         for entry in entries:
             target.inlet.take(entry.again())

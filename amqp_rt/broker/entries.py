@@ -77,6 +77,11 @@ class Entry(Struct, gc=False):
     due: Due | None = None
     #: What its queue has read of it, if it reads anything; see :mod:`~amqp_rt.broker.keyed`.
     marks: Any = None
+    #: Bytes and pieces of its body, if that is in the store only; ``payload`` is what comes before.
+    rest: int = 0
+    pieces: int = 0
+    #: The node and the place of the pieces.
+    origin: tuple[int, int] | None = None
 
     def again(self) -> Entry:
         """The same message for another node."""
@@ -92,6 +97,9 @@ class Entry(Struct, gc=False):
             sequence=NOWHERE if self.due is None else LATER,
             publisher=self.publisher,
             due=self.due,
+            rest=self.rest,
+            pieces=self.pieces,
+            origin=self.origin,
         )
 
 
@@ -110,6 +118,10 @@ class _Known(Struct, gc=False, array_like=True):
     publisher: str | None = None
     due_at: float | None = None
     delay_s: float | None = None
+    #: Of a message in pieces: what comes before its body, and bytes and pieces of that.
+    front: bytes = b""
+    rest: int = 0
+    pieces: int = 0
 
 
 _head_encoder = msgspec.msgpack.Encoder()
@@ -131,19 +143,22 @@ def head_of(entry: Entry) -> bytes:
             entry.publisher,
             None if entry.due is None else entry.due.at,
             None if entry.due is None else entry.due.delay_s,
+            entry.payload if entry.pieces else b"",
+            entry.rest,
+            entry.pieces,
         )
     )
 
 
-def restored(sequence: int, head: bytes, payload: bytes) -> Entry:
-    """The entry that a store has kept.
+def restored(node: int, sequence: int, head: bytes, payload: bytes) -> Entry:
+    """The entry that a store has kept at a place.
 
     Raises:
         msgspec.DecodeError: *head* is not what :func:`head_of` gave.
     """
     known = _head_decoder.decode(head)
     return Entry(
-        payload,
+        known.front if known.pieces else payload,
         known.message_format,
         known.durable,
         known.priority,
@@ -157,6 +172,9 @@ def restored(sequence: int, head: bytes, payload: bytes) -> Entry:
         True,
         known.publisher,
         None if known.due_at is None else Due(known.due_at, known.delay_s),
+        rest=known.rest,
+        pieces=known.pieces,
+        origin=(node, sequence) if known.pieces else None,
     )
 
 
@@ -290,4 +308,7 @@ def dead_letter(
         entry.priority,
         False,
         entry.delivery_count,
+        rest=entry.rest,
+        pieces=entry.pieces,
+        origin=entry.origin,
     )

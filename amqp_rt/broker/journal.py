@@ -110,6 +110,12 @@ class Unit:
         """Put a message that need not outlive the process."""
         self._changes.append((_spill, (node, sequence, head, payload)))
 
+    def piece(self, node: int, sequence: int, index: int, data: bytes) -> None:
+        self._changes.append((Batch.piece, (node, sequence, index, data)))
+
+    def move(self, node: int, sequence: int, to: int, to_sequence: int, head: bytes) -> None:
+        self._changes.append((Batch.move, (node, sequence, to, to_sequence, head)))
+
     def update(self, node: int, sequence: int, head: bytes) -> None:
         self._changes.append((Batch.update, (node, sequence, head)))
 
@@ -484,14 +490,88 @@ class QueueLedger:
         self._keep(self._journal.loose, entry)
 
     def _keep(self, unit: Unit, entry: Entry) -> None:
-        keep = unit.put if entry.durable else unit.spill
-        keep(self.number, entry.sequence, head_of(entry), entry.payload)
+        number = self.number
+        head = head_of(entry)
+        if not entry.pieces:
+            keep = unit.put if entry.durable else unit.spill
+            keep(number, entry.sequence, head, entry.payload)
+        elif entry.origin == (number, entry.sequence):
+            unit.update(number, entry.sequence, head)
+        elif entry.origin is not None:
+            # It comes from another node, which takes it away in the same unit.
+            unit.move(*entry.origin, number, entry.sequence, head)
+            entry.origin = (number, entry.sequence)
 
     def discard(self, first: int, last: int, kept: list[Entry]) -> None:
         unit = self._journal.loose
-        unit.drop(self.number, first, last)
+        for entry in sorted(kept, key=lambda entry: entry.sequence):
+            if entry.pieces:
+                # It is not in memory and cannot be put again.
+                if first < entry.sequence:
+                    unit.drop(self.number, first, entry.sequence - 1)
+                first = entry.sequence + 1
+        if first <= last:
+            unit.drop(self.number, first, last)
         for entry in kept:
-            self._keep(unit, entry)
+            if not entry.pieces:
+                self._keep(unit, entry)
+
+    # --- Messages in pieces (pieces.Arrival) ---
+
+    def expect(self, entry: Entry) -> None:
+        """Give *entry*, the body of which is to come, its place; :meth:`complete` or :meth:`cancel`
+        follows."""
+        self._queue.expect(entry)
+        entry.origin = (self.number, entry.sequence)
+
+    def write(
+        self,
+        entry: Entry,
+        pieces: list[bytes],
+        kept: Callable[[], None],
+        refused: Callable[[Error], None],
+    ) -> None:
+        """Keep the next *pieces* of *entry*, and say so."""
+        unit = Unit(refused)
+        for piece in pieces:
+            unit.piece(self.number, entry.sequence, entry.pieces, piece)
+            entry.pieces += 1
+            self._queue.grow(entry, len(piece))
+        unit.then(kept)
+        self._journal.add(unit)
+
+    def complete(
+        self,
+        entry: Entry,
+        kept: Callable[[], None],
+        refused: Callable[[Error], None],
+        note: Callable[[Unit], None],
+    ) -> None:
+        """All pieces of *entry* have been written: from now on it is a message. *note* adds to the
+        unit what is to be kept of its delivery."""
+
+        def arrived() -> None:
+            self._queue.arrive(entry)
+            kept()
+
+        def failed(error: Error) -> None:
+            self.cancel(entry)
+            refused(error)
+
+        unit = Unit(failed)
+        entry.stored = True
+        unit.put(
+            self.number, entry.sequence, head_of(entry), b"" if entry.pieces else entry.payload
+        )
+        note(unit)
+        unit.then(arrived)
+        self._journal.add(unit)
+
+    def cancel(self, entry: Entry) -> None:
+        """The rest of *entry* does not come."""
+        entry.stored = False
+        self._journal.loose.remove(self.number, entry.sequence)
+        self._queue.forgo(entry)
 
     def settle(self, delivery: Any, outcome: Any) -> None:
         self._journal.loose.then(lambda: delivery.settle(outcome))

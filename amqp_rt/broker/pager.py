@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -13,17 +14,20 @@ from msgspec import Struct
 
 from ..errors import AmqpError
 from ..limits import Limits
+from ..outcomes import RELEASED, rejected
 from ..stores.base import Store
 from .entries import NEVER, Entry, restored
 from .journal import Journal
 from .paging import AHEAD, CHUNK
 from .queues import MessageQueue
+from .subscriptions import Subscription
 
 _log = logging.getLogger("amqp_rt.store")
 
 #: Messages that a broker reads at a time when it starts, and bytes of them.
 _RESTORED_MAX: Final = 10_000
 _RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
+_LOST: Final = rejected("amqp:internal-error", "a part of the message is not in the store any more")
 #: Seconds until what could not be read is read again.
 _RETRY_S: Final = 1.0
 
@@ -44,31 +48,50 @@ class _Survey(Struct):
 def _read(store: Store, number: int, first: int, count: int, size_max: int) -> list[Entry]:
     """Messages of a node in order; called in the worker thread."""
     return [
-        restored(stored.sequence, stored.head, stored.payload)
+        restored(number, stored.sequence, stored.head, stored.payload)
         for stored in store.messages(number, first, count, size_max)
     ]
 
 
 def _read_one(store: Store, number: int, sequence: int) -> Entry | None:
     for stored in store.read(number, [sequence]):
-        return restored(stored.sequence, stored.head, stored.payload)
+        return restored(number, stored.sequence, stored.head, stored.payload)
     return None
 
 
 def _survey(store: Store, number: int, first: int) -> _Survey:
     found = _Survey()
     for head in store.heads(number, first):
-        entry = restored(head.sequence, head.head, b"")
+        entry = restored(number, head.sequence, head.head, b"")
         if not found.count:
             found.first = head.sequence
         found.last = head.sequence
         found.count += 1
-        found.size += head.size
+        found.size += len(entry.payload) + entry.rest if entry.pieces else head.size
         if entry.expires_at != NEVER:
             found.expiring = True
         if entry.due is not None:
             found.delayed.append(head.sequence)
     return found
+
+
+class _Feed:
+    """A message that is sent in pieces."""
+
+    def __init__(
+        self, queue: MessageQueue, subscription: Subscription, delivery: Any, entry: Entry
+    ) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.delivery = delivery
+        self.entry = entry
+
+    async def wait_writable(self, link: Any) -> None:
+        """Wait until *link* takes more, or nothing ever again."""
+        while link.attached and not link.writable:
+            event = trio.Event()
+            self.subscription.on_writable = event.set
+            await event.wait()
 
 
 class Pager:
@@ -86,12 +109,16 @@ class Pager:
         #: Those that are asked to try again.
         self._failed: dict[MessageQueue, None] = {}
         self._asked = trio.Event()
+        #: Large messages that links have begun with.
+        self._feeds: deque[_Feed] = deque()
 
     def adopt(self, queue: MessageQueue, number: int) -> None:
-        """Let *queue*, which is the node *number* of the store, keep only its head in memory.
+        """Let *queue*, which is the node *number* of the store, keep only its head in memory, and
+        have the pieces of large messages sent.
 
         One whose order is not that of arrival has to know all of its messages, and stays whole.
         """
+        queue.on_pieces = partial(self._feed_soon, queue)
         if queue.in_order:
             self._numbers[queue] = number
             limits = self._limits
@@ -155,10 +182,48 @@ class Pager:
             while True:
                 await self._asked.wait()
                 self._asked = trio.Event()
+                while self._feeds:
+                    nursery.start_soon(self._feed, journal, self._feeds.popleft())
                 while self._asking:
                     queue = next(iter(self._asking))
                     del self._asking[queue]
                     await self._serve(journal, queue)
+
+    # --- Messages in pieces ---
+
+    def _feed_soon(
+        self, queue: MessageQueue, subscription: Subscription, delivery: Any, entry: Entry
+    ) -> None:
+        self._feeds.append(_Feed(queue, subscription, delivery, entry))
+        self._asked.set()
+
+    async def _feed(self, journal: Journal, feed: _Feed) -> None:
+        """Read the pieces of a message and hand them to its link as it takes them."""
+        delivery, entry = feed.delivery, feed.entry
+        link = feed.subscription.link
+        outcome: Any = RELEASED
+        try:
+            for index in range(entry.pieces):
+                # A message that is moved meanwhile takes its pieces along.
+                place = entry.origin or (0, 0)
+                data = await journal.call(journal.store.piece, *place, index)
+                await feed.wait_writable(link)
+                if delivery.complete or not link.attached:
+                    break
+                if not data:
+                    # It is not there any more; if nobody has taken it, it is damaged.
+                    outcome = _LOST
+                    break
+                delivery.write(data, more=index < entry.pieces - 1)
+            else:
+                outcome = None
+        except AmqpError as error:
+            _log.error("a large message cannot be read now: %s", error)
+            await trio.sleep(_RETRY_S)
+        finally:
+            if not delivery.complete and link.attached:
+                delivery.abort()
+            feed.queue.fed(feed.subscription, delivery, entry, outcome)
 
     async def _retry(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..transactions import TransactionalState
+from . import pieces
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
 from .journal import Unit
@@ -341,9 +342,34 @@ class Producer(Inlet):
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         # What was promised is used, before the messages that it was promised for take room.
         self.intake.used(self)
-        super().deliver(link, deliveries)
+        if link.has_streamed:
+            self._deliver_large(link, deliveries)
+        else:
+            super().deliver(link, deliveries)
         if self.keeper is not None:
-            self.keeper.delivered(deliveries)
+            self.keeper.delivered([delivery for delivery in deliveries if delivery.complete])
+        self.intake.top_up(self)
+
+    def _deliver_large(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Some of *deliveries*, or some before them, are too large to come whole."""
+        whole: list[Any] = []
+        for delivery in deliveries:
+            if not delivery.streamed:
+                whole.append(delivery)
+                continue
+            if whole:
+                super().deliver(link, whole)
+                whole = []
+            pieces.take(self, link, delivery)
+        if whole:
+            super().deliver(link, whole)
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """More of a large message has come, or it was given up."""
+        pieces.go_on(deliveries)
+        if self.keeper is not None:
+            self.keeper.delivered([delivery for delivery in deliveries if delivery.complete])
+        self.intake.used(self)
         self.intake.top_up(self)
 
     def on_flow(self, link: ReceivingLink) -> None:

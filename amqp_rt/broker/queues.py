@@ -241,6 +241,11 @@ class MessageQueue(DistributionNode):
         #: are; see :mod:`~amqp_rt.broker.paging`.
         self.paged: int = 0
         self.paged_from: int = NOWHERE_PAGED
+        #: Bytes of messages here whose body is in the store only.
+        self.beyond: int = 0
+        #: Called with a subscription, a delivery that was begun with what comes before the body, and
+        #: its entry: the pieces of that are to follow, and then :meth:`fed`.
+        self.on_pieces: Callable[[Subscription, Any, Entry], None] | None = None
         #: With more bytes or messages than these, what comes has to go through the ledger.
         self.bytes_here_max: int = NOWHERE_PAGED
         self.messages_here_max: int = NOWHERE_PAGED
@@ -366,7 +371,8 @@ class MessageQueue(DistributionNode):
         if self._paging is not None and self.paged_from == NOWHERE_PAGED:
             self._begin_paging(entry)
         size = len(entry.payload)
-        self.bytes += size
+        self.bytes += size + entry.rest
+        self.beyond += entry.rest
         self.memory.held += size
         self.pending += 1
 
@@ -382,7 +388,8 @@ class MessageQueue(DistributionNode):
         """Put back at its place what a store has kept. Nobody is attached yet; the places rise."""
         self._place_next = max(self._place_next, entry.sequence + 1)
         size = len(entry.payload)
-        self.bytes += size
+        self.bytes += size + entry.rest
+        self.beyond += entry.rest
         self.memory.held += size
         if (entry.due is None or not self._delays(entry)) and self._mark(entry):
             self._append(entry, entry.sequence)
@@ -420,7 +427,7 @@ class MessageQueue(DistributionNode):
                 and self._hand(subscription, entry)
             ):
                 self._head = self._next = sequence + 1
-                if link.credit <= 0:
+                if link.credit <= 0 or subscription.feeding:
                     self._retire(self._ring, subscription)
                 elif len(self._ring) > 1:
                     self._ring.rotate(-1)
@@ -534,8 +541,11 @@ class MessageQueue(DistributionNode):
         """*entry* is due: it is AVAILABLE, at the place that it got when it came."""
         self.delayed -= 1
         entry.due = None
-        if not self._mark(entry):
-            return
+        if self._mark(entry):
+            self._appear(entry)
+
+    def _appear(self, entry: Entry) -> None:
+        """*entry* is AVAILABLE, at a place that it had before others came."""
         sequence = entry.sequence
         if sequence >= self._next and (not self.paged or sequence < self.paged_from):
             if self.paged:
@@ -700,6 +710,10 @@ class MessageQueue(DistributionNode):
 
     def serve(self, subscription: Subscription) -> None:
         """Credit or room has come: send what there is, or give the credit back."""
+        if subscription.feeding:
+            if subscription.on_writable is not None:
+                subscription.on_writable()
+            return
         link = subscription.link
         waiting = self.available
         if isinstance(subscription, Browser):
@@ -774,7 +788,7 @@ class MessageQueue(DistributionNode):
             if self._hand(subscription, entry):
                 served = True
                 run -= 1
-                if link.credit <= 0:
+                if link.credit <= 0 or subscription.feeding:
                     self._retire(ring, subscription)
                     break
             else:
@@ -879,6 +893,8 @@ class MessageQueue(DistributionNode):
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; false if the link is gone, or cannot take this one."""
+        if entry.pieces:
+            return self._hand_in_pieces(subscription, entry)
         if subscription.acquiring is not None:
             return self._hand_in(subscription, entry)
         link = subscription.link
@@ -1080,6 +1096,8 @@ class MessageQueue(DistributionNode):
 
     def pause(self, subscription: Subscription) -> None:
         """The subscription's link is over, and another one may take its place."""
+        if subscription.on_writable is not None:
+            subscription.on_writable()
         if subscription.ready:
             subscription.ready = False
             self._ring_of(subscription).remove(subscription)
@@ -1108,6 +1126,9 @@ class MessageQueue(DistributionNode):
     def leave(self, subscription: Subscription) -> None:
         """The subscription is over."""
         self.browsers.pop(subscription.identity, None)
+        if subscription.on_writable is not None:
+            # It is told so, and gives up.
+            subscription.on_writable()
         if self._paging is not None:
             self._paging.ahead.pop(subscription.identity, None)
         if self.consumers.pop(subscription.identity, None) is None:
@@ -1145,7 +1166,7 @@ class MessageQueue(DistributionNode):
         following = self._active
         if following is not None:
             following.active = True
-            if following.link is not None and following.link.credit > 0:
+            if following.link is not None and following.link.credit > 0 and not following.feeding:
                 following.ready = True
                 self._ring_of(following).append(following)
 
@@ -1191,7 +1212,8 @@ class MessageQueue(DistributionNode):
 
     def _archive(self, entry: Entry) -> None:
         size = len(entry.payload)
-        self.bytes -= size
+        self.bytes -= size + entry.rest
+        self.beyond -= entry.rest
         self.memory.held -= size
         self._freed = True
         if entry.stored and self.ledger is not None:
@@ -1222,6 +1244,121 @@ class MessageQueue(DistributionNode):
                 self.on_room()
             if self.memory.waiting:
                 self.memory.tell()
+
+    # --- Messages in pieces ---
+
+    def expect(self, entry: Entry) -> None:
+        """Give *entry*, whose body is going to arrive, its place; :meth:`arrive` or :meth:`forgo`
+        follows."""
+        entry.sequence = self._place_next
+        self._place_next += 1
+        size = len(entry.payload)
+        self.bytes += size
+        self.memory.held += size
+
+    def grow(self, entry: Entry, size: int) -> None:
+        """So many bytes of its body more are going to be in the store."""
+        if not self.deleted:
+            entry.rest += size
+            self.bytes += size
+            self.beyond += size
+
+    def forgo(self, entry: Entry) -> None:
+        """An expected *entry* does not come after all."""
+        if not self.deleted:
+            self._archive(entry)
+            self._tell_of_room()
+
+    def arrive(self, entry: Entry) -> None:
+        """All of an expected *entry* is kept: deliver it if somebody waits."""
+        if self.deleted:
+            return
+        self.counts.enqueued += 1
+        paging = self._paging
+        sequence = entry.sequence
+        if paging is None or sequence < self.paged_from:
+            self._appear(entry)
+        elif not self.paged:
+            self._all_here()
+            self._appear(entry)
+        else:
+            # Its turn comes with that of its neighbours.
+            for identity, consumer in self.consumers.items():
+                if consumer.cursor > sequence:
+                    consumer.cursor = sequence
+                    paging.ahead.pop(identity, None)
+            self._leave_to_store(paging, entry)
+        self._came()
+        self._tell_of_room()
+
+    def _hand_in_pieces(self, subscription: Subscription, entry: Entry) -> bool:
+        """Begin to send *entry*; the subscription gets nothing else until it is through."""
+        link = subscription.link
+        if subscription.acquiring is not None or subscription.recorder is not None:
+            # What is to be remembered of a delivery includes its payload.
+            entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
+            return False
+        payload = departing(entry, self.wall()) if entry.altered else entry.payload
+        settled = subscription.settled
+        size = len(entry.payload) + entry.rest
+        try:
+            if 0 < link.max_message_size < size:
+                raise LocalProtocolError("the message is larger than the peer takes")
+            delivery = link.send(
+                payload,
+                None if settled else entry,
+                settled=settled,
+                message_format=entry.message_format,
+                more=True,
+            )
+        except LocalProtocolError:
+            if link.attached:
+                entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
+            return False
+        entry.attempts += 1
+        self.counts.delivered += 1
+        self.acquired += 1
+        if self._locks is not None and not settled:
+            self._lock(subscription, delivery)
+        self._feed(subscription, delivery, entry)
+        return True
+
+    def _show_in_pieces(self, browser: Browser, payload: Any, entry: Entry) -> None:
+        link = browser.link
+        if 0 < link.max_message_size < len(entry.payload) + entry.rest:
+            raise LocalProtocolError("the message is larger than the peer takes")
+        delivery = link.send(
+            payload,
+            None,
+            settled=browser.settled,
+            message_format=entry.message_format,
+            more=True,
+        )
+        self._feed(browser, delivery, entry)
+
+    def _feed(self, subscription: Subscription, delivery: Any, entry: Entry) -> None:
+        assert self.on_pieces is not None
+        subscription.feeding = True
+        self.on_pieces(subscription, delivery, entry)
+
+    def fed(self, subscription: Subscription, delivery: Any, entry: Entry, outcome: Any) -> None:
+        """All pieces of *entry* have been handed to the link; or it is given up, and *outcome* is
+        what becomes of it, if nobody has said another."""
+        subscription.feeding = False
+        subscription.on_writable = None
+        if self.deleted:
+            return
+        if isinstance(subscription, Browser):
+            pass
+        elif subscription.settled:
+            self.conclude(subscription, entry, ACCEPTED if outcome is None else outcome)
+            self.concluded()
+        elif outcome is not None and delivery.context is entry:
+            delivery.context = outcome
+            self.conclude(subscription, entry, outcome)
+            self.concluded()
+        if subscription.link.attached:
+            self.serve(subscription)
 
     # --- Paging ---
 
@@ -1269,16 +1406,20 @@ class MessageQueue(DistributionNode):
         if not self.paged and self._has_few(paging):
             self._all_here()
             return False
-        size = len(entry.payload)
-        self.memory.held -= size
-        paging.bytes += size
-        paging.last = entry.sequence
-        self.paged += 1
-        self.available += 1
-        self._freed = True
+        self._leave_to_store(paging, entry)
         self._came()
         self._tell_of_room()
         return True
+
+    def _leave_to_store(self, paging: Paging, entry: Entry) -> None:
+        size = len(entry.payload)
+        self.memory.held -= size
+        paging.bytes += size + entry.rest
+        self.beyond -= entry.rest
+        paging.last = max(paging.last, entry.sequence)
+        self.paged += 1
+        self.available += 1
+        self._freed = True
 
     def _has_few(self, paging: Paging) -> bool:
         """Less than half of what may be here is."""
@@ -1363,7 +1504,8 @@ class MessageQueue(DistributionNode):
         assert paging is not None
         size = len(entry.payload)
         self.memory.held += size
-        paging.bytes -= size
+        paging.bytes -= size + entry.rest
+        self.beyond += entry.rest
         self.paged -= 1
         self.available -= 1
         # It had been, or would be with those that are not due.
@@ -1527,7 +1669,7 @@ class MessageQueue(DistributionNode):
         if link is None or self.deleted:
             return
         looks = _LOOKS
-        while link.credit > 0 and link.writable:
+        while link.credit > 0 and link.writable and not browser.feeding:
             sequence = self._unseen(browser)
             if sequence >= 0:
                 entry = self._look(sequence & _PLACE) if browser.backlog else self._fresh(sequence)
@@ -1547,12 +1689,15 @@ class MessageQueue(DistributionNode):
             if entry is not None and (entry.expires_at == NEVER or entry.expires_at > self.wall()):
                 payload = departing(entry, self.wall()) if entry.altered else entry.payload
                 try:
-                    link.send(
-                        payload,
-                        None,
-                        settled=browser.settled,
-                        message_format=entry.message_format,
-                    )
+                    if entry.pieces:
+                        self._show_in_pieces(browser, payload, entry)
+                    else:
+                        link.send(
+                            payload,
+                            None,
+                            settled=browser.settled,
+                            message_format=entry.message_format,
+                        )
                 except LocalProtocolError:
                     if not link.attached:
                         return
@@ -1662,7 +1807,8 @@ class MessageQueue(DistributionNode):
         """The queue is no more; what it held is dropped, and late outcomes do nothing."""
         self.deleted = True
         self.counts.dropped += self.available + self.acquired + self.delayed
-        self.memory.held -= self.bytes
+        self.memory.held -= self.bytes - self.beyond
+        self.beyond = 0
         if self._paging is not None:
             self.memory.held += self._paging.bytes
             self.paged = 0

@@ -121,6 +121,9 @@ class Subscription:
         self.exclusive = exclusive
         #: Not everything is for it.
         self.selective: bool = filters is not None or groups is not None
+        #: A message is being sent to it in pieces; called when more of it may be.
+        self.feeding: bool = False
+        self.on_writable: Callable[[], None] | None = None
         #: It may be served at all; false while it stands by for another.
         self.active: bool = True
         self.default_outcome = default_outcome
@@ -268,8 +271,9 @@ class Subscription:
                 entry = delivery.context = entry.entry
                 if delivery.tag in memory:
                     memory[delivery.tag].context = entry
-            if isinstance(entry, Entry) and delivery.tag not in memory:
+            if isinstance(entry, Entry) and (delivery.tag not in memory or entry.pieces):
                 # It has not left, or cannot be resumed.
+                memory.pop(delivery.tag, None)
                 delivery.context = RELEASED
                 node.conclude(self, entry, RELEASED)
         node.pause(self)

@@ -37,6 +37,8 @@ class Delivery:
     resumed: bool = False
     #: Bytes of a resumed delivery that are still to come and that we have already.
     repeated: int = 0
+    #: It was handed out before it had arrived, because it is large: read it in chunks.
+    streamed: bool = False
 
     def __init__(
         self, link: ReceiverLink, delivery_id: int, tag: bytes, message_format: int

@@ -382,6 +382,10 @@ class ReceiverLink(Link):
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, RECEIVER)
         self.streaming: bool = False
+        #: A message that is larger is handed out before it has arrived; 0 for none.
+        self.stream_above: int = 0
+        #: Messages have been.
+        self.has_streamed: bool = False
         self.draining: bool = False
         #: Deliveries beyond the credit that the peer may send as long as it has not heard that
         #: credit was taken back.
@@ -406,6 +410,7 @@ class ReceiverLink(Link):
         target: Any = None,
         max_message_size: int | None = None,
         streaming: bool = False,
+        stream_above: int = 0,
         rcv_settle_mode: int | None = None,
         properties: Mapping[object, object] | None = None,
         offered_capabilities: Sequence[str] = (),
@@ -416,6 +421,8 @@ class ReceiverLink(Link):
         Omitted termini are answered as the peer asked for them. The endpoint hears
         ``on_attached`` before this returns, or ``on_detached`` if the peer has gone.
 
+        Messages of more than *stream_above* bytes are streamed although the others are not.
+
         *unsettled* is what an earlier link of this name left (§2.6.13); without it the peer hears
         that nothing is remembered.
 
@@ -424,6 +431,7 @@ class ReceiverLink(Link):
             EncodeError: What it would say has no encoding.
         """
         self.set_streaming(streaming, max_message_size)
+        self.stream_above = stream_above
         if rcv_settle_mode is not None:
             self.rcv_settle_mode = rcv_settle_mode
         self.set_unsettled(unsettled)
@@ -583,10 +591,13 @@ class ReceiverLink(Link):
             if self.max_message_size and delivery._size + size > self.max_message_size:
                 raise self._too_large()
         delivery._size += size
-        if self.streaming:
+        if self.streaming or delivery.streamed:
             self._stream(delivery, transfer.more, first, data[at:end])
             return
         if transfer.more:
+            if self.stream_above and delivery._size > self.stream_above:
+                self._start_streaming(delivery, data[at:end])
+                return
             self._current = delivery
             if size:
                 cost = size + _CHUNK_COST
@@ -797,6 +808,16 @@ class ReceiverLink(Link):
         elif not self._progress or self._progress[-1] is not delivery:
             self._progress.append(delivery)
 
+    def _start_streaming(self, delivery: Delivery, data: bytes) -> None:
+        """A message has become too large to be assembled."""
+        unread = delivery._unread
+        if unread:
+            self.session.assemble(-unread)
+            self.session.hold(unread)
+        delivery.streamed = True
+        self.has_streamed = True
+        self._stream(delivery, True, True, data)
+
     def _too_large(self) -> Fault:
         return link_fault(
             "amqp:link:message-size-exceeded",
@@ -815,7 +836,7 @@ class ReceiverLink(Link):
         if delivery.complete:
             # Resumed only to be dropped, and the endpoint has had it for long.
             self.on_settled(delivery)
-        elif self.streaming and not first:
+        elif (self.streaming or delivery.streamed) and not first:
             session.touch(self)
             self._progress.append(delivery)
         elif self.credit == 0 or not self.streaming:
@@ -824,7 +845,7 @@ class ReceiverLink(Link):
             session.touch(self)
 
     def _drop(self, delivery: Delivery) -> None:
-        if self.streaming:
+        if self.streaming or delivery.streamed:
             self.session.release(delivery._unread)
         else:
             self.session.assemble(-delivery._unread)
@@ -889,21 +910,22 @@ class ReceiverLink(Link):
             self._current = None
             if delivery.ignored or delivery.complete:
                 return
-            if not self.streaming and not delivery.settled:
+            streamed = self.streaming or delivery.streamed
+            if not streamed and not delivery.settled:
                 delivery.payload = b"".join(delivery._chunks)
                 self._partial = delivery
             self._drop(delivery)
             delivery.aborted = self._partial is None
             delivery.local_settled = True
             self.session.forget_incoming(delivery.delivery_id)
-            if self.streaming:
+            if streamed:
                 self._progress.append(delivery)
                 self.session.touch(self)
 
     def end(self, error: Error | None, closed: bool) -> None:
         """The link is over, whoever ended it."""
         super().end(error, closed)
-        if self.streaming:
+        if self.streaming or self.has_streamed:
             # Whether these are read or dropped, they hold up nobody's window any more.
             for delivery in self.unsettled:
                 self.session.release(delivery._unread)

@@ -51,6 +51,8 @@ class IncomingDelivery(Protocol):
     payload: bytes
     complete: bool
     aborted: bool
+    #: It is streamed although its link is not, because it is large.
+    streamed: bool
     #: Free for the endpoint.
     context: Any
 
@@ -158,6 +160,10 @@ class ReceivingLink(Link, Protocol):
     credit: int
     #: Deliveries that the peer said it could send at once, by its last flow.
     available: int
+    #: Messages that are larger are streamed although the others are not, 0 for none; and whether
+    #: there have been any.
+    stream_above: int
+    has_streamed: bool
 
     def accept(
         self,
@@ -167,6 +173,7 @@ class ReceivingLink(Link, Protocol):
         target: Target | Coordinator | None = None,
         max_message_size: int | None = None,
         streaming: bool = False,
+        stream_above: int = 0,
         rcv_settle_mode: int | None = None,
         properties: Mapping[object, object] | None = None,
         offered_capabilities: Sequence[str] = (),
@@ -174,7 +181,8 @@ class ReceivingLink(Link, Protocol):
     ) -> None:
         """Attach our side. Omitted termini are answered as the peer asked for them.
 
-        *unsettled* is what an earlier link of this name left; None remembers nothing.
+        Messages of more than *stream_above* bytes are streamed although the others are not; 0 for
+        none. *unsettled* is what an earlier link of this name left; None remembers nothing.
         """
 
     def grant(self, credit: int, *, properties: Mapping[object, object] | None = None) -> None:
@@ -251,7 +259,7 @@ class ReceivingEndpoint(Protocol):
         """Complete messages, in order; on a streaming link messages that have begun."""
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Streaming links only: these deliveries have new chunks, ended or were aborted."""
+        """Streamed messages only: these deliveries have new chunks, ended or were aborted."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """The sender has settled, or changed the state of, these unsettled deliveries."""

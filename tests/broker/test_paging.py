@@ -3,102 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from brokers import Receiving, World
+from brokers import Receiving
+from paged import in_memory, kept_store, world_of
 
-from amqp_rt.broker.journal import Journal
-from amqp_rt.broker.nodes import Declaration, Queue
-from amqp_rt.broker.queues import MessageQueue
+from amqp_rt.broker.nodes import Queue
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified
 from amqp_rt.stores.base import Stored, StoreFailed
 from amqp_rt.stores.memory import MemoryStore
-from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.termini import COPY
 from amqp_rt.values import Described, Symbol
-
-#: Some twenty messages of these tests are in memory.
-FEW = Limits(queue_memory_bytes_max=1_000, queue_memory_messages_max=20)
-
-
-async def in_line(call: Callable[..., Any], *args: Any) -> Any:
-    await trio.lowlevel.checkpoint()
-    return call(*args)
-
-
-class PagedWorld(World):
-    """A broker with a store, whose journal and pager run."""
-
-    def __init__(self, store: Any, limits: Limits = FEW) -> None:
-        self.store = store
-        super().__init__(limits=limits, journal=Journal(store, in_line))
-
-    async def settle(self) -> None:
-        """Let everything happen that is to happen."""
-        while True:
-            self.pump()
-            await trio.testing.wait_all_tasks_blocked()
-            if not any(client.pump() for client in self.clients):
-                return
-
-    def queue(self, address: str = "q") -> MessageQueue:
-        return self.host._queue(address, "")
-
-    async def put(self, *bodies: Any, durable: bool = True, **fields: Any) -> None:
-        sender = self.client().sender("q")
-        for at in range(0, len(bodies), 50):
-            sender.send(*bodies[at : at + 50], durable=durable, **fields)
-            await self.settle()
-        sender.detach(closed=True)
-        await self.settle()
-        assert sender.outcomes == [ACCEPTED] * len(bodies)
-
-    async def take(self, credit: int, **options: Any) -> Receiving:
-        receiver = self.client().receiver("q", credit=credit, **options)
-        await self.settle()
-        return receiver
-
-
-@asynccontextmanager
-async def world_of(
-    store: Any, *declared: Declaration, limits: Limits = FEW
-) -> AsyncIterator[PagedWorld]:
-    world = PagedWorld(store, limits)
-    await world.host.restore()
-    for each in declared:
-        world.host.declare(each)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.host.run)
-        await world.settle()
-        yield world
-        await world.settle()
-        nursery.cancel_scope.cancel()
-    await world.host.close()
 
 
 def selector(text: str) -> dict[object, object]:
     return {Symbol("jms"): Described(Symbol("apache.org:selector-filter:string"), text)}
 
 
-def in_memory(queue: MessageQueue) -> int:
-    return queue.available - queue.paged
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
+kept = pytest.fixture(kept_store, params=["memory", "sqlite"])
 
 
 @pytest.mark.req("B24", "B6")

@@ -1,0 +1,213 @@
+"""Durable messages that are too large for memory: they go into the store while they arrive (B7).
+
+A message that turns out to be larger than ``Limits.message_size_max`` is handed out before it is complete
+(``stream_above`` of its link). What comes before its body stays in memory, the body goes to the
+store in pieces, at the place that the message got when it began. It is a message there when the last
+piece is kept, with its head in the same commit: what was cut off before has never been one.
+
+The peer's window opens as pieces are kept, so that no more of a message is in memory than the store
+is behind.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ..codec.sections import walk_front
+from ..errors import DecodeError
+from ..outcomes import ACCEPTED, Error, Rejected, rejected
+from .entries import NOWHERE, Entry, Unwelcome
+from .expiry import NEVER
+from .journal import QueueLedger, Unit
+
+if TYPE_CHECKING:
+    from ..fronts.base import IncomingDelivery, ReceivingLink
+    from .producers import Producer
+
+_log = logging.getLogger("amqp_rt.broker")
+
+#: Bytes of a piece, and of those that wait for the store.
+PIECE: Final = 256 * 1024
+_AHEAD: Final = 8 * PIECE
+
+_FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
+_GONE: Final = rejected("amqp:not-found", "the node has been deleted")
+
+
+class Arrival:
+    """One such message on its way in.
+
+    Args:
+        producer: The endpoint of its link.
+        link: Its link.
+        delivery: What has come of it.
+    """
+
+    def __init__(self, producer: Producer, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+        self._producer = producer
+        self._link = link
+        self._delivery = delivery
+        self._data = bytearray()
+        self._entry: Entry | None = None
+        self._ledger: QueueLedger | None = None
+        #: Bytes that are being written.
+        self._writing = 0
+        #: Why it does not come in; the rest of it is not kept.
+        self._refusal: Rejected | None = None
+        self._over = False
+
+    def go_on(self) -> None:
+        """Take what has come, if the store keeps up."""
+        delivery = self._delivery
+        if self._over:
+            delivery.read_chunks()
+            return
+        if delivery.aborted:
+            self._give_up()
+            return
+        if self._writing >= _AHEAD:
+            return
+        if len(self._data) < _AHEAD:
+            for chunk in delivery.read_chunks():
+                if self._refusal is None:
+                    self._data += chunk
+        if self._entry is None and self._refusal is None:
+            self._begin()
+        if self._refusal is None and self._entry is not None:
+            self._write(self._entry)
+        if delivery.complete and not self._data and not self._over:
+            self._over = True
+            self._end()
+
+    def _begin(self) -> None:
+        """See what it is."""
+        producer = self._producer
+        delivery = self._delivery
+        ledger = producer.ledger
+        try:
+            entry = producer.door.admit(
+                bytes(self._data), delivery.message_format, producer.wall(), producer.ttl_s
+            )
+            front = walk_front(entry.payload, producer.door.limits)[-1] if entry.durable else 0
+        except DecodeError as error:
+            self._refuse(Rejected(Error.of(error)))
+            return
+        except Unwelcome as error:
+            self._detach(Error.of(error))
+            return
+        if (
+            not entry.durable
+            or entry.sequence != NOWHERE
+            or delivery.state is not None
+            or not isinstance(ledger, QueueLedger)
+        ):
+            self._detach(
+                Error(
+                    "amqp:link:message-size-exceeded",
+                    f"of messages that are larger than {self._link.stream_above} bytes only those"
+                    " are taken that are durable, not delayed, and not sent in a transaction",
+                )
+            )
+            return
+        body = entry.payload[front:]
+        entry.payload = entry.payload[:front]
+        entry.publisher = self._link.peer.container_id
+        refusal = producer.check(entry, self._link.peer) if producer.check is not None else None
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        self._data = bytearray(body)
+        self._entry, self._ledger = entry, ledger
+        ledger.expect(entry)
+
+    def _write(self, entry: Entry) -> None:
+        """Hand over to the store what it may be behind, in whole pieces unless it is the end."""
+        assert self._ledger is not None
+        complete = self._delivery.complete
+        data = self._data
+        room = _AHEAD - self._writing
+        if not self._producer.node.fits(len(data)):
+            self._refuse(_FULL)
+            return
+        pieces: list[bytes] = []
+        with memoryview(data) as view:
+            at = 0
+            while at < room and (len(view) - at >= PIECE or (complete and at < len(view))):
+                pieces.append(bytes(view[at : at + PIECE]))
+                at += PIECE
+        del data[: PIECE * len(pieces)]
+        if pieces:
+            size = sum(map(len, pieces))
+            self._writing += size
+            self._ledger.write(entry, pieces, partial(self._written, size), self._not_written)
+
+    def _written(self, size: int) -> None:
+        self._writing -= size
+        self.go_on()
+
+    def _not_written(self, error: Error) -> None:
+        self._writing = 0
+        if self._entry is not None:
+            self._refuse(Rejected(error))
+            self.go_on()
+
+    def _end(self) -> None:
+        """All of it has come."""
+        delivery, entry, ledger = self._delivery, self._entry, self._ledger
+        if self._refusal is None and self._producer.node.deleted:
+            self._refuse(_GONE)
+        if self._refusal is not None or entry is None or ledger is None:
+            _log.warning("a large message was refused: %s", self._refusal)
+            delivery.settle(self._refusal or _FULL)
+            return
+        if entry.expires_at != NEVER:
+            self._producer.on_expiring()
+
+        def kept() -> None:
+            delivery.settle(ACCEPTED)
+
+        def refused(error: Error) -> None:
+            delivery.settle(Rejected(error))
+
+        ledger.complete(entry, kept, refused, partial(self._note, [delivery]))
+
+    def _note(self, deliveries: list[IncomingDelivery], unit: Unit) -> None:
+        note = self._producer.note
+        if note is not None:
+            note(unit, deliveries)
+
+    def _refuse(self, refusal: Rejected) -> None:
+        self._refusal = refusal
+        self._data.clear()
+        self._take_back()
+
+    def _detach(self, error: Error) -> None:
+        self._over = True
+        self._data.clear()
+        self._link.detach(error)
+
+    def _give_up(self) -> None:
+        """The rest does not come."""
+        self._over = True
+        self._data.clear()
+        self._take_back()
+
+    def _take_back(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None and self._ledger is not None:
+            self._ledger.cancel(entry)
+
+
+def take(producer: Producer, link: ReceivingLink, delivery: Any) -> None:
+    """A large message has begun."""
+    delivery.context = Arrival(producer, link, delivery)
+    delivery.context.go_on()
+
+
+def go_on(deliveries: list[Any]) -> None:
+    """More of large messages has come, or will not."""
+    for delivery in deliveries:
+        if isinstance(delivery.context, Arrival):
+            delivery.context.go_on()

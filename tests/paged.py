@@ -1,0 +1,92 @@
+"""A broker with a store, whose journal and pager run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from brokers import Receiving, World
+
+from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.nodes import Declaration
+from amqp_rt.broker.queues import MessageQueue
+from amqp_rt.limits import Limits
+from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
+
+#: Some twenty messages of these tests are in memory.
+FEW = Limits(queue_memory_bytes_max=1_000, queue_memory_messages_max=20)
+
+
+async def in_line(call: Callable[..., Any], *args: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return call(*args)
+
+
+class PagedWorld(World):
+    """Clients and such a broker, step by step."""
+
+    def __init__(self, store: Any, limits: Limits = FEW) -> None:
+        self.store = store
+        super().__init__(limits=limits, journal=Journal(store, in_line))
+
+    async def settle(self) -> None:
+        """Let everything happen that is to happen."""
+        while True:
+            self.pump()
+            await trio.testing.wait_all_tasks_blocked()
+            if not any(client.pump() for client in self.clients):
+                return
+
+    def queue(self, address: str = "q") -> MessageQueue:
+        return self.host._queue(address, "")
+
+    async def put(self, *bodies: Any, durable: bool = True, **fields: Any) -> None:
+        sender = self.client().sender("q")
+        for at in range(0, len(bodies), 50):
+            sender.send(*bodies[at : at + 50], durable=durable, **fields)
+            await self.settle()
+        sender.detach(closed=True)
+        await self.settle()
+        assert sender.outcomes == [ACCEPTED] * len(bodies)
+
+    async def take(self, credit: int, **options: Any) -> Receiving:
+        receiver = self.client().receiver("q", credit=credit, **options)
+        await self.settle()
+        return receiver
+
+
+@asynccontextmanager
+async def world_of(
+    store: Any, *declared: Declaration, limits: Limits = FEW
+) -> AsyncIterator[PagedWorld]:
+    world = PagedWorld(store, limits)
+    await world.host.restore()
+    for each in declared:
+        world.host.declare(each)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.run)
+        await world.settle()
+        yield world
+        await world.settle()
+        nursery.cancel_scope.cancel()
+    await world.host.close()
+
+
+def in_memory(queue: MessageQueue) -> int:
+    """How many of the available messages are."""
+    return queue.available - queue.paged
+
+
+def kept_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    """Gives the same store again, as it would be found after a restart."""
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")

@@ -100,3 +100,29 @@ async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> 
     net.calm()
     start = {"rabbitmq:stream-offset-spec": "first"}
     ledger.check(await Client(net, "auditor").read("log", filter=start))
+
+
+@pytest.mark.req("X24", "B13")
+def test_a_tag_that_is_used_again_names_another_message() -> None:
+    """The broker, started again, remembers what it has taken; what its sender has settled it forgets,
+    or else it would take the next message of that tag for the old one, and drop it."""
+
+    async def scenario(net: Simulation) -> None:
+        ledger = Ledger(duplicates="never")
+        net.start("broker", serving(net, Queue("work")))
+        async with (
+            net.connect("client", URL, limits=SMALL, reconnect=PATIENT) as peer,
+            peer.sender("work", settled=False, **KEPT) as out,
+        ):
+            for silent in (False, True):
+                body = ledger.body("client")
+                if silent:
+                    net.kill("broker", silent=True)
+                await out.send(body, durable=True)
+                ledger.was_acknowledged(body)
+                if not silent:
+                    net.kill("broker")
+                    await trio.sleep(10)
+        ledger.check(await Client(net, "auditor").read("work"))
+
+    simulate(scenario, seed=1)

@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack, overload
 
 import msgspec
 
+from amqp_rt.broker.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.clock import Clock
@@ -380,6 +381,7 @@ class Broker:
         management: bool = ...,
         store: str | Store | None = ...,
         volatile: bool = ...,
+        executor: Executor | None = ...,
         virtual_hosts: Collection[str] | None = ...,
         journal: LifeCycles | bool = ...,
     ) -> None: ...

@@ -520,18 +520,20 @@ def test_what_has_no_place_in_the_sasl_layer_ends_the_connection(octets: bytes) 
         (SaslInit("PLAIN", b"x" * 101), "a response of more than 100 octets"),
     ],
 )
-@pytest.mark.parametrize("answer", ["fail", "succeed", "challenge"])
-def test_what_can_only_fail_is_asked_all_the_same(init: SaslInit, why: str, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said_with"), [("fail", ()), ("succeed", ("somebody",)), ("challenge", (b"x",))]
+)
+def test_what_can_only_fail_is_asked_all_the_same(
+    init: SaslInit, why: str, answer: str, said_with: tuple[Any, ...]
+) -> None:
     """So that it takes as long as a wrong password; but nobody can let it in."""
     limits = Limits(sasl_response_max=100)
     engine = server(limits=limits, mechanisms=("PLAIN",), sasl_required=True)
     (event,) = engine.receive(SASL_HEADER + frame(init, kind=1), 0.0)
     assert isinstance(event, LoginRequested)
     assert event.exchange.refused == why
-    if answer == "fail":
-        event.exchange.fail()
-    else:
-        assert getattr(event.exchange, answer)(b"x") == []
+    events = getattr(event.exchange, answer)(*said_with)
+    assert events == [] or answer == "fail"
     assert engine.finished
     assert engine.peer.user is None
     assert [each[1] for each in said(engine) if isinstance(each, tuple)][-1] == SaslOutcome(1)

@@ -481,6 +481,11 @@ class Container:
         for connection in list(self._accepted.values()):
             connection.close()
 
+    @property
+    def connection_nursery(self) -> trio.Nursery:
+        """Where the tasks of connections run, until the container has ended."""
+        return self._started().connections
+
     def _started(self) -> _Nurseries:
         if self._nurseries is None:
             raise RuntimeError(f"{self!r} does not run: use it in `async with`")
@@ -590,7 +595,7 @@ class Container:
             trusted: The peer is known, and needs not log in.
             logged_in: Called once the peer is known, or needs not be.
         """
-        self._started()
+        nursery = self.connection_nursery
         now = trio.current_time()
         entrance = Entrance(
             fronts=self._fronts,
@@ -601,7 +606,7 @@ class Container:
             origins=self._origins,
             limits=self.limits,
         )
-        entered = await enter(stream, entrance, address=address or "a peer")
+        entered = await enter(stream, entrance, address=address or "a peer", nursery=nursery)
         if entered is None:
             return
         if self._stopping:

@@ -441,6 +441,7 @@ class Dialler:
                 tls=plan.tls,
                 upgrade=plan.tls_upgrade,
                 limits=plan.limits,
+                nursery=self._container.connection_nursery,
             )
         if timeout.cancelled_caught:
             raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")

@@ -36,6 +36,7 @@ async def dial(
     tls: ClientTls | ssl.SSLContext | None = None,
     upgrade: bool = False,
     limits: Limits = DEFAULT_LIMITS,
+    nursery: trio.Nursery | None = None,
 ) -> Dialled:
     """Connect to *url*; of a host with several addresses, to the one that answers first.
 
@@ -47,7 +48,8 @@ async def dial(
         tls: Whom to believe, for URLs that are encrypted and for *upgrade*; by default those whom
             the system believes.
         upgrade: Ask for TLS within the AMQP port, and go no further without (Part 5 §5.2.1).
-        limits: ``tls_handshake_s`` is used here.
+        limits: ``tls_handshake_s`` and ``websocket_message_max`` are used here.
+        nursery: Where the tasks of a WebSocket run until it is closed; others have none.
 
     Raises:
         ConnectFailed: One sentence says where, and why not.
@@ -79,12 +81,14 @@ async def dial(
             layer = client_layer(tls, url.host)
             stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
         if url.scheme in ("ws", "wss"):
+            assert nursery is not None
             host = f"[{url.host}]" if ":" in url.host else url.host
             stream = await request_websocket(
                 stream,
                 host=host if url.port == PORTS[url.scheme] else f"{host}:{url.port}",
                 path=url.path or "/",
                 limits=limits,
+                nursery=nursery,
             )
     except ConnectFailed as error:
         raise ConnectFailed(

@@ -50,11 +50,14 @@ class Entered(Struct, kw_only=True):
     certificate: Certificate | None
 
 
-async def enter(stream: trio.abc.Stream, entrance: Entrance, *, address: str) -> Entered | None:
+async def enter(
+    stream: trio.abc.Stream, entrance: Entrance, *, address: str, nursery: trio.Nursery
+) -> Entered | None:
     """See a client in: all that comes before its first AMQP or SASL frame.
 
     None if it does not get so far; *stream* is closed then, and a line of the log says why. All of
-    it together may take ``limits.handshake_s``. Never raises for what the peer does.
+    it together may take ``limits.handshake_s``. A WebSocket's
+    tasks run in *nursery* until it is closed. Never raises for what the peer does.
     """
     deadline = trio.current_time() + entrance.limits.handshake_s
     layer: TlsLayer | None = None
@@ -76,6 +79,7 @@ async def enter(stream: trio.abc.Stream, entrance: Entrance, *, address: str) ->
                 origins=entrance.origins,
                 limits=entrance.limits,
                 within=deadline - trio.current_time(),
+                nursery=nursery,
             )
         while True:
             upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"

@@ -14,7 +14,7 @@ import trio_websocket
 from certificates import certificates
 from wire import OPEN
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
+from wsproto.events import BytesMessage, Ping, Request
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
@@ -22,9 +22,9 @@ from amqp_rt.container.routes import node, rpc
 from amqp_rt.core.frames import AMQP_HEADER
 from amqp_rt.errors import ConnectFailed
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.net.memory import memory_stream_pair
+from amqp_rt.net.memory import MemoryStream, memory_stream_pair
 from amqp_rt.net.tls import ClientTls, ServerTls
-from amqp_rt.net.websocket import WebSocketLayer, accept_websocket, request_websocket
+from amqp_rt.net.websocket import WebSocketStream, accept_websocket, request_websocket
 
 KNOWN = certificates()
 NONE: list[tuple[bytes, bytes]] = []
@@ -178,24 +178,30 @@ async def answered(
     ],
     ids=lambda said: repr(said[:30]),
 )
-async def test_what_is_no_handshake_is_answered_and_ends(said: bytes) -> None:
+async def test_what_is_no_handshake_is_answered_and_ends(
+    said: bytes, nursery: trio.Nursery
+) -> None:
     ours, theirs = memory_stream_pair()
     await theirs.send_all(said)
     with pytest.raises(ConnectFailed, match="it spoke no WebSocket"):
-        await accept_websocket(ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5)
+        await accept_websocket(
+            ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5, nursery=nursery
+        )
     assert (await theirs.receive_some()).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.req("L2", "X7")
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 async def test_a_handshake_that_does_not_go_on_ends(
-    said: bytes, autojump_clock: trio.testing.MockClock
+    said: bytes, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     ours, theirs = memory_stream_pair()
     if said:
         await theirs.send_all(said)
     with pytest.raises(ConnectFailed):
-        await accept_websocket(ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5)
+        await accept_websocket(
+            ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5, nursery=nursery
+        )
     assert trio.current_time() == pytest.approx(5)
 
 
@@ -215,25 +221,32 @@ async def test_a_handshake_that_does_not_go_on_ends(
         ),
     ],
 )
-async def test_a_servers_refusal_is_one_sentence(answer: bytes, why: str) -> None:
+async def test_a_servers_refusal_is_one_sentence(
+    answer: bytes, why: str, nursery: trio.Nursery
+) -> None:
     ours, theirs = memory_stream_pair()
     await theirs.send_all(answer)
     await theirs.send_eof()
     with pytest.raises(ConnectFailed, match=why):
-        await request_websocket(ours, host="x", path="/", limits=DEFAULT_LIMITS)
+        await request_websocket(ours, host="x", path="/", limits=DEFAULT_LIMITS, nursery=nursery)
 
 
 # --- what comes in the frames ----------------------------------------------------------------------
 
 
-def opened(limits: Limits = DEFAULT_LIMITS) -> tuple[WebSocketLayer, WSConnection]:
-    """A layer on the server's side, and its client."""
-    client, server = WSConnection(ConnectionType.CLIENT), WSConnection(ConnectionType.SERVER)
-    server.receive_data(client.send(Request(host="x", target="/", subprotocols=["amqp"])))
-    list(server.events())
-    client.receive_data(server.send(AcceptConnection(subprotocol="amqp")))
+async def opened(
+    nursery: trio.Nursery, limits: Limits = DEFAULT_LIMITS
+) -> tuple[WebSocketStream, MemoryStream, WSConnection]:
+    """A WebSocket on the server's side; its client's octets, and who makes frames of them."""
+    ours, theirs = memory_stream_pair()
+    client = WSConnection(ConnectionType.CLIENT)
+    await theirs.send_all(client.send(Request(host="x", target="/", subprotocols=["amqp"])))
+    stream = await accept_websocket(
+        ours, path="/", origins=(), limits=limits, within=5, nursery=nursery
+    )
+    client.receive_data(await theirs.receive_some())
     list(client.events())
-    return WebSocketLayer(server, limits), client
+    return stream, theirs, client
 
 
 def masked(first: int, payload: bytes = b"", *, length: bytes | None = None) -> bytes:
@@ -269,48 +282,117 @@ def code_of(out: bytes) -> int:
         (masked(0x88, b"\x00"), 1002),
     ],
 )
-def test_bad_frames_are_answered_with_their_code(frame: bytes, code: int) -> None:
-    layer, _ = opened()
-    with pytest.raises(ConnectionError, match="WebSocket: "):
-        layer.receive(frame)
-    assert code_of(layer.outgoing()) == code
-    assert layer.ended
+async def test_bad_frames_are_answered_with_their_code(
+    frame: bytes, code: int, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream, client, _ = await opened(nursery)
+    await client.send_all(frame)
+    with pytest.raises(trio.BrokenResourceError, match="WebSocket: "):
+        await stream.receive_some()
+    assert code_of(await client.receive_some()) == code
+    await stream.aclose()
+    assert await client.receive_some() == b""
 
 
 @pytest.mark.req("L2", "SE18")
 @pytest.mark.parametrize("pieces", [1, 10])
-def test_messages_are_bounded(pieces: int) -> None:
+async def test_messages_are_bounded(
+    pieces: int, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     bound = 1_000
     for size, fits in ((bound, True), (bound + pieces, False)):
-        layer, _ = opened(Limits(websocket_message_max=bound))
+        stream, client, _ = await opened(nursery, Limits(websocket_message_max=bound))
         each = b"x" * (size // pieces)
-        frames = [
+        whole = b"".join(
             masked((0x82 if at == 0 else 0x80) & (0xFF if at == pieces - 1 else 0x7F), each)
             for at in range(pieces)
-        ]
+        )
         if fits:
             # Again and again: what counts is one message.
             for _ in range(3):
-                assert sum(len(layer.receive(each)) for each in frames) == size
+                await client.send_all(whole)
+                assert len(await stream.receive_some()) == size
         else:
-            whole = b"".join(frames)
-            with pytest.raises(ConnectionError, match="more than 1000 octets"):
-                layer.receive(whole)
-            assert code_of(layer.outgoing()) == 1009
+            await client.send_all(whole)
+            with pytest.raises(trio.BrokenResourceError, match="a message is too large"):
+                await stream.receive_some()
+            assert code_of(await client.receive_some()) == 1009
+        await trio.aclose_forcefully(stream)
+
+
+@pytest.mark.req("L2", "SE18")
+@pytest.mark.parametrize("payload", [b"", b"x"])
+async def test_a_message_is_bounded_though_its_frames_hold_nothing(
+    payload: bytes, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream, client, _ = await opened(nursery, Limits(websocket_message_max=100_000))
+    sent = 0
+
+    async def flood() -> None:
+        nonlocal sent
+        frames = masked(0x00, payload) * 1_000
+        await client.send_all(masked(0x02))
+        while True:
+            await client.send_all(frames)
+            sent += len(frames)
+
+    async with trio.open_nursery() as flooding:
+        flooding.start_soon(flood)
+        with pytest.raises(trio.BrokenResourceError, match="a message is too large"):
+            await stream.receive_some()
+        flooding.cancel_scope.cancel()
+    assert sent < 1_000_000
+    assert code_of(await client.receive_some()) == 1009
+
+
+@pytest.mark.req("L2", "SE18")
+async def test_who_is_not_read_is_held_back(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream, client, _ = await opened(nursery)
+    sent = 0
+    with trio.move_on_after(5):
+        while True:
+            await client.send_all(masked(0x82, b"x" * 10_000))
+            sent += 1
+    assert sent < 200
+    heard = 0
+    while heard < sent * 10_000:
+        heard += len(await stream.receive_some())
 
 
 @pytest.mark.req("L2")
-def test_a_ping_is_answered_and_a_close_too() -> None:
-    layer, client = opened()
-    assert layer.receive(client.send(Ping(payload=b"p"))) == b""
-    assert layer.outgoing() == b"\x8a\x01p"
-    assert layer.receive(client.send(BytesMessage(data=b"last"))) == b"last"
-    assert layer.receive(masked(0x88, b"\x03\xe8bye")) == b""
-    assert code_of(layer.outgoing()) == 1000
-    assert layer.ended
-    layer.send(b"too late")
-    layer.end()
-    assert layer.outgoing() == b""
+async def test_a_ping_is_answered_and_a_close_too(nursery: trio.Nursery) -> None:
+    stream, theirs, client = await opened(nursery)
+    await theirs.send_all(client.send(Ping(payload=b"p")))
+    assert await theirs.receive_some() == b"\x8a\x01p"
+    await theirs.send_all(client.send(BytesMessage(data=b"last")))
+    assert await stream.receive_some() == b"last"
+    await theirs.send_all(masked(0x88, b"\x03\xe8bye"))
+    assert await stream.receive_some() == b""
+    assert code_of(await theirs.receive_some()) == 1000
+    with pytest.raises(trio.BrokenResourceError, match="has ended"):
+        await stream.send_all(b"too late")
+    await stream.aclose()
+    assert await theirs.receive_some() == b""
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_closed_websocket_leaves_no_task(
+    cancelled: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The client says nothing to our close: it has its moment, and then nothing runs."""
+    async with trio.open_nursery() as nursery:
+        stream, theirs, _ = await opened(nursery)
+        if cancelled:
+            await trio.aclose_forcefully(stream)
+        else:
+            await stream.aclose()
+            assert code_of(await theirs.receive_some()) == 1000
+        assert await theirs.receive_some() == b""
+        await trio.testing.wait_all_tasks_blocked()
+        assert not nursery.child_tasks
 
 
 @pytest.mark.req("L2")

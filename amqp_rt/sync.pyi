@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import msgspec
+import trio
 
 from amqp_rt.broker.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
@@ -103,6 +104,8 @@ class Container:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None: ...
+    @property
+    def connection_nursery(self) -> trio.Nursery: ...
     def listen(self, *urls: str) -> list[str]: ...
     @property
     def guarded(self) -> bool: ...

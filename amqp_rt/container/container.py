@@ -79,8 +79,8 @@ from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
 from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
 from .connections import Connection
-from .namesakes import SOLE_CONNECTION, Namesakes
 from .consuming import consume
+from .namesakes import SOLE_CONNECTION, Namesakes
 from .recovery import connect, local
 from .replies import (
     LINK_PAIR_CAPABILITY,

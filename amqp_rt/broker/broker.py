@@ -430,6 +430,10 @@ class BrokerHost:
         self, journal: Journal, node: _Node, described: Described, number: int
     ) -> Terminus:
         kept = decode_kept(described)
+        found = split_partition(kept.address or "") if isinstance(node.held, MessageLog) else None
+        if found is not None:
+            # The store knows the log only.
+            node = self._partition(described.virtual_host, node, str(kept.address), found[1])
         key = self.termini.restored_key(described, kept)
         if isinstance(kept, Target):
             terms = Terms(
@@ -1005,7 +1009,7 @@ class BrokerHost:
     def _means(self, node: _Node, link: Any, kept: Terminus | None) -> Means:
         return Means(
             room=kept is not None or self.termini.has_room(link),
-            stored=node.number > 0 and not isinstance(node.held, MessageLog),
+            stored=node.number > 0,
             volatile=self.volatile,
         )
 

@@ -222,7 +222,7 @@ class Door:
                 payload = head.header + head.message_annotations + head.rest
             if head.message_annotations:
                 due = due_of(head.message_annotations, now, self.limits)
-        return Entry(
+        entry = Entry(
             payload,
             MESSAGE_FORMAT,
             head.durable,
@@ -231,9 +231,11 @@ class Door:
             head.delivery_count,
             expiry(head.ttl_ms, ttl_s, now),
             head.ttl_ms is not None,
-            sequence=NOWHERE if due is None else LATER,
-            due=due,
         )
+        if due is not None:
+            entry.sequence = LATER
+            entry.due = due
+        return entry
 
 
 def departing(entry: Entry, now: float) -> Payload:

@@ -391,6 +391,7 @@ class MessageLog:
         #: Bytes of records that wait for the disk, or for their transaction.
         self.pending = 0
         self._gathering: Appending | None = None
+        self._gathered_in = Unit()
         #: Group → partition → the offset that it goes on at.
         self.cursors: dict[str, dict[int, int]] = {}
         #: Holder → partition → the offset from which on nothing is dropped, and until when.
@@ -580,22 +581,24 @@ class MessageLog:
         entries: list[Entry],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None,
-    ) -> None:
+    ) -> Unit:
         """Append *entries* with all that comes before the next batch is written, whoever sent it:
-        each batch has one chunk of a partition."""
+        each batch has one chunk of a partition. The unit that they are written in."""
         assert self.reading is not None
         appending = self._gathering
         new = appending is None or appending.closed or appending.size >= _GATHERED_BYTES
         if appending is None or new:
             appending = self._gathering = Appending(self)
+            self._gathered_in = Unit(appending.refused)
         for entry in entries:
             appending.add(*entrance.record(entry))
         appending.answers.append((deliveries, done))
+        unit = self._gathered_in
         if new:
-            unit = Unit(appending.refused)
             unit.append(appending)
             unit.then(appending.kept)
             self.reading.journal.add(unit)
+        return unit
 
     def join(self, partition: Partition, record: Record) -> None:
         """Append *record* with what else the journal's loose unit changes."""
@@ -1090,9 +1093,12 @@ class Entrance:
     ) -> None:
         """Append *entries* once they are kept, and answer *deliveries* then, which brought them.
 
-        Nothing is kept of the deliveries themselves: no target here is durable.
+        *done* is called last, whatever became of them. *note* adds to the unit what is to be kept
+        of the deliveries themselves.
         """
-        self.log.gather(self, entries, deliveries, done)
+        unit = self.log.gather(self, entries, deliveries, done)
+        if note is not None:
+            note(unit, deliveries)
 
     def receive(self, entry: Entry) -> None:
         """Append *entry*, which is in the broker already and cannot be refused, once it is kept,

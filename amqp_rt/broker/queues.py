@@ -434,12 +434,14 @@ class MessageQueue(DistributionNode):
                 self._tell_of_room()
                 return
         self._append(entry, sequence)
-        self._came()
+        if self._ring or self._levels or self.browsers or self.overflow == DROP_HEAD:
+            self._came()
 
     def _came(self) -> None:
         """There are messages that were not there before."""
-        for browser in list(self.browsers.values()):
-            self._browse(browser)
+        if self.browsers:
+            for browser in list(self.browsers.values()):
+                self._browse(browser)
         if self._ring or self._levels:
             self.pump()
         if self.overflow == DROP_HEAD:
@@ -679,8 +681,7 @@ class MessageQueue(DistributionNode):
             if subscription.active:
                 self._active = subscription
         if subscription.selective:
-            # Of what came back, it is to get only what it wants, like everybody who is there then.
-            self._regroup()
+            self._part(subscription)
         return subscription
 
     def locked(self, exclusive: bool) -> bool:
@@ -903,7 +904,7 @@ class MessageQueue(DistributionNode):
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; false if the link is gone, or cannot take this one."""
-        if entry.pieces:
+        if self.beyond and entry.pieces:
             return self._hand_in_pieces(subscription, entry)
         if subscription.acquiring is not None:
             return self._hand_in(subscription, entry)
@@ -1011,7 +1012,9 @@ class MessageQueue(DistributionNode):
         Nobody else sees it before :meth:`carry_out`; what has its end here is in the ledger no
         more, and its dead letter, if there is one, is.
         """
-        ledger = self.ledger if entry.stored else None
+        ledger = self.ledger
+        if ledger is not None and not entry.stored:
+            ledger = None
         kind = type(outcome)
         reason = ""
         error: Error | None = None
@@ -1091,7 +1094,7 @@ class MessageQueue(DistributionNode):
 
     def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
         """Answer *delivery*, whose peer waits for it, once its outcome cannot be lost any more."""
-        if entry.stored and self.ledger is not None:
+        if self.ledger is not None and entry.stored:
             self.ledger.settle(delivery, outcome)
         else:
             delivery.settle(outcome)
@@ -1209,8 +1212,29 @@ class MessageQueue(DistributionNode):
             heap = self._apart.setdefault(avoid, [])
         heapq.heappush(heap, self._rank(entry))
 
+    def _part(self, subscription: Subscription) -> None:
+        """Of what came back, *subscription*, which is new, is to get only what it wants.
+
+        It looks at each of them once, however many others look for something else.
+        """
+        parted: dict[frozenset[int], list[int]] = {}
+        everything = list(self._apart.items())
+        everything.append((frozenset(), self._returned))
+        for avoid, heap in everything:
+            without = avoid | {subscription.identity}
+            for rank in heap:
+                entry = self._look(rank & _PLACE)
+                if entry is not None:
+                    key = avoid if subscription.wants(entry) else without
+                    parted.setdefault(key, []).append(rank)
+        for heap in parted.values():
+            heapq.heapify(heap)
+        self._stale = 0
+        self._returned = parted.pop(frozenset(), [])
+        self._apart = parted
+
     def _regroup(self) -> None:
-        """Somebody else has come: sort what came back anew by who may have it."""
+        """Sort what came back anew by who may have it."""
         older = self._older()
         self._returned.clear()
         self._apart.clear()
@@ -1221,14 +1245,17 @@ class MessageQueue(DistributionNode):
                 self._file(entry)
 
     def _archive(self, entry: Entry) -> None:
+        # Most queues have nothing of these kinds: they ask themselves, and not each entry.
         size = len(entry.payload)
-        self.bytes -= size + entry.rest
-        self.beyond -= entry.rest
+        self.bytes -= size
         self.memory.held -= size
+        if self.beyond:
+            self.bytes -= entry.rest
+            self.beyond -= entry.rest
         self._freed = True
-        if entry.stored and self.ledger is not None:
+        if self.ledger is not None and entry.stored:
             self.ledger.remove(entry)
-        if entry.sequence >= self.paged_from:
+        if self.paged_from != NOWHERE_PAGED and entry.sequence >= self.paged_from:
             self._left_from_among_paged(entry.sequence)
         if self._latest and entry.marks is not None and self._latest.get(entry.marks.key) is entry:
             del self._latest[entry.marks.key]

@@ -80,6 +80,7 @@ from ..values import Symbol
 from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
+from .namesakes import SOLE_CONNECTION, Namesakes
 from .recovery import connect, local
 from .replies import (
     LINK_PAIR_CAPABILITY,
@@ -237,6 +238,7 @@ class Container:
         self._requests: dict[Any, int] = {}
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
+        self._namesakes = Namesakes()
         self._logins: dict[Any, ServerMechanism] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
@@ -655,6 +657,7 @@ class Container:
         finally:
             self._accepted.pop(engine, None)
             self._strangers.pop(engine, None)
+            self._namesakes.leave(connection)
             self._logins.pop(engine, None)
             if (watch := self._watches.pop(connection, None)) is not None:
                 watch.stop()
@@ -667,7 +670,7 @@ class Container:
     @property
     def _capabilities(self) -> tuple[Symbol, ...]:
         """What we offer those who connect."""
-        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY]
+        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY, SOLE_CONNECTION]
         if self._cbs is not None:
             names.append(CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
@@ -675,7 +678,8 @@ class Container:
     def opened(self, connection: Connection) -> bool:
         """The peer has logged in, and is known unless it has to put a token first (SE13).
 
-        False if it wants a virtual host that is not there, and is told to go.
+        False if it wants a virtual host that is not there, or one of two connections is to be the
+        only one of its container (M42), and it is told to go.
         """
         peer = connection.peer
         for host in self.hosts:
@@ -687,6 +691,9 @@ class Container:
                 return False
             # From now on it is called by its name, whatever the peer called it.
             peer.virtual_host = found or ""
+        if not peer.trusted and (error := self._namesakes.enter(connection, peer)) is not None:
+            connection.engine.close(error)
+            return False
         owes = False
         if self._cbs is not None and not peer.trusted:
             watch = self._watches[connection] = TokenWatch(connection, self._cbs)

@@ -1,0 +1,74 @@
+"""A connection that is to be the only one of its container (M42)."""
+
+from __future__ import annotations
+
+import pytest
+
+from amqp_rt import Container
+from amqp_rt.container.namesakes import SOLE_CONNECTION
+from amqp_rt.errors import AmqpError
+from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.runtime import Broker
+from amqp_rt.security.access import Access, Rights, Rule
+
+SOLE = [SOLE_CONNECTION]
+
+
+@pytest.mark.req("M42")
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("second", [True, False])
+async def test_the_only_connection_of_a_container(first: bool, second: bool) -> None:
+    network = MemoryNetwork()
+    async with (
+        Broker(network=network) as broker,
+        Container("shop", network=network) as shop,
+        Container("other", network=network) as other,
+    ):
+        await broker.listen("memory://broker")
+
+        async def visit(who: Container, sole: bool) -> None:
+            async with who.connect(
+                "memory://broker", reconnect=None, desired_capabilities=SOLE if sole else []
+            ) as peer:
+                await peer.wait_open()
+                assert SOLE_CONNECTION in peer.peer.offered_capabilities
+                async with peer.sender("$management") as out:
+                    assert out is not None
+
+        async with shop.connect(
+            "memory://broker", desired_capabilities=SOLE if first else []
+        ) as peer:
+            await peer.wait_open()
+            if first or second:
+                with pytest.raises(AmqpError, match="'shop' has a connection already") as refused:
+                    await visit(shop, second)
+                assert refused.value.condition == "amqp:invalid-field"
+                assert refused.value.info == {"invalid-field": "container-id"}
+            else:
+                await visit(shop, second)
+            await visit(other, second)
+            # The first one is not disturbed.
+            async with peer.sender("$management"):
+                pass
+        # It is gone, and another may come.
+        for _ in range(2):
+            await visit(shop, True)
+        assert len(broker.container._namesakes) <= 1
+
+
+@pytest.mark.req("M42")
+async def test_the_name_of_another_user_is_nobodys_business() -> None:
+    network = MemoryNetwork()
+    access = Access([Rule("*", Rights.MANAGE, users=("ann", "bob"))])
+    users = {"ann": "pencil", "bob": "rubber"}
+    async with (
+        Broker(network=network, users=users, access=access, plain_in_clear=True) as broker,
+        Container("shop", network=network) as shop,
+    ):
+        await broker.listen("memory://broker")
+        async with (
+            shop.connect("memory://ann:pencil@broker", desired_capabilities=SOLE) as ann,
+            shop.connect("memory://bob:rubber@broker", desired_capabilities=SOLE) as bob,
+        ):
+            await ann.wait_open()
+            await bob.wait_open()

@@ -450,6 +450,7 @@ class QueueLedger:
 
         def refused(error: Error) -> None:
             _log.warning("%d messages were refused: %s", len(entries), error)
+            unit.undo()
             for entry in entries:
                 entry.stored = False
                 self._queue.withhold(entry)
@@ -567,6 +568,7 @@ class QueueLedger:
             kept()
 
         def failed(error: Error) -> None:
+            unit.undo()
             self.cancel(entry)
             refused(error)
 

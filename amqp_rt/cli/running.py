@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
+from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
@@ -33,6 +34,19 @@ URL_OPTION = click.option(
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """The type of options that say how long: 0 or more, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if isnan(seconds):
+            self.fail("that is no number of seconds", param, ctx)
+        return seconds
 
 
 class Where(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import signal
 import subprocess
@@ -239,6 +240,14 @@ def test_what_is_not_there_is_one_sentence(
         (["serve", "--access", "no-such.toml"], "cannot read no-such.toml"),
         (["serve", "--user", "ada"], "AMQP_RT_PASSWORD_ADA"),
         (["serve", "--user", "ada:@/no/such/file"], "/no/such/file"),
+        (["serve", "--listen", "http://127.0.0.1:0"], "there is no such scheme"),
+        (["serve", "--listen", "0.0.0.0:99999"], "the port is no number up to 65535"),
+        (["serve", "--trace", __file__], "cannot be made a folder: File exists"),
+        (["serve", f"{keyword.__file__}:kwlist"], "'kwlist' is of type list"),
+        (["send", "a", "b", "--ttl", "-1"], "-1.0 is not in the range x>=0"),
+        (["send", "a", "b", "--ttl", "1e9"], "is not between 0 and 49 days"),
+        (["receive", "a", "--timeout", "nan"], "that is no number of seconds"),
+        (["user", "remove", ".", "ada"], "cannot read .: Is a directory"),
         (["serve", "nofile.py:container"], "there is no file nofile.py"),
         (["serve", "nofile"], "is not FILE.py:container"),
     ],

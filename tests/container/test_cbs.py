@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import jwt
 import pytest
 import trio
 
@@ -15,7 +16,7 @@ from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.sending import Sender
-from amqp_rt.container.tokens import BearerToken, Sas
+from amqp_rt.container.tokens import Sas
 from amqp_rt.errors import (
     AmqpError,
     AuthenticationFailed,
@@ -23,13 +24,24 @@ from amqp_rt.errors import (
     LinkDetached,
     LinkRefused,
 )
+from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
-from amqp_rt.security.mechanisms import Plain
-from amqp_rt.security.tokens import SAS_TYPE, Cbs, SasKey, SasKeys, sas_token
+from amqp_rt.security.bearer import CbsLogin, CbsLoginServer, Login, OAuthBearer, XOAuth2
+from amqp_rt.security.jwts import Jwt
+from amqp_rt.security.mechanisms import Challenge, Failure, Plain, Success
+from amqp_rt.security.tokens import (
+    SAS_TYPE,
+    BearerToken,
+    Cbs,
+    SasKey,
+    SasKeys,
+    sas_token,
+)
+from amqp_rt.termini import Target
 
 UNAUTHORIZED = "amqp:unauthorized-access"
 EPOCH = 1_600_000_000
@@ -454,6 +466,36 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SystemClock, "wall", Following.wall)
 
 
+@pytest.mark.req("SE10", "SE12", "SE16")
+@pytest.mark.usefixtures("wall")
+@pytest.mark.parametrize(("set_token", "operation"), [(None, "set"), (True, "set"), (False, "put")])
+async def test_how_tokens_go_to_the_peer(
+    autojump_clock: Any, set_token: bool | None, operation: str
+) -> None:
+    """By the draft where the peer offers it; by what is deployed if asked to."""
+    async with (
+        broker_with() as broker, client(broker, token=Provider(), set_token=set_token) as peer,
+        peer.sender("q") as out,
+        peer.sender("r"),
+    ):
+        for _ in range(10):
+            await out.send("x")
+            await trio.sleep(50)
+        (there,) = broker.container.connections
+        assert len(there.peer.tokens) == 2
+        (link,) = [
+            each
+            for each in broker.container._links.values()
+            if isinstance(each.target, Target) and each.target.address == "$cbs"
+        ]
+        assert link.rcv_settle_mode == 0
+        if operation == "set":
+            # §3.2 of the draft.
+            assert link.snd_settle_mode == 0
+            assert link.source is not None
+            assert link.source.outcomes == ("amqp:accepted:list", "amqp:rejected:list")
+
+
 @pytest.mark.req("SE10", "SE12")
 @pytest.mark.usefixtures("wall")
 async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
@@ -571,3 +613,185 @@ async def test_a_key_makes_tokens() -> None:
     assert "k" not in repr(Sas("both", "k")).replace("both", "")
     assert token.text not in repr(token)
     assert (await KEYS.validate(token.text, EPOCH)).subject == "both"
+
+
+# --- tokens that come with the login --------------------------------------------------------------
+
+SECRET = b"a secret of at least 32 octets, for HS256"
+
+
+def json_token(scope: str, seconds: float = 30, secret: bytes = SECRET, **claims: Any) -> str:
+    until = int(EPOCH + trio.current_time() + seconds)
+    said = {"aud": "shop", "sub": "ada", "exp": until, "scope": scope, **claims}
+    return jwt.encode(said, secret, "HS256")
+
+
+def both() -> Cbs:
+    """Takes signatures and JSON web tokens."""
+    return Cbs([KEYS, Jwt(audience="shop", secret=SECRET)], clock=Following())
+
+
+async def judged(token: str, peer: Any) -> Login | None:
+    """As an application would that asks somebody else first."""
+    found = await both().judge("jwt", token, None, Limits())
+    return Login("grace", token=found)
+
+
+@pytest.mark.req("SE4", "SE12", "SE16")
+@pytest.mark.parametrize(
+    ("auth", "options", "user"),
+    [
+        (lambda token: CbsLogin([BearerToken(token)]), {}, None),
+        (lambda token: CbsLogin([BearerToken(token, type="")]), {}, None),
+        (OAuthBearer, {}, "ada"),
+        (lambda token: XOAuth2(token, user="ada"), {}, "ada"),
+        (OAuthBearer, {"tokens": judged}, "grace"),
+    ],
+)
+async def test_tokens_of_a_login_are_like_any_other(
+    autojump_clock: Any, auth: Any, options: Any, user: str | None
+) -> None:
+    """They give rights, they are replaced by newer ones, and end with exactly their links."""
+    text = json_token("send:q listen:q")
+    async with (
+        broker_with(cbs=both(), **options) as broker,
+        client(broker, auth=auth(text)) as peer,
+        peer.sender("$cbs") as cbs,
+    ):
+        (there,) = broker.container.connections
+        assert (there.peer.user, len(there.peer.tokens)) == (user, 1)
+        out, back = peer.sender("q"), peer.receiver("q")
+        await out.send("x")
+        assert await refused(peer.sender("r")) == UNAUTHORIZED
+        # The login is remembered as nobody's debt: nothing happens after 20 seconds.
+        await trio.sleep(25)
+        for _ in range(3):
+            newer = json_token("send:q listen:q")
+            await cbs.send(
+                Message(newer, subject="set-token", application_properties={"token-type": "jwt"})
+            )
+            await trio.sleep(25)
+            await out.send("x")
+            (await back.receive()).accept()
+        assert len(there.peer.tokens) == 1
+        # Another resource is another token.
+        await cbs.send(Message(json_token("send:r", 1000), subject="set-token"))
+        async with peer.sender("r") as other:
+            await trio.sleep(10)
+            with pytest.raises(LinkDetached) as caught:
+                await out.send("x")
+            assert caught.value.condition == UNAUTHORIZED
+            assert "expired" in str(caught.value)
+            await other.send("x")
+        assert peer.state == "open"
+
+
+@pytest.mark.req("SE16")
+async def test_many_tokens_take_several_responses(autojump_clock: Any) -> None:
+    names = [f"q{number}" for number in range(200)]
+    asked = 0
+
+    async def tokens() -> list[BearerToken]:
+        nonlocal asked
+        asked += 1
+        return [BearerToken(sas(name), type=SAS_TYPE) for name in names]
+
+    async with broker_with(sasl=["AMQPCBS"]) as broker:
+        for count in (1, 2):
+            async with client(broker, auth=CbsLogin(tokens)) as peer:
+                (there,) = broker.container.connections
+                assert (asked, len(there.peer.tokens)) == (count, 200)
+                assert await refused(peer.sender("q")) == UNAUTHORIZED
+
+
+@pytest.mark.req("SE1", "SE16")
+@pytest.mark.parametrize("size", [1, 2, 3, 50, 1_000])
+async def test_a_list_of_tokens_however_it_is_cut(size: int) -> None:
+    texts = [sas_token(f"sb://b/q{number}", "both", "k", 4_000_000_000) for number in range(5)]
+    said = "".join(f"{SAS_TYPE}\0{text}\0" for text in texts).encode() + b"\0\0"
+    exchange = CbsLoginServer(Cbs([KEYS]), Limits()).begin()
+    pieces = [said[start : start + size] for start in range(0, len(said), size)]
+    for piece in pieces[:-1]:
+        assert await exchange.respond(piece, Peer()) == Challenge(b"")
+    step = await exchange.respond(pieces[-1], Peer())
+    assert isinstance(step, Success)
+    assert [token.scope for token in step.tokens] == [f"q{number}" for number in range(5)]
+
+
+@pytest.mark.req("SE1", "SE16")
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\0\0",
+        b"\0\0\0\0",
+        b"jwt\0a.b.c\0\0\0",
+        b"nothing\0x\0\0\0",
+        b"\xff\0x\0\0\0",
+        b"jwt\0\xff\0\0\0",
+        b"%(good)s\0\0more",
+        b"%(good)s\0\0%(good)s\0\0",
+        b"%(good)s%(bad)s\0\0",
+        b"%(good)s" * 11 + b"\0\0",
+        b"x" * 9_000,
+        b"jwt\0" + b"x" * 9_000,
+    ],
+)
+async def test_a_list_of_tokens_that_does_not_let_in(said: bytes) -> None:
+    good = f"{SAS_TYPE}\0{sas_token('sb://b/q', 'both', 'k', 4_000_000_000)}\0".encode()
+    said = said.replace(b"%(good)s", good).replace(b"%(bad)s", good.replace(b"both", b"nobody"))
+    exchange = CbsLoginServer(Cbs([KEYS]), Limits(tokens_max=10)).begin()
+    assert isinstance(await exchange.respond(said, Peer()), Failure)
+
+
+@pytest.mark.req("SE16")
+@pytest.mark.parametrize("tokens", [[], [""], ["a\0b"], ["x" * 8_000]])
+async def test_what_is_no_token_is_not_sent(tokens: list[str]) -> None:
+    async def given() -> list[BearerToken]:
+        return [BearerToken(text) for text in tokens]
+
+    with pytest.raises(AuthenticationFailed, match="token"):
+        await CbsLogin(given).prepare()
+
+
+@pytest.mark.req("SE4", "SE16")
+@pytest.mark.parametrize(
+    "auth",
+    [
+        lambda: CbsLogin([BearerToken(json_token("send:q", secret=b"y" * 32))]),
+        lambda: CbsLogin([BearerToken(json_token("send:q", -1))]),
+        lambda: CbsLogin([BearerToken(json_token("send:q")), BearerToken(json_token("none"))]),
+        lambda: OAuthBearer(json_token("send:q", secret=b"y" * 32)),
+        lambda: OAuthBearer(json_token("send:q", -1)),
+        lambda: OAuthBearer(json_token("send:q"), user="bob"),
+        lambda: XOAuth2(json_token("send:q", sub=None), user="bob"),
+    ],
+)
+async def test_a_login_with_a_bad_token_fails(autojump_clock: Any, auth: Any) -> None:
+    async with broker_with(cbs=both()) as broker:
+        with pytest.raises(AuthenticationFailed) as caught:
+            async with client(broker, auth=auth()):
+                pass
+        assert "ey" not in str(caught.value)
+        assert not broker.container._watches
+
+
+async def test_a_login_with_a_token_needs_where_to_keep_it(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_with(cbs=None, tokens=judged) as broker:
+        with pytest.raises(AuthenticationFailed):
+            async with client(broker, auth=OAuthBearer(json_token("send:q"))):
+                pass
+    assert "pass cbs=Cbs(…)" in caplog.text
+
+
+@pytest.mark.req("SE13")
+async def test_nobody_without_a_token_owes_one(autojump_clock: Any) -> None:
+    """MSSBCBS is ANONYMOUS by another name: tokens follow, in time."""
+    async with (
+        broker_with(sasl=["MSSBCBS"]) as broker,
+        client(broker, auth=CbsLogin()) as peer,
+    ):
+        assert await refused(peer.sender("q")) == UNAUTHORIZED
+        await trio.sleep(21)
+        assert peer.state == "closed"

@@ -122,7 +122,8 @@ async def websockets(
 ) -> tuple[WebSocketStream, WebSocketStream]:
     """Both ends of a WebSocket, whose tasks run in *home*, and that know each other; we are the server."""
     ends: dict[str, WebSocketStream] = {}
-    limits = Limits(websocket_message_max=1 << 30)
+    # How long a write may wait is the driver's to say here.
+    limits = Limits(websocket_message_max=1 << 30, write_stall_s=600)
 
     async def accept() -> None:
         ends["ours"] = await accept_websocket(

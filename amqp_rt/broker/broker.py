@@ -20,7 +20,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..clock import Clock, SystemClock
+from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
@@ -38,6 +38,7 @@ from ..termini import (
 )
 from ..values import Int, Symbol
 from .claims import check_claims
+from .clocks import RunClock
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
 from .keyed import Field, marker
@@ -288,7 +289,8 @@ class BrokerHost:
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
-        clock: Where times to live take the time from.
+        clock: Where times to live, locks and schedules take the time from; by default the system, or
+            the event loop where its clock is virtual.
         auto_create: Called with an address that has no node; returns the declaration of the node
             to make for it, or None.
         annotations: What to do about annotation keys that nobody knows (decision 13).
@@ -314,7 +316,7 @@ class BrokerHost:
         life_cycles: LifeCycles | None = None,
     ) -> None:
         self.limits = limits
-        self.clock = clock or SystemClock()
+        self.clock = clock or RunClock()
         self.memory = Memory(limits.broker_bytes_max)
         self._auto_create = auto_create
         self._door = Door(annotations, limits)
@@ -369,6 +371,8 @@ class BrokerHost:
         Raises:
             AmqpError: The store cannot be opened, or holds what this release does not understand.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         journal = self.journal
         if journal is None:
             return
@@ -1671,6 +1675,8 @@ class BrokerHost:
 
         What has been changed until then is kept before the store is closed.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)

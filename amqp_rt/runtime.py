@@ -27,7 +27,7 @@ from .broker.nodes import (
 )
 from .clock import Clock
 from .container.connections import Connection
-from .container.container import Authorize, Container
+from .container.container import Authorize, Container, SaslPolicy
 from .container.routes import Context
 from .errors import AmqpError
 from .limits import DEFAULT_LIMITS, Limits
@@ -61,9 +61,12 @@ class Broker:
             ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
         limits: Bounds of connections, queues and memory.
-        clock: Where times to live take the time from.
+        clock: Where times to live, locks and schedules take the time from. By default they follow the
+            clocks of the system, and the event loop's clock where that is virtual, such as
+            ``trio.testing.MockClock``.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
+        sasl_policy: Whether clients log in: ``"required"``, ``"optional"`` or ``"off"``.
         tokens: Judges OAuth 2.0 tokens.
         authorize: May this peer attach there?
         access: Who may do what where; see :mod:`amqp_rt.security.access`.
@@ -97,6 +100,7 @@ class Broker:
         clock: Clock | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
+        sasl_policy: SaslPolicy | None = None,
         tokens: VerifyToken | None = None,
         authorize: Authorize | None = None,
         access: Access | None = None,
@@ -120,6 +124,7 @@ class Broker:
             limits=limits,
             users=users,
             sasl=sasl,
+            sasl_policy=sasl_policy,
             tokens=tokens,
             authorize=authorize,
             access=access,

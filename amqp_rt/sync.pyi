@@ -15,7 +15,7 @@ from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.clock import Clock
 from amqp_rt.container.connections import State, T
-from amqp_rt.container.container import Authorize, Hook
+from amqp_rt.container.container import Authorize, Hook, SaslPolicy
 from amqp_rt.container.receiving import ReceiverOptions
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.container.routes import (
@@ -69,7 +69,7 @@ class Container:
         tls: ServerTls | None = ...,
         tls_required: bool = ...,
         origins: Collection[str] = ...,
-        sasl_required: bool | None = ...,
+        sasl_policy: SaslPolicy | None = ...,
         limits: Limits = ...,
         on_error: OnError = ...,
         drain_s: float = ...,
@@ -371,6 +371,7 @@ class Broker:
         clock: Clock | None = ...,
         users: Mapping[str, str] | Users | Verifier | None = ...,
         sasl: Collection[str | ServerMechanism] | None = ...,
+        sasl_policy: SaslPolicy | None = ...,
         tokens: VerifyToken | None = ...,
         authorize: Authorize | None = ...,
         access: Access | None = ...,
@@ -413,6 +414,7 @@ def connect(
     container: Container | None = ...,
     auth: ClientMechanism | Sequence[ClientMechanism] | None = ...,
     token: TokenProvider | None = ...,
+    set_token: bool | None = ...,
     sasl: bool = ...,
     virtual_host: str | None = ...,
     limits: Limits | None = ...,

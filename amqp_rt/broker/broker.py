@@ -20,7 +20,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..clock import Clock, SystemClock
+from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
@@ -39,6 +39,7 @@ from ..termini import (
 )
 from ..values import Int, Symbol
 from .claims import check_claims
+from .clocks import RunClock
 from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
@@ -115,6 +116,25 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dead_lettered: int
     expired: int
     dropped: int
+
+
+class SubscriptionStats(Struct, frozen=True, kw_only=True):
+    """One subscription of a topic in numbers."""
+
+    #: Container-id of its subscriber, and the name of its link; of a shared subscription, the name
+    #: that its links have in common.
+    container: str
+    name: str
+    #: It stays when its links go.
+    kept: bool
+    #: Waiting, delivered and not settled, and payload bytes of both.
+    available: int
+    acquired: int
+    #: Not due yet; their bytes are counted too.
+    delayed: int
+    bytes: int
+    #: Its links that are attached.
+    consumers: int
 
 
 class PartitionStats(Struct, frozen=True, kw_only=True):
@@ -284,7 +304,8 @@ class BrokerHost:
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
-        clock: Where times to live take the time from.
+        clock: Where times to live, locks and schedules take the time from; by default the system, or
+            the event loop where its clock is virtual.
         auto_create: Called with an address that has no node; returns the declaration of the node
             to make for it, or None.
         annotations: What to do about annotation keys that nobody knows (decision 13).
@@ -310,7 +331,7 @@ class BrokerHost:
         life_cycles: LifeCycles | None = None,
     ) -> None:
         self.limits = limits
-        self.clock = clock or SystemClock()
+        self.clock = clock or RunClock()
         self.memory = Memory(limits.broker_bytes_max)
         self._auto_create = auto_create
         self._door = Door(annotations, limits)
@@ -370,6 +391,8 @@ class BrokerHost:
         Raises:
             AmqpError: The store cannot be opened, or holds what this release does not understand.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         journal = self.journal
         if journal is None:
             return
@@ -1463,11 +1486,96 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such queue.
         """
+        return self._peek(self._queue(address, virtual_host), count)
+
+    def _peek(self, queue: MessageQueue, count: int) -> list[bytes]:
         now = self.clock.wall()
         found = []
-        for entry in self._queue(address, virtual_host).peek(count):
+        for entry in queue.peek(count):
             payload = departing(entry, now) if entry.altered else entry.payload
             found.append(payload if isinstance(payload, bytes) else b"".join(payload))
+        return found
+
+    def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
+        """The subscriptions of a topic in numbers, in the order in which they were made.
+
+        Raises:
+            AmqpError: There is no such topic.
+        """
+        return [stats for stats, _ in self._subscriptions(address, virtual_host)]
+
+    def subscription(
+        self, address: str, name: str, *, container: str | None = None, virtual_host: str = ""
+    ) -> SubscriptionStats:
+        """A topic's subscription *name*, of *container* if that is named, in numbers.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        return self._subscription(address, name, container, virtual_host)[0]
+
+    def peek_subscription(
+        self,
+        address: str,
+        name: str,
+        count: int = 1,
+        *,
+        container: str | None = None,
+        virtual_host: str = "",
+    ) -> list[bytes]:
+        """The first *count* available messages of a topic's subscription, encoded as they would be
+        sent now.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        return self._peek(self._subscription(address, name, container, virtual_host)[1], count)
+
+    def _subscription(
+        self, address: str, name: str, container: str | None, virtual_host: str
+    ) -> tuple[SubscriptionStats, MessageQueue]:
+        every = self._subscriptions(address, virtual_host)
+        found = [each for each in every if each[0].name == name]
+        if container is not None:
+            found = [each for each in found if each[0].container == container]
+        if len(found) != 1:
+            known = ", ".join(f"{stats.name!r} of {stats.container!r}" for stats, _ in every)
+            raise AmqpError(
+                f"{address!r} has {len(found) or 'no'} subscriptions {name!r}; there are: "
+                f"{known or 'none'}",
+                condition="amqp:not-found",
+            )
+        return found[0]
+
+    def _subscriptions(
+        self, address: str, virtual_host: str
+    ) -> list[tuple[SubscriptionStats, MessageQueue]]:
+        node = self._find(self._space(virtual_host), address)
+        topic = node.held
+        if not isinstance(topic, MessageTopic):
+            raise AmqpError(f"{address!r} is not a topic", condition="amqp:not-allowed")
+        kept = {each.queue: each.key for each in node.termini if each.queue is not None}
+        found = []
+        for queue in topic.queues:
+            consumers = list(queue.consumers.values())
+            links = [each.link for each in consumers if each.link and each.link.attached]
+            if queue in kept:
+                _, _, container, _, name, _ = kept[queue]
+            elif links:
+                container, name = links[0].peer.container_id, links[0].name
+            else:
+                continue  # its link attaches at this moment
+            stats = SubscriptionStats(
+                container=container,
+                name=name,
+                kept=queue in kept,
+                available=queue.available,
+                acquired=queue.acquired,
+                delayed=queue.delayed,
+                bytes=queue.bytes,
+                consumers=len(links),
+            )
+            found.append((stats, queue))
         return found
 
     def purge(self, address: str, *, virtual_host: str = "") -> int:
@@ -1750,6 +1858,8 @@ class BrokerHost:
 
         What has been changed until then is kept before the store is closed.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)

@@ -117,7 +117,7 @@ _LIFETIME: Final = Symbol("lifetime-policy")
 _DIST_MODES: Final = Symbol("supported-dist-modes")
 
 
-class Declaration(Struct, frozen=True):
+class Declaration(Struct, frozen=True, repr_omit_defaults=True):
     """A node as it was declared. Two declarations of one name must be equal."""
 
     name: str

@@ -52,8 +52,9 @@ def add(file: Path, name: str, scram: tuple[str, ...]) -> None:
 @click.argument("name")
 def remove(file: Path, name: str) -> None:
     """Remove a user from FILE. Who is connected stays until the connection ends."""
-    kept = [each for each in _lines(file) if _name_of(each) != name]
-    if len(kept) == len(_lines(file)):
+    lines = _lines(file)
+    kept = [each for each in lines if _name_of(each) != name]
+    if len(kept) == len(lines):
         raise click.UsageError(f"there is no user {name!r} in {file}")
     _write(file, kept)
 
@@ -73,7 +74,12 @@ def list_(file: Path) -> None:
 
 
 def _lines(file: Path) -> list[str]:
-    return file.read_text("utf-8").splitlines() if file.exists() else []
+    try:
+        return file.read_text("utf-8").splitlines() if file.exists() else []
+    except OSError as error:
+        raise click.UsageError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise click.UsageError(f"cannot read {file}: it is not UTF-8") from None
 
 
 def _name_of(line: str) -> str | None:

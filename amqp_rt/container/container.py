@@ -30,7 +30,7 @@ from contextlib import (
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast
 
 import msgspec
 import trio
@@ -45,6 +45,7 @@ from ..message import Message
 from ..net.driver import TrioClock, run_connection
 from ..net.entrance import Entrance, enter
 from ..net.listeners import (
+    Crowd,
     Door,
     bound_address,
     network_of,
@@ -60,7 +61,13 @@ from ..net.traces import Traces, traced
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
 from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.backoff import Backoff
-from ..security.bearer import BearerServer, CbsLoginServer, VerifyToken
+from ..security.bearer import (
+    BearerServer,
+    CbsLoginServer,
+    MssbCbsServer,
+    VerifyToken,
+    verified_by,
+)
 from ..security.identities import Users
 from ..security.mechanisms import (
     AnonymousServer,
@@ -74,10 +81,10 @@ from ..security.mechanisms import (
     offered,
 )
 from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
-from ..security.tokens import Cbs
+from ..security.tokens import CBS_CAPABILITY, Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
-from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
+from .cbs import TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
 from .namesakes import SOLE_CONNECTION, Namesakes
@@ -111,6 +118,9 @@ log = logging.getLogger("amqp_rt.container")
 #: ``await authorize(peer, address, role)``: whether *peer* may be the ``"sender"`` or the
 #: ``"receiver"`` of a link to *address*.
 Authorize: TypeAlias = Callable[[Peer, str, str], Awaitable[bool]]
+#: Whether clients log in, see :class:`Container`.
+SaslPolicy: TypeAlias = Literal["required", "optional", "off"]
+SASL_POLICIES: Final = ("required", "optional", "off")
 #: Called when a container starts or has stopped.
 Hook: TypeAlias = Callable[[], Any]
 
@@ -139,8 +149,8 @@ class Container:
             ask for by type.
         middleware: Wrapped around every handler of this container.
         sasl: Mechanisms to offer, by name or as objects. By default what *users* and *tokens* are
-            for, else ANONYMOUS: PLAIN, SCRAM where every user has what it takes, OAUTHBEARER and
-            XOAUTH2.
+            for: PLAIN, SCRAM where every user has what it takes, OAUTHBEARER and XOAUTH2. Without
+            either, ANONYMOUS, and where there is *cbs* what logs in with its tokens.
         users: Who may log in with PLAIN: names and passwords, or a verifier
             ``await users(user, password, peer)`` that returns an identity or None.
         tokens: ``await tokens(token, peer)`` for OAuth 2.0 tokens, which returns a ``Login`` or None.
@@ -154,7 +164,9 @@ class Container:
         tls_required: Let nobody in on ``amqp://`` without TLS.
         origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
             ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
-        sasl_required: Whether clients must log in; by default they must unless ANONYMOUS is offered.
+        sasl_policy: ``"required"``: clients have to log in. ``"optional"``: they may also leave the
+            SASL layer out, and are nobody then. ``"off"``: there is none. By default it is required
+            unless ANONYMOUS is offered, which makes it optional.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
         drain_s: How long handlers may take to finish when the block is left.
@@ -181,7 +193,7 @@ class Container:
         tls: ServerTls | None = None,
         tls_required: bool = False,
         origins: Collection[str] = (),
-        sasl_required: bool | None = None,
+        sasl_policy: SaslPolicy | None = None,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
         drain_s: float = 10.0,
@@ -216,7 +228,13 @@ class Container:
             users = Users(users)
         #: Who may log in, as far as we keep their passwords.
         self.users = users if isinstance(users, Users) else None
-        self._mechanisms = _mechanisms(sasl, users, tokens, cbs)
+        if sasl_policy == "off":
+            if sasl or users is not None or tokens is not None:
+                raise ValueError(
+                    "sasl_policy='off' lets nobody log in: leave sasl, users and tokens out"
+                )
+            sasl = ()
+        self._mechanisms = _mechanisms(sasl, users, tokens, cbs, limits)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
@@ -225,9 +243,15 @@ class Container:
         self._tls = tls
         self._tls_required = tls_required
         self._origins = origins
+        if sasl_policy not in (None, *SASL_POLICIES):
+            raise ValueError(
+                f"sasl_policy is one of {', '.join(SASL_POLICIES)}, not {sasl_policy!r}"
+            )
         # Whoever may come as nobody need not say so.
         self._sasl_required = (
-            "ANONYMOUS" not in self._mechanisms if sasl_required is None else sasl_required
+            "ANONYMOUS" not in self._mechanisms
+            if sasl_policy is None
+            else sasl_policy == "required"
         )
         self._routes = RouteTable()
         #: The workers of every node, also of those that are served at peers only.
@@ -238,7 +262,8 @@ class Container:
         self._requests: dict[Any, int] = {}
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
-        self._namesakes = Namesakes()
+        self._namesakes = Namesakes(limits)
+        self._crowd = Crowd()
         self._logins: dict[Any, ServerMechanism] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
@@ -520,7 +545,7 @@ class Container:
     async def _listen(self, url: str) -> str:
         nurseries = self._started()
         where = parse_url(url, listening=True)
-        door = Door(self.limits)
+        door = Door(self.limits, self._crowd)
         if where.scheme == "memory":
             try:
                 await nurseries.listeners.start(
@@ -639,8 +664,12 @@ class Container:
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
-        self._strangers[engine] = logged_in
 
+        def known() -> None:
+            entered.trust()
+            logged_in()
+
+        self._strangers[engine] = known
         try:
             with traced(self.traces, engine, client=False, clock=TrioClock()) as seen:
                 await run_connection(
@@ -679,7 +708,7 @@ class Container:
         """The peer has logged in, and is known unless it has to put a token first (SE13).
 
         False if it wants a virtual host that is not there, or one of two connections is to be the
-        only one of its container (M42), and it is told to go.
+        only one of its container (M42), or its user has too many, and it is told to go.
         """
         peer = connection.peer
         for host in self.hosts:
@@ -695,14 +724,37 @@ class Container:
             connection.engine.close(error)
             return False
         owes = False
-        if self._cbs is not None and not peer.trusted:
-            watch = self._watches[connection] = TokenWatch(connection, self._cbs)
+        if (watch := self._watch_of(connection)) is not None:
             owes = not anywhere(self.access, peer)
-            peer.tokens = watch.tokens
             self.start_connection(partial(watch.run, owes=owes))
         if not owes:
             self.became_known(connection)
         return True
+
+    def _watch_of(self, connection: Connection) -> TokenWatch | None:
+        """What keeps the tokens of *connection*, made when it is needed; None if it needs none."""
+        peer = connection.peer
+        if self._cbs is None or peer.trusted:
+            return None
+        watch = self._watches.get(connection)
+        if watch is None:
+            watch = self._watches[connection] = TokenWatch(connection, self._cbs)
+            peer.tokens = watch.tokens
+        return watch
+
+    def _keep_tokens(self, connection: Connection, login: Success) -> Success | Failure:
+        """Have the tokens of *login* on *connection*, as if they were put (CBS draft §4.2.2)."""
+        if not login.tokens or connection.engine not in self._accepted:
+            return login
+        watch = self._watch_of(connection)
+        if watch is None:
+            return Failure("the login has tokens, and none are taken here: pass cbs=Cbs(…)")
+        try:
+            for token in login.tokens:
+                watch.keep(token)
+        except AmqpError as error:
+            return Failure(f"a token was refused: {error.description}")
+        return login
 
     def became_known(self, connection: Connection) -> None:
         """The peer has said who it is, and counts as a stranger no more."""
@@ -744,6 +796,8 @@ class Container:
             except Exception:
                 log.exception("%s failed on a login", event.mechanism)
                 step = Failure("the mechanism failed")
+            if isinstance(step, Success):
+                step = self._keep_tokens(connection, step)
         if isinstance(step, Challenge):
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
@@ -1218,6 +1272,7 @@ def _mechanisms(
     users: Mapping[str, str] | Users | Verifier | None,
     tokens: VerifyToken | None,
     cbs: Cbs | None,
+    limits: Limits,
 ) -> dict[str, ServerMechanism]:
     if isinstance(users, Mapping):
         users = Users(users)
@@ -1226,9 +1281,14 @@ def _mechanisms(
         if isinstance(users, Users):
             sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
         sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
-        sasl = sasl or ["ANONYMOUS"]
+        if not sasl:
+            # Tokens may come with the login, or afterwards.
+            sasl = ["ANONYMOUS", *([] if cbs is None else ["AMQPCBS", "OAUTHBEARER", "XOAUTH2"])]
+    if tokens is None and cbs is not None:
+        tokens = verified_by(cbs, limits)
     found = [
-        each if not isinstance(each, str) else _known(each, users, tokens, cbs) for each in sasl
+        each if not isinstance(each, str) else _known(each, users, tokens, cbs, limits)
+        for each in sasl
     ]
     # What we do not know comes first: somebody has a reason for it.
     found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
@@ -1236,7 +1296,11 @@ def _mechanisms(
 
 
 def _known(
-    name: str, users: Users | Verifier | None, tokens: VerifyToken | None, cbs: Cbs | None
+    name: str,
+    users: Users | Verifier | None,
+    tokens: VerifyToken | None,
+    cbs: Cbs | None,
+    limits: Limits,
 ) -> ServerMechanism:
     """The mechanism of that name.
 
@@ -1259,12 +1323,12 @@ def _known(
         )
     if name in ("OAUTHBEARER", "XOAUTH2"):
         if tokens is None:
-            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=…")
+            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=… or cbs=…")
         return BearerServer(name, tokens)
     if name in ("AMQPCBS", "MSSBCBS"):
         if cbs is None:
             raise ValueError(f"sasl has {name}, but no tokens are taken: pass cbs=Cbs(…)")
-        return CbsLoginServer(name)
+        return CbsLoginServer(cbs, limits) if name == "AMQPCBS" else MssbCbsServer()
     raise ValueError(f"the mechanism {name!r} is not known: {', '.join(_RANKS)} are")
 
 

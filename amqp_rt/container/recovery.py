@@ -108,6 +108,7 @@ class Plan(Struct, kw_only=True):
     tls_upgrade: bool
     reconnect: Reconnect | None
     token: TokenProvider | None
+    set_token: bool | None
     jitter: Callable[[], float]
 
 
@@ -118,6 +119,7 @@ async def connect(
     container: Container | None = None,
     auth: ClientMechanism | Sequence[ClientMechanism] | None = None,
     token: TokenProvider | None = None,
+    set_token: bool | None = None,
     sasl: bool = True,
     virtual_host: str | None = None,
     limits: Limits | None = None,
@@ -144,6 +146,8 @@ async def connect(
         token: Where tokens for the peer's addresses come from, such as
             :class:`~amqp_rt.container.tokens.Sas`: each link attaches when there is one, and all
             are renewed in time.
+        set_token: True brings tokens by ``set-token`` of the OASIS draft, False by ``put-token``, which
+            Azure knows. By default the first where the peer offers ``AMQP_CBS_V1_0``.
         sasl: False leaves the SASL layer out.
         virtual_host: ``hostname`` of our open; by default the URL's path, else its host.
         limits: Bounds, by default the container's.
@@ -195,6 +199,7 @@ async def connect(
             tls_upgrade=tls_upgrade,
             reconnect=reconnect,
             token=token,
+            set_token=set_token,
             jitter=jitter,
         )
         dialler = Dialler(container, where, plan)
@@ -292,7 +297,9 @@ class Dialler:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
         if plan.token is not None:
-            self.connection.tokens = TokenKeeper(self.connection, plan.token)
+            self.connection.tokens = TokenKeeper(
+                self.connection, plan.token, set_token=plan.set_token
+            )
         self.stopped = trio.Event()
         self._container = container
         self._urls = deque(urls)
@@ -480,7 +487,7 @@ class Dialler:
             connection.tokens.base = f"{scheme}://{hostname or 'localhost'}/"
         self._began = trio.current_time()
         connection.recovers = plan.reconnect is not None and not connection.closing
-        connection.start(engine)
+        connection.start(engine, dialled.trust)
         if connection.closing:
             engine.close()
         with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:

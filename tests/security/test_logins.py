@@ -14,6 +14,7 @@ from amqp_rt.container.container import Container
 from amqp_rt.errors import AuthenticationFailed, ConnectFailed
 from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
+from amqp_rt.runtime import Broker
 from amqp_rt.security.bearer import BearerServer, CbsLogin, Login, OAuthBearer, XOAuth2
 from amqp_rt.security.identities import Users, password_line
 from amqp_rt.security.mechanisms import (
@@ -26,15 +27,16 @@ from amqp_rt.security.mechanisms import (
     Success,
 )
 from amqp_rt.security.scram import Scram
-from amqp_rt.security.tokens import Cbs, SasKeys
+from amqp_rt.security.tokens import SAS_TYPE, BearerToken, Cbs, SasKeys, sas_token
 
 HASTY = Limits(failed_login_delay_s=0)
 
 
-async def login(server: dict[str, Any], **client: Any) -> Peer:
+async def login(server: dict[str, Any], kind: Any = Container, **client: Any) -> Peer:
     """Who we are to a server after connecting."""
-    async with Container("server", limits=HASTY, **server) as container:
-        (url,) = await container.listen("amqp://127.0.0.1:0")
+    async with kind("server", limits=HASTY, **server) as made:
+        container = made.container if kind is Broker else made
+        (url,) = await made.listen("amqp://127.0.0.1:0")
         if "user" in client:
             url = url.replace("://", f"://{client.pop('user')}@")
         async with (
@@ -60,15 +62,19 @@ GOOD = [
     (["XOAUTH2"], XOAuth2("good"), "ada"),
     (["XOAUTH2"], XOAuth2("good", user="ada"), "ada"),
     (["ANONYMOUS"], Anonymous(), None),
-    (["AMQPCBS"], CbsLogin(), None),
-    (["MSSBCBS"], CbsLogin("MSSBCBS"), None),
+    (
+        ["AMQPCBS"],
+        CbsLogin([BearerToken(sas_token("q", "a", "k", 4_000_000_000), type=SAS_TYPE)]),
+        None,
+    ),
+    (["MSSBCBS"], CbsLogin(), None),
 ]
 
 
 @pytest.mark.req("SE1", "SE2", "SE3", "SE4", "SE16")
 @pytest.mark.parametrize(("sasl", "auth", "user"), GOOD, ids=lambda each: str(each)[:30])
 async def test_who_is_right_gets_in(sasl: list[str], auth: Any, user: str | None) -> None:
-    cbs = Cbs([SasKeys({})]) if sasl[0].endswith("CBS") else None
+    cbs = Cbs([SasKeys({"a": "k"})]) if sasl[0].endswith("CBS") else None
     server = {"sasl": sasl, "users": USERS, "tokens": verify, "cbs": cbs}
     peer = await login(server, auth=auth)
     assert (peer.user, peer.mechanism) == (user, sasl[0])
@@ -288,22 +294,36 @@ async def test_a_secret_that_does_not_come_in_time(autojump_clock: trio.testing.
 
 
 @pytest.mark.req("SE6")
-@pytest.mark.parametrize("required", [None, True, False])
-async def test_whether_clients_must_log_in_is_a_policy(required: bool | None) -> None:
-    server = {"users": USERS, "sasl_required": required}
-    assert (await login(server, user="ada:pw")).user == "ada"
-    if required is False:
-        peer = await login(server, sasl=False)
+@pytest.mark.parametrize("kind", [Container, Broker])
+@pytest.mark.parametrize("policy", [None, "required", "optional"])
+async def test_whether_clients_must_log_in_is_a_policy(kind: Any, policy: Any) -> None:
+    server = {"users": USERS, "sasl_policy": policy}
+    assert (await login(server, kind, user="ada:pw")).user == "ada"
+    if policy == "optional":
+        peer = await login(server, kind, sasl=False)
         assert (peer.user, peer.mechanism) == (None, None)
     else:
         with pytest.raises(ConnectFailed):
-            await login(server, sasl=False)
-    anonymous = {"sasl": ["ANONYMOUS"], "sasl_required": required}
-    if required:
+            await login(server, kind, sasl=False)
+    anonymous = {"sasl": ["ANONYMOUS"], "sasl_policy": policy}
+    if policy == "required":
         with pytest.raises(ConnectFailed):
-            await login(anonymous, sasl=False)
+            await login(anonymous, kind, sasl=False)
     else:
-        assert (await login(anonymous, sasl=False)).user is None
+        assert (await login(anonymous, kind, sasl=False)).user is None
+
+
+@pytest.mark.req("SE6")
+async def test_there_may_be_no_sasl_layer_at_all() -> None:
+    server = {"sasl_policy": "off"}
+    assert (await login(server, sasl=False)).mechanism is None
+    with pytest.raises(ConnectFailed):
+        await login(server, auth=Anonymous())
+    for more in ({"users": USERS}, {"sasl": ["ANONYMOUS"]}, {"tokens": verify}):
+        with pytest.raises(ValueError, match="leave sasl, users and tokens out"):
+            Container("server", **server, **more)
+    with pytest.raises(ValueError, match="required, optional, off"):
+        Container("server", sasl_policy="maybe")  # type: ignore[arg-type]
 
 
 @pytest.mark.req("SE2", "SE3")

@@ -22,7 +22,7 @@ from . import Plan, size_name
 WAYS = {"amqp": "TCP", "amqps": "TLS", "ws": "WebSocket", "wss": "WebSocket over TLS"}
 LISTENERS = ["amqp://127.0.0.1:0", "amqps://127.0.0.1:0", "ws://127.0.0.1:0/", "wss://127.0.0.1:0/"]
 #: Messages of each size in a sample for each second of it.
-_MESSAGES = {100: 30_000, 65_536: 1_500}
+MESSAGES = {100: 30_000, 65_536: 1_500}
 
 _numbers = itertools.count()
 
@@ -65,7 +65,7 @@ def cases(plan: Plan) -> list[Case]:
     able = [one for one in plan.field.present.values() if one.doors]
     found = []
     for scheme, name in WAYS.items():
-        for size in _MESSAGES:
+        for size in MESSAGES:
             runs = {one.key: partial(hop, plan, house, one, scheme, size) for one in able}
             found.append(Case("doors", f"{size_name(size)}, {name}", runs))
         runs = {one.key: partial(setup, plan, house, one, scheme) for one in able}
@@ -79,7 +79,7 @@ def _client(plan: Plan) -> Contestant:
 
 def hop(plan: Plan, house: House, one: Contestant, scheme: str, size: int) -> Sample:
     doors = house.doors(one)
-    count = max(500, int(_MESSAGES[size] * plan.settings.seconds))
+    count = max(500, int(MESSAGES[size] * plan.settings.seconds))
     plain, _ = _hop(plan, doors, house.ca, "amqp", size, count)
     spent, rate = (
         (plain, _) if scheme == "amqp" else _hop(plan, doors, house.ca, scheme, size, count)

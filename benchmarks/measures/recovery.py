@@ -38,9 +38,11 @@ QUICK_MAX = 60_000
 OTHERS_MAX = 60_000
 DEPTH = "durable depth 10 → 1M, enqueue and dequeue"
 MEMORY = "durable messages queued 60k → 1M, memory"
-_PATIENCE_S = 120.0
+#: As many as fill what a queue may have in memory.
+FULL = 60_000
 #: Messages through a queue for which the broker's time is taken.
-_THROUGH = 20_000
+THROUGH = 20_000
+_PATIENCE_S = 120.0
 
 
 class Stores:
@@ -160,17 +162,17 @@ def through(plan: Plan, stores: Stores, one: Contestant, count: int) -> float:
             credit=CREDIT,
             sasl=True,
         ) as consumer:
-            consumer.expect(_THROUGH)
-            send(client, running, _THROUGH)
+            consumer.expect(THROUGH)
+            send(client, running, THROUGH)
             consumer.result(120)
         spent = cpu_s(running.pids) - before
-    return spent / _THROUGH
+    return spent / THROUGH
 
 
 def memory(plan: Plan, stores: Stores, one: Contestant) -> Sample:
     """Memory with a million messages over that with as many as fill what a queue may have there."""
     found = []
-    for count in (60_000, most(plan)):
+    for count in (FULL, most(plan)):
         assert one.kept_broker
         with one.kept_broker(stores.folder(one, count)) as running:
             found.append(settled(running))

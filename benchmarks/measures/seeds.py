@@ -1,6 +1,6 @@
 """How long the simulation takes for a seed: the world of the tests, with its faults, again and again.
 
-A share of 1,000 seeds is run, and what all of them would have taken is told.
+A share of 1,000 seeds is run, and what all of them would have taken of one processor is told.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def cases(plan: Plan) -> list[Case]:
 def sample(plan: Plan, one: Contestant) -> Sample:
     seconds = 5 * plan.settings.seconds
     with one.role("seeds", tests=str(ROOT / "tests"), seconds=seconds) as role:
-        done = role.result(60 + 5 * seconds)
+        done = role.result(60 + 20 * seconds)
     return {"seeds_s": done["elapsed"] / done["n"] * 1000}

@@ -20,7 +20,7 @@ from ..errors import DecodeError
 from ..outcomes import ACCEPTED, Error, Rejected, rejected
 from .entries import NOWHERE, Entry, Unwelcome
 from .expiry import NEVER
-from .journal import QueueLedger, Unit
+from .journal import QueueLedger, Unit, refuse
 
 if TYPE_CHECKING:
     from ..fronts.base import IncomingDelivery, ReceivingLink
@@ -169,7 +169,7 @@ class Arrival:
             delivery.settle(ACCEPTED)
 
         def refused(error: Error) -> None:
-            delivery.settle(Rejected(error))
+            refuse(delivery, error)
 
         ledger.complete(entry, kept, refused, partial(self._note, [delivery]))
 

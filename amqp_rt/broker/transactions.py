@@ -28,7 +28,7 @@ from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Symbol
 from .entries import NEVER, Entry
-from .journal import Journal, Unit
+from .journal import InDoubt, Journal, Unit
 from .queues import MessageQueue
 from .subscriptions import Enlisted, Subscription
 
@@ -194,7 +194,8 @@ class Transaction:
         self._tell(work)
 
     def commit(self, done: Callable[[Error | None], None]) -> None:
-        """Let all of it happen, and call *done* then; with an error if nothing has happened."""
+        """Let all of it happen, and call *done* then; with an error if nothing has happened, or if
+        whether it has is in doubt (:class:`~amqp_rt.broker.journal.InDoubt`)."""
         self.over = True
         if any(inlet.node.deleted for inlet, _, _ in self._posts):
             self.roll_back()
@@ -219,7 +220,8 @@ class Transaction:
                 node.reprieve(enlisted.entry, entry)
             self._posts.clear()
             self.roll_back()
-            done(Error(_ROLLBACK, f"it cannot be kept: {error.description or error.condition}"))
+            why = f"it cannot be kept: {error.description or error.condition}"
+            done(error if isinstance(error, InDoubt) else Error(_ROLLBACK, why))
 
         unit = Unit(refused)
         with journal.joined(unit):
@@ -449,6 +451,8 @@ class CoordinatorEndpoint:
     def _discharged(self, delivery: IncomingDelivery, error: Error | None) -> None:
         if error is None:
             delivery.settle(ACCEPTED)
+        elif isinstance(error, InDoubt):
+            self.abort(Error(error.condition, error.description))
         else:
             self._refuse(delivery, error)
 

@@ -911,6 +911,13 @@ class Container:
         # A token may have expired while the application was asked.
         return refused or self._decide(peer, Rights.SEND, name)
 
+    def may_be_sent(self, peer: Peer, address: str) -> bool:
+        """Whether what *peer* has sent elsewhere may go on to *address*, as far as that is known
+        without waiting: nothing may where ``authorize`` would have to be asked."""
+        if self.authorize is not None:
+            return False
+        return self._decide(peer, Rights.SEND, address) is None
+
     def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
         refused = decide(self.access, peer, wanted, address)
         if refused is not None and wanted is Rights.SEND and self._is_dynamic(peer, address):

@@ -32,6 +32,7 @@ from .container.routes import Context
 from .errors import AmqpError
 from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
+from .management.epochs import add_epochs
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
@@ -155,6 +156,7 @@ class Broker:
                 collections=collections_of(self.container, self.host),
                 limits=self.container.limits,
             )
+            add_epochs(self.management, self.host)
             self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
 

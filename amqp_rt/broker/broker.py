@@ -117,6 +117,25 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class SubscriptionStats(Struct, frozen=True, kw_only=True):
+    """One subscription of a topic in numbers."""
+
+    #: Container-id of its subscriber, and the name of its link; of a shared subscription, the name
+    #: that its links have in common.
+    container: str
+    name: str
+    #: It stays when its links go.
+    kept: bool
+    #: Waiting, delivered and not settled, and payload bytes of both.
+    available: int
+    acquired: int
+    #: Not due yet; their bytes are counted too.
+    delayed: int
+    bytes: int
+    #: Its links that are attached.
+    consumers: int
+
+
 class PartitionStats(Struct, frozen=True, kw_only=True):
     """How far one partition of a log goes."""
 
@@ -1413,11 +1432,96 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such queue.
         """
+        return self._peek(self._queue(address, virtual_host), count)
+
+    def _peek(self, queue: MessageQueue, count: int) -> list[bytes]:
         now = self.clock.wall()
         found = []
-        for entry in self._queue(address, virtual_host).peek(count):
+        for entry in queue.peek(count):
             payload = departing(entry, now) if entry.altered else entry.payload
             found.append(payload if isinstance(payload, bytes) else b"".join(payload))
+        return found
+
+    def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
+        """The subscriptions of a topic in numbers, in the order in which they were made.
+
+        Raises:
+            AmqpError: There is no such topic.
+        """
+        return [stats for stats, _ in self._subscriptions(address, virtual_host)]
+
+    def subscription(
+        self, address: str, name: str, *, container: str | None = None, virtual_host: str = ""
+    ) -> SubscriptionStats:
+        """A topic's subscription *name*, of *container* if that is named, in numbers.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        return self._subscription(address, name, container, virtual_host)[0]
+
+    def peek_subscription(
+        self,
+        address: str,
+        name: str,
+        count: int = 1,
+        *,
+        container: str | None = None,
+        virtual_host: str = "",
+    ) -> list[bytes]:
+        """The first *count* available messages of a topic's subscription, encoded as they would be
+        sent now.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        return self._peek(self._subscription(address, name, container, virtual_host)[1], count)
+
+    def _subscription(
+        self, address: str, name: str, container: str | None, virtual_host: str
+    ) -> tuple[SubscriptionStats, MessageQueue]:
+        every = self._subscriptions(address, virtual_host)
+        found = [each for each in every if each[0].name == name]
+        if container is not None:
+            found = [each for each in found if each[0].container == container]
+        if len(found) != 1:
+            known = ", ".join(f"{stats.name!r} of {stats.container!r}" for stats, _ in every)
+            raise AmqpError(
+                f"{address!r} has {len(found) or 'no'} subscriptions {name!r}; there are: "
+                f"{known or 'none'}",
+                condition="amqp:not-found",
+            )
+        return found[0]
+
+    def _subscriptions(
+        self, address: str, virtual_host: str
+    ) -> list[tuple[SubscriptionStats, MessageQueue]]:
+        node = self._find(self._space(virtual_host), address)
+        topic = node.held
+        if not isinstance(topic, MessageTopic):
+            raise AmqpError(f"{address!r} is not a topic", condition="amqp:not-allowed")
+        kept = {each.queue: each.key for each in node.termini if each.queue is not None}
+        found = []
+        for queue in topic.queues:
+            consumers = list(queue.consumers.values())
+            links = [each.link for each in consumers if each.link and each.link.attached]
+            if queue in kept:
+                _, _, container, _, name, _ = kept[queue]
+            elif links:
+                container, name = links[0].peer.container_id, links[0].name
+            else:
+                continue  # its link attaches at this moment
+            stats = SubscriptionStats(
+                container=container,
+                name=name,
+                kept=queue in kept,
+                available=queue.available,
+                acquired=queue.acquired,
+                delayed=queue.delayed,
+                bytes=queue.bytes,
+                consumers=len(links),
+            )
+            found.append((stats, queue))
         return found
 
     def purge(self, address: str, *, virtual_host: str = "") -> int:

@@ -86,6 +86,11 @@ class MessageTopic:
         self._identities = 0
 
     @property
+    def queues(self) -> list[MessageQueue]:
+        """What waits, and is with consumers, of each subscription, in the order of their making."""
+        return list(self._queues.values())
+
+    @property
     def consumers(self) -> list[Subscription]:
         """The subscribers."""
         return [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from paged import Gate
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker.journal import Journal
@@ -17,7 +18,6 @@ from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProto
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.stores.base import Batch, Opened, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
-from amqp_rt.stores.sqlite import SQLiteStore
 
 
 class Troubled(MemoryStore):
@@ -44,34 +44,11 @@ class Troubled(MemoryStore):
         self.commits += 1
 
 
-class Gate:
-    """An executor that waits for a sign before it writes."""
-
-    def __init__(self) -> None:
-        self.opened = trio.Event()
-        self.opened.set()
-
-    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
-        if getattr(call, "__name__", "") == "commit":
-            await self.opened.wait()
-        await trio.lowlevel.checkpoint()
-        return call(*args)
-
-
 async def bodies(broker: Broker, address: str) -> list[Any]:
     """Everything that is available there, in order; it is left there."""
     await broker.host.wait_kept()
     found = [Message.decode(each) for each in broker.host.peek(address, 1_000)]
     return [each.body for each in found]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
 
 
 @pytest.mark.req("B7", "M5", "B26")

@@ -298,7 +298,10 @@ async def test_there_is_a_bound_to_what_is_staged() -> None:
 
 async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     store = MemoryStore()
-    async with Broker(store=store, limits=Limits(stage_s=60)) as broker, broker.local() as peer:
+    async with (
+        Broker(store=store, executor=at_once, limits=Limits(stage_s=60)) as broker,
+        broker.local() as peer,
+    ):
         await broker.declare(Queue("out"))
         await stage(peer, ["a"], durable=True)
         async with peer.sender("out", properties=claim(part=1)) as out:
@@ -329,6 +332,12 @@ async def test_a_node_takes_what_is_staged_along() -> None:
             await broker.host.commit_epoch("out", "job", "one", 0, [])
 
 
+async def at_once(call: Callable[..., Any], *args: Any) -> Any:
+    """Runs calls of a store within virtual time."""
+    await trio.lowlevel.checkpoint()
+    return call(*args)
+
+
 class Limited(MemoryStore):
     """A disk on which no message can be put into a node for a while."""
 
@@ -343,19 +352,25 @@ class Limited(MemoryStore):
 async def test_what_is_committed_waits_for_room(autojump_clock: trio.testing.MockClock) -> None:
     store = Limited()
     async with (
-        Broker(store=store) as broker,
+        Broker(store=store, executor=at_once) as broker,
         broker.local() as peer,
         trio.open_nursery() as nursery,
     ):
         await broker.declare(Queue("out"))
         part = await stage(peer, ["a", "b"], durable=True)
         store.full = True
-        nursery.start_soon(commit, peer, [part])
+        answers = []
+
+        async def ask_for_it() -> None:
+            answers.append(await commit(peer, [part]))
+
+        nursery.start_soon(ask_for_it)
         await trio.sleep(3)
         assert bodies(broker) == []
         # It is decided: another one changes nothing.
         store.full = False
         await trio.sleep(3)
+        assert answers == [True]
         assert bodies(broker) == ["a", "b"]
 
 
@@ -364,7 +379,7 @@ async def test_what_was_decided_is_published_after_a_restart(
 ) -> None:
     store = Limited()
     async with (
-        Broker(store=store) as broker,
+        Broker(store=store, executor=at_once) as broker,
         broker.local() as peer,
         trio.open_nursery() as nursery,
     ):
@@ -376,7 +391,7 @@ async def test_what_was_decided_is_published_after_a_restart(
         assert bodies(broker) == []
         nursery.cancel_scope.cancel()
     store.full = False
-    async with Broker(store=store) as broker, broker.local() as peer:
+    async with Broker(store=store, executor=at_once) as broker, broker.local() as peer:
         await trio.sleep(3)
         assert bodies(broker) == [0, 0, 1, 1, 2, 2]
         assert await commit(peer, parts) is False

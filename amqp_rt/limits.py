@@ -129,6 +129,9 @@ class Limits(Struct, frozen=True, gc=False):
     nodes_max: int = 100_000
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
+    #: Message-ids that a queue remembers to know again what comes twice; beyond it the first are
+    #: forgotten before their time.
+    duplicates_max: int = 100_000
     #: Messages that wait for one subscriber of a topic before its link is detached.
     backlog_max: int = 10_000
     #: Bytes of those messages.

@@ -22,10 +22,11 @@ from msgspec import Struct
 
 from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
+from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import MESSAGE_FORMAT, AnnotationPolicy
-from ..outcomes import Error
+from ..outcomes import Error, Rejected
 from ..stores.base import SEQUENCE_MAX
 from ..termini import (
     SHARED_SUBS,
@@ -39,9 +40,10 @@ from ..termini import (
 from ..values import Int, Symbol
 from .claims import check_claims
 from .clocks import RunClock
+from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
-from .keyed import Field, marker
+from .keyed import marker
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
@@ -219,7 +221,6 @@ _WHOLE_LOG: Final = Error(
     "amqp:not-implemented", "epochs are published to a log, not to one of its partitions"
 )
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
-_REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
@@ -263,11 +264,6 @@ def _way_in(
         entrance = Entrance(held, partition)
         return entrance, None if held.reading is None else entrance
     return held, ledger
-
-
-def _check(declared: Declaration) -> Check | None:
-    wished = isinstance(declared, Queue) and declared.check_properties
-    return check_claims if wished else None
 
 
 def _locked(node: _Node, terms: Terms) -> bool:
@@ -352,6 +348,11 @@ class BrokerHost:
         self.staging = Staging(self.memory, journal, self.clock, limits, self._new_number)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
+        #: Whether a peer may send to an address; None where everybody may. It is asked only for what
+        #: a peer does not send there itself.
+        self.may_send: Callable[[Peer, str], bool] | None = None
+        #: What knows again what comes twice, of each queue that wants to.
+        self._windows: dict[Duplicates, None] = {}
         #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
@@ -416,11 +417,25 @@ class BrokerHost:
                 await self._restore_queue(journal, number, node.held)
             elif isinstance(node.held, MessageLog):
                 await node.held.restore()
+        await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
         nodes = [node for space in self._spaces.values() for node in space.values()]
         highest = await self.staging.restore({node.number: node for node in nodes})
         self._number = max(self._number, highest + 1)
+
+    async def _restore_ids(self, journal: Journal) -> None:
+        intakes = {
+            node.number: node.intake for space in self._spaces.values() for node in space.values()
+        }
+        for key, value in await journal.call(journal.store.facts, DUPLICATES):
+            intake = intakes.get(int.from_bytes(key[:4], "big"))
+            if intake is not None and intake.duplicates is not None:
+                intake.duplicates.recall(key, value)
+            else:
+                journal.loose.forget(DUPLICATES, key)
+        for duplicates in self._windows:
+            duplicates.expire()
 
     async def _restore_termini(self, journal: Journal) -> None:
         nodes = {node.number: node for space in self._spaces.values() for node in space.values()}
@@ -637,12 +652,18 @@ class BrokerHost:
             held.single_active = declared.single_active
             held.exclusive = declared.exclusive
             held.lock(declared.lock_s or 0.0)
-            node.inlet.check = _check(declared)
+            self._remember_ids(node.intake, declared, node.number)
+            node.inlet.check = self._check(declared)
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.check = node.inlet.check
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
             held.backlog_bytes_max = declared.backlog_bytes_max or self.limits.backlog_bytes_max
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Log) and isinstance(held, MessageLog):
             held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
@@ -781,6 +802,8 @@ class BrokerHost:
         elif journal is not None and number and isinstance(held, MessageTopic):
             ledger = TopicLedger(journal, held)
         intake = Intake(held)
+        if isinstance(declared, Queue):
+            self._remember_ids(intake, declared, number)
         place, ledger = _way_in(held, ledger)
         inlet = Inlet(
             intake,
@@ -792,7 +815,7 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
-            check=_check(declared),
+            check=self._check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
         if not isinstance(held, MessageLog):
@@ -830,6 +853,60 @@ class BrokerHost:
         self._number += 1
         return number
 
+    def _check(self, declared: Declaration) -> Check | None:
+        """What a node that is *declared* so looks at in each message that is sent to it."""
+        if not isinstance(declared, Queue):
+            return None
+        returns = declared.return_to_sender and self.may_send is not None
+        if not (declared.check_properties and returns):
+            return (
+                check_claims
+                if declared.check_properties
+                else self._mark_returnable
+                if returns
+                else None
+            )
+
+        def both(entry: Entry, peer: Peer) -> Rejected | None:
+            self._mark_returnable(entry, peer)
+            return check_claims(entry, peer)
+
+        return both
+
+    def _mark_returnable(self, entry: Entry, peer: Peer) -> Rejected | None:
+        """Find out whether *entry* may be returned to where its sender wants it; nobody can ask who
+        that was once it is gone."""
+        address = self._reply_to(entry)
+        may_send = self.may_send
+        entry.returnable = address is not None and may_send is not None and may_send(peer, address)
+        return None
+
+    def _reply_to(self, entry: Entry) -> str | None:
+        if entry.message_format != MESSAGE_FORMAT:
+            return None
+        try:
+            address = MessageView(entry, self.limits).properties().reply_to
+        except DecodeError:
+            return None
+        return None if address is None else str(address)
+
+    def _remember_ids(self, intake: Intake, declared: Queue, number: int) -> None:
+        """Let *intake* know again what comes twice, as *declared*."""
+        window_s = declared.duplicate_window_s
+        duplicates = intake.duplicates
+        if window_s is None:
+            if duplicates is not None:
+                duplicates.clear()
+                del self._windows[duplicates]
+            intake.duplicates = None
+        elif duplicates is not None:
+            duplicates.window_s = window_s
+        else:
+            duplicates = intake.duplicates = Duplicates(
+                window_s, self.clock.wall, self.journal, number, self.limits
+            )
+            self._windows[duplicates] = None
+
     def _queue_bytes_max(self, number: int) -> int:
         """Bytes that a queue may hold which says nothing about it: one that is in the store has
         little of them in memory."""
@@ -862,6 +939,9 @@ class BrokerHost:
         else:
             self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
+        if node.intake.duplicates is not None:
+            node.intake.duplicates.clear()
+            del self._windows[node.intake.duplicates]
         messages = held.available + held.acquired
         if isinstance(held, MessageQueue):
             messages += held.delayed
@@ -940,13 +1020,10 @@ class BrokerHost:
 
         It goes nowhere from there but to a dead-letter address: its ``reply-to`` stays the same.
         """
-        if entry.message_format != MESSAGE_FORMAT:
+        if self.may_send is not None and not entry.returnable:
             return None
-        try:
-            address = _REPLY_TO.read(MessageView(entry, self.limits))
-        except DecodeError:
-            return None
-        node = None if address == declared.name else space.get(address)
+        address = self._reply_to(entry)
+        node = None if address is None or address == declared.name else space.get(address)
         return None if node is None or node.is_sealed else node
 
     # --- Links (fronts.base.Host) ---
@@ -1810,6 +1887,9 @@ class BrokerHost:
         self.transactions.sweep()
         self.termini.sweep()
         self.staging.sweep()
+
+        for duplicates in self._windows:
+            duplicates.expire()
         for node, space in list(self._leaving.items()):
             self._judge(space, node)
         for held in list(self._expiring):

@@ -149,6 +149,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",
     ),
+    "duplicates_max": ("broker/test_duplicates.py::test_only_so_many_are_remembered",),
     "backlog_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
+
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.events import AttachRequested
@@ -53,6 +55,17 @@ class World:
             if not any(client.pump() for client in self.clients):
                 return
         raise AssertionError("the engines never stop talking")
+
+    # In a test that has no event loop.
+
+    def peek(self, address: str, count: int = 1) -> list[bytes]:
+        return trio.run(self.host.peek, address, count)
+
+    def purge(self, address: str) -> int:
+        return trio.run(self.host.purge, address)
+
+    def move(self, address: str, to: str, count: int) -> int:
+        return trio.run(self.host.move, address, to, count)
 
 
 class Client:

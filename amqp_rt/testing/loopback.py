@@ -156,10 +156,10 @@ class NodeHandle:
                 await trio.sleep(_LOOK_S)
             return stats
         raise AssertionError(
-            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {self._described()}"
+            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {await self._described()}"
         )
 
-    def _described(self) -> str:
+    async def _described(self) -> str:
         stats = self._broker.broker.host.stats(self.name)
         return (
             f"it has {stats.available} messages available, {stats.acquired} delivered and not "
@@ -186,7 +186,7 @@ class QueueHandle(NodeHandle):
     async def _messages(self) -> list[Message]:
         host = self._broker.broker.host
         waiting = host.stats(self.name).available
-        return [Message.decode(payload) for payload in host.peek(self.name, waiting)]
+        return [Message.decode(payload) for payload in await host.peek(self.name, waiting)]
 
     @property
     def count(self) -> int:
@@ -207,7 +207,7 @@ class QueueHandle(NodeHandle):
         """Drop the messages that wait; how many there were."""
 
         async def purge() -> int:
-            return self._broker.broker.host.purge(self.name)
+            return await self._broker.broker.host.purge(self.name)
 
         return self._broker.call(purge)
 
@@ -246,10 +246,10 @@ class QueueHandle(NodeHandle):
         await self._until(lambda stats: stats.available >= count, timeout_s, f"{count} messages")
         return await self._messages()
 
-    def _described(self) -> str:
-        first = self._broker.broker.host.peek(self.name, _SHOWN)
+    async def _described(self) -> str:
+        first = await self._broker.broker.host.peek(self.name, _SHOWN)
         shown = "".join(f"\n  {Message.decode(payload)!r}" for payload in first)
-        return super()._described() + shown
+        return await super()._described() + shown
 
 
 def _is_empty(stats: NodeStats) -> bool:

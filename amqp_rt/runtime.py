@@ -146,6 +146,8 @@ class Broker:
             virtual_hosts=virtual_hosts,
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
+        if self.container.guarded:
+            self.host.may_send = self.container.may_be_sent
         self.container.add_host(self.host)
         self.management: Management | None = None
         if management:

@@ -140,19 +140,15 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     """
     try:
         return trio.run(work)
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(130) from None
-    except BaseExceptionGroup as group:
-        error = first_of(group)
+    except BaseException as raised:
+        error = first_of(raised) if isinstance(raised, BaseExceptionGroup) else raised
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(130) from None
-        if isinstance(error, SystemExit):
-            raise error from None
+        if isinstance(error, SystemExit | BrokenPipeError):
+            raise error from None  # Nobody reads any more: click ends without a word.
         if isinstance(error, AmqpError | OSError):
             raise click.ClickException(str(error)) from None
         raise
-    except (AmqpError, OSError) as error:
-        raise click.ClickException(str(error)) from None
 
 
 async def signalled(

@@ -377,8 +377,8 @@ def load(application: str) -> Container:
         raise click.ClickException(f"{path} could not be loaded: {where}") from error
     found = getattr(module, name, None)
     if not isinstance(found, Container):
-        what = "is not there" if found is None else f"is of type {type(found).__name__}"
+        what = "nothing" if found is None else f"a {type(found).__name__}"
         raise click.BadParameter(
-            f"{path}: {name!r} {what}; it has to be a Container", param_hint="FILE.py:container"
+            f"{path} has {what} called {name!r}, not a Container", param_hint="FILE.py:container"
         )
     return found

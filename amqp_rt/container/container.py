@@ -8,7 +8,6 @@ leaving it with an exception does the same without waiting for handlers.
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import logging
 import os
 from collections.abc import (
@@ -43,8 +42,10 @@ from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, Serve
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
+from ..net.endpoints import is_loopback
 from ..net.entrance import Entrance, enter
 from ..net.listeners import (
+    Crowd,
     Door,
     bound_address,
     network_of,
@@ -60,32 +61,23 @@ from ..net.traces import Traces, traced
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
 from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.backoff import Backoff
-from ..security.bearer import (
-    BearerServer,
-    CbsLoginServer,
-    MssbCbsServer,
-    VerifyToken,
-    verified_by,
-)
+from ..security.bearer import VerifyToken
 from ..security.identities import Users
 from ..security.mechanisms import (
-    AnonymousServer,
     Challenge,
-    ExternalServer,
     Failure,
-    PlainServer,
     ServerMechanism,
     Success,
     Verifier,
     offered,
 )
-from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
 from ..security.tokens import CBS_CAPABILITY, Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
 from .cbs import TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
+from .logins import mechanisms_of
 from .namesakes import SOLE_CONNECTION, Namesakes
 from .recovery import connect, local
 from .replies import (
@@ -233,7 +225,7 @@ class Container:
                     "sasl_policy='off' lets nobody log in: leave sasl, users and tokens out"
                 )
             sasl = ()
-        self._mechanisms = _mechanisms(sasl, users, tokens, cbs, limits)
+        self._mechanisms = mechanisms_of(sasl, users, tokens, cbs, limits)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
@@ -261,7 +253,8 @@ class Container:
         self._requests: dict[Any, int] = {}
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
-        self._namesakes = Namesakes()
+        self._namesakes = Namesakes(limits)
+        self._crowd = Crowd()
         self._logins: dict[Any, ServerMechanism] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
@@ -543,7 +536,7 @@ class Container:
     async def _listen(self, url: str) -> str:
         nurseries = self._started()
         where = parse_url(url, listening=True)
-        door = Door(self.limits)
+        door = Door(self.limits, self._crowd)
         if where.scheme == "memory":
             try:
                 await nurseries.listeners.start(
@@ -662,8 +655,12 @@ class Container:
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
-        self._strangers[engine] = logged_in
 
+        def known() -> None:
+            entered.trust()
+            logged_in()
+
+        self._strangers[engine] = known
         try:
             with traced(self.traces, engine, client=False, clock=TrioClock()) as seen:
                 await run_connection(
@@ -702,7 +699,7 @@ class Container:
         """The peer has logged in, and is known unless it has to put a token first (SE13).
 
         False if it wants a virtual host that is not there, or one of two connections is to be the
-        only one of its container (M42), and it is told to go.
+        only one of its container (M42), or its user has too many, and it is told to go.
         """
         peer = connection.peer
         for host in self.hosts:
@@ -904,6 +901,13 @@ class Container:
             refused = _not_for_you(address)
         # A token may have expired while the application was asked.
         return refused or self._decide(peer, Rights.SEND, name)
+
+    def may_be_sent(self, peer: Peer, address: str) -> bool:
+        """Whether what *peer* has sent elsewhere may go on to *address*, as far as that is known
+        without waiting: nothing may where ``authorize`` would have to be asked."""
+        if self.authorize is not None:
+            return False
+        return self._decide(peer, Rights.SEND, address) is None
 
     def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
         refused = decide(self.access, peer, wanted, address)
@@ -1227,112 +1231,13 @@ def _applied(
     return {name: value for name, value in (asked or {}).items() if name in known} or None
 
 
-#: Logins whose passwords are checked at the same time.
-_CHECKS_MAX: Final = 2
-
-
-def _in_a_thread(users: Users) -> Verifier:
-    """Checking a password takes long on purpose; nobody else is to wait for it."""
-    gate = trio.CapacityLimiter(_CHECKS_MAX)
-
-    async def verify(user: str, password: str, peer: Peer) -> str | None:
-        return await trio.to_thread.run_sync(users.check, user, password, limiter=gate)
-
-    return verify
-
-
-#: Mechanisms in the order in which they are offered: a client takes the first that it can.
-_RANKS: Final = (
-    "EXTERNAL",
-    *(f"SCRAM-{each}" for each in HASHES),
-    "OAUTHBEARER",
-    "XOAUTH2",
-    "PLAIN",
-    "AMQPCBS",
-    "MSSBCBS",
-    "ANONYMOUS",
-)
-
-
-def _mechanisms(
-    sasl: Collection[str | ServerMechanism] | None,
-    users: Mapping[str, str] | Users | Verifier | None,
-    tokens: VerifyToken | None,
-    cbs: Cbs | None,
-    limits: Limits,
-) -> dict[str, ServerMechanism]:
-    if isinstance(users, Mapping):
-        users = Users(users)
-    if sasl is None:
-        sasl = [] if users is None else ["PLAIN"]
-        if isinstance(users, Users):
-            sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
-        sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
-        if not sasl:
-            # Tokens may come with the login, or afterwards.
-            sasl = ["ANONYMOUS", *([] if cbs is None else ["AMQPCBS", "OAUTHBEARER", "XOAUTH2"])]
-    if tokens is None and cbs is not None:
-        tokens = verified_by(cbs, limits)
-    found = [
-        each if not isinstance(each, str) else _known(each, users, tokens, cbs, limits)
-        for each in sasl
-    ]
-    # What we do not know comes first: somebody has a reason for it.
-    found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
-    return {each.name: each for each in found}
-
-
-def _known(
-    name: str,
-    users: Users | Verifier | None,
-    tokens: VerifyToken | None,
-    cbs: Cbs | None,
-    limits: Limits,
-) -> ServerMechanism:
-    """The mechanism of that name.
-
-    Raises:
-        ValueError: There is none, or it needs what was not given.
-    """
-    if name == "ANONYMOUS":
-        return AnonymousServer()
-    if name == "EXTERNAL":
-        return ExternalServer()
-    if name == "PLAIN":
-        if users is None:
-            raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
-        return PlainServer(_in_a_thread(users) if isinstance(users, Users) else users)
-    if name.startswith("SCRAM-") and name.removeprefix("SCRAM-") in HASHES:
-        if not isinstance(users, Users):
-            raise ValueError(f"sasl has {name}, but there are no users: pass users=Users(…)")
-        return ScramServer(
-            name.removeprefix("SCRAM-"), _kept_by(users), iterations=users.scram_iterations
-        )
-    if name in ("OAUTHBEARER", "XOAUTH2"):
-        if tokens is None:
-            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=… or cbs=…")
-        return BearerServer(name, tokens)
-    if name in ("AMQPCBS", "MSSBCBS"):
-        if cbs is None:
-            raise ValueError(f"sasl has {name}, but no tokens are taken: pass cbs=Cbs(…)")
-        return CbsLoginServer(cbs, limits) if name == "AMQPCBS" else MssbCbsServer()
-    raise ValueError(f"the mechanism {name!r} is not known: {', '.join(_RANKS)} are")
-
-
-def _kept_by(users: Users) -> FindSecret:
-    async def find(user: str, hash_name: str) -> ScramSecret | None:
-        return users.scram(user, hash_name)
-
-    return find
-
-
 def _is_local(address: str) -> bool:
     """Whether a peer at *address* is on this machine."""
     if address == "unix" or address.startswith("memory"):
         return True
     host = address.rpartition(":")[0].strip("[]")
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return is_loopback(host)
     except ValueError:
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import trio
 from msgspec import Struct
@@ -14,7 +14,7 @@ from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
 from .preamble import HEADER_SIZE, TLS_HEADER, recognise
 from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
-from .websocket import accept_websocket
+from .websocket import accept_websocket, nothing
 
 log = logging.getLogger("amqp_rt.net")
 
@@ -48,6 +48,8 @@ class Entered(Struct, kw_only=True):
     secure: bool
     #: What the client showed, and we believe.
     certificate: Certificate | None
+    #: To be called once the client has logged in: from then on it may say more at a time.
+    trust: Callable[[], None]
 
 
 async def enter(
@@ -61,6 +63,7 @@ async def enter(
     """
     deadline = trio.current_time() + entrance.limits.handshake_s
     layer: TlsLayer | None = None
+    trust: Callable[[], None] = nothing
 
     async def secured(received: bytes) -> trio.abc.Stream:
         nonlocal layer
@@ -73,7 +76,7 @@ async def enter(
         if entrance.scheme in ("amqps", "wss"):
             stream = await secured(b"")
         if entrance.scheme in ("ws", "wss"):
-            stream = await accept_websocket(
+            websocket = await accept_websocket(
                 stream,
                 path=entrance.path,
                 origins=entrance.origins,
@@ -81,6 +84,7 @@ async def enter(
                 within=deadline - trio.current_time(),
                 nursery=nursery,
             )
+            stream, trust = websocket, websocket.trust
         while True:
             upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"
             refuses = upgrades and entrance.tls_required
@@ -116,4 +120,5 @@ async def enter(
         received=received,
         secure=layer is not None,
         certificate=None if layer is None else layer.certificate,
+        trust=trust,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from paged import FEW, PagedWorld, in_memory, kept_store, world_of
+from paged import FEW, PagedWorld, in_memory, world_of
 
 from amqp_rt.broker.lifecycles import JOURNAL, LifeCycles
 from amqp_rt.broker.nodes import Log, Queue, Topic
@@ -20,8 +20,6 @@ from amqp_rt.outcomes import ACCEPTED, RELEASED
 from amqp_rt.stores.base import Stored, StoreFailed
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.values import Described, Symbol
-
-kept = pytest.fixture(kept_store, params=["memory", "sqlite"])
 
 
 def selector(text: str) -> dict[object, object]:

@@ -474,7 +474,8 @@ async def test_how_tokens_go_to_the_peer(
 ) -> None:
     """By the draft where the peer offers it; by what is deployed if asked to."""
     async with (
-        broker_with() as broker, client(broker, token=Provider(), set_token=set_token) as peer,
+        broker_with() as broker,
+        client(broker, token=Provider(), set_token=set_token) as peer,
         peer.sender("q") as out,
         peer.sender("r"),
     ):

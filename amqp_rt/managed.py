@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
+import trio
 from msgspec import Struct
 
 from .broker.broker import BrokerHost
@@ -311,7 +312,7 @@ class _Users(_Collection):
             raise AmqpError(
                 "a user has one attribute to give: password, a text", condition="amqp:invalid-field"
             ) from None
-        users.add(name, given.password)
+        await trio.to_thread.run_sync(users.store, name, given.password)
 
     async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
         await self.create(name, attributes, virtual_host)
@@ -319,7 +320,7 @@ class _Users(_Collection):
     async def delete(self, name: str, virtual_host: str) -> None:
         container = self._in.container
         assert container.users is not None
-        container.users.remove(name)
+        await trio.to_thread.run_sync(container.users.forget, name)
         gone = Error("amqp:unauthorized-access", "the user has been deleted")
         for each in container.connections:
             if each.peer.user == name:

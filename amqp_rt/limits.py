@@ -58,6 +58,14 @@ class Limits(Struct, frozen=True, gc=False):
     tls_handshake_s: float = 5.0
     #: Octets of one WebSocket message; it may hold several frames.
     websocket_message_max: int = 1 * MIB
+    #: Octets of a WebSocket's handshake, the body of a refusal among them; and octets that may come
+    #: without a whole message, before the peer has logged in.
+    websocket_stranger_max: int = 64 * KIB
+    #: Octets that may come without a whole message beside those of messages, from then on: heads of
+    #: frames, which may be as small as nothing, and pings.
+    websocket_overhead_max: int = 64 * KIB
+    #: Seconds that a WebSocket's peer has to hear our last word, and to say its own.
+    websocket_linger_s: float = 1.0
     #: Seconds that a peer has to answer our close.
     close_grace_s: float = 5.0
     #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.
@@ -66,7 +74,10 @@ class Limits(Struct, frozen=True, gc=False):
     idle_timeout_min_s: float = 0.1
     #: Connections per listener.
     connections_max: int = 10_000
-    #: Connections that have not logged in yet, per listener.
+    #: Connections of one address, and of one user: at all listeners together.
+    connections_per_address_max: int = 5_000
+    connections_per_user_max: int = 1_000
+    #: Connections that have not logged in yet, at all listeners together.
     connections_unauthenticated_max: int = 1_000
     #: Connections that have not logged in yet, per address.
     connections_unauthenticated_per_address_max: int = 100
@@ -118,6 +129,9 @@ class Limits(Struct, frozen=True, gc=False):
     nodes_max: int = 100_000
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
+    #: Message-ids that a queue remembers to know again what comes twice; beyond it the first are
+    #: forgotten before their time.
+    duplicates_max: int = 100_000
     #: Messages that wait for one subscriber of a topic before its link is detached.
     backlog_max: int = 10_000
     #: Bytes of those messages.

@@ -61,7 +61,9 @@ class Broker:
             ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
         limits: Bounds of connections, queues and memory.
-        clock: Where times to live take the time from.
+        clock: Where times to live, locks and schedules take the time from. By default they follow the
+            clocks of the system, and the event loop's clock where that is virtual, such as
+            ``trio.testing.MockClock``.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
         sasl_policy: Whether clients log in: ``"required"``, ``"optional"`` or ``"off"``.
@@ -144,6 +146,8 @@ class Broker:
             virtual_hosts=virtual_hosts,
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
+        if self.container.guarded:
+            self.host.may_send = self.container.may_be_sent
         self.container.add_host(self.host)
         self.management: Management | None = None
         if management:

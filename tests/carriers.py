@@ -120,9 +120,10 @@ async def encrypted(
 async def websockets(
     ours: trio.abc.Stream, theirs: trio.abc.Stream, home: trio.Nursery
 ) -> tuple[WebSocketStream, WebSocketStream]:
-    """Both ends of a WebSocket, whose tasks run in *home*; we are the server."""
+    """Both ends of a WebSocket, whose tasks run in *home*, and that know each other; we are the server."""
     ends: dict[str, WebSocketStream] = {}
-    limits = Limits(websocket_message_max=1 << 30)
+    # How long a write may wait is the driver's to say here.
+    limits = Limits(websocket_message_max=1 << 30, write_stall_s=600)
 
     async def accept() -> None:
         ends["ours"] = await accept_websocket(
@@ -134,6 +135,8 @@ async def websockets(
         ends["theirs"] = await request_websocket(
             theirs, host="localhost", path="/", limits=limits, nursery=home
         )
+    for end in ends.values():
+        end.trust()
     return ends["ours"], ends["theirs"]
 
 

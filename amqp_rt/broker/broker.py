@@ -20,12 +20,13 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..clock import Clock, SystemClock
+from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
+from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import MESSAGE_FORMAT, AnnotationPolicy
-from ..outcomes import Error
+from ..outcomes import Error, Rejected
 from ..stores.base import SEQUENCE_MAX
 from ..termini import (
     SHARED_SUBS,
@@ -38,9 +39,11 @@ from ..termini import (
 )
 from ..values import Int, Symbol
 from .claims import check_claims
+from .clocks import RunClock
+from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
-from .keyed import Field, marker
+from .keyed import marker
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
@@ -113,6 +116,25 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dead_lettered: int
     expired: int
     dropped: int
+
+
+class SubscriptionStats(Struct, frozen=True, kw_only=True):
+    """One subscription of a topic in numbers."""
+
+    #: Container-id of its subscriber, and the name of its link; of a shared subscription, the name
+    #: that its links have in common.
+    container: str
+    name: str
+    #: It stays when its links go.
+    kept: bool
+    #: Waiting, delivered and not settled, and payload bytes of both.
+    available: int
+    acquired: int
+    #: Not due yet; their bytes are counted too.
+    delayed: int
+    bytes: int
+    #: Its links that are attached.
+    consumers: int
 
 
 class PartitionStats(Struct, frozen=True, kw_only=True):
@@ -195,7 +217,6 @@ class _Node:
 
 
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
-_REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
@@ -241,11 +262,6 @@ def _way_in(
     return held, ledger
 
 
-def _check(declared: Declaration) -> Check | None:
-    wished = isinstance(declared, Queue) and declared.check_properties
-    return check_claims if wished else None
-
-
 def _locked(node: _Node, terms: Terms) -> bool:
     """Whether a consumer with *terms* has to stay away because of another one."""
     return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
@@ -288,7 +304,8 @@ class BrokerHost:
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
-        clock: Where times to live take the time from.
+        clock: Where times to live, locks and schedules take the time from; by default the system, or
+            the event loop where its clock is virtual.
         auto_create: Called with an address that has no node; returns the declaration of the node
             to make for it, or None.
         annotations: What to do about annotation keys that nobody knows (decision 13).
@@ -314,7 +331,7 @@ class BrokerHost:
         life_cycles: LifeCycles | None = None,
     ) -> None:
         self.limits = limits
-        self.clock = clock or SystemClock()
+        self.clock = clock or RunClock()
         self.memory = Memory(limits.broker_bytes_max)
         self._auto_create = auto_create
         self._door = Door(annotations, limits)
@@ -326,6 +343,11 @@ class BrokerHost:
         self.termini = Termini(journal, self.clock, self.transactions, limits)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
+        #: Whether a peer may send to an address; None where everybody may. It is asked only for what
+        #: a peer does not send there itself.
+        self.may_send: Callable[[Peer, str], bool] | None = None
+        #: What knows again what comes twice, of each queue that wants to.
+        self._windows: dict[Duplicates, None] = {}
         #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
@@ -369,6 +391,8 @@ class BrokerHost:
         Raises:
             AmqpError: The store cannot be opened, or holds what this release does not understand.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         journal = self.journal
         if journal is None:
             return
@@ -388,8 +412,22 @@ class BrokerHost:
                 await self._restore_queue(journal, number, node.held)
             elif isinstance(node.held, MessageLog):
                 await node.held.restore()
+        await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
+
+    async def _restore_ids(self, journal: Journal) -> None:
+        intakes = {
+            node.number: node.intake for space in self._spaces.values() for node in space.values()
+        }
+        for key, value in await journal.call(journal.store.facts, DUPLICATES):
+            intake = intakes.get(int.from_bytes(key[:4], "big"))
+            if intake is not None and intake.duplicates is not None:
+                intake.duplicates.recall(key, value)
+            else:
+                journal.loose.forget(DUPLICATES, key)
+        for duplicates in self._windows:
+            duplicates.expire()
 
     async def _restore_termini(self, journal: Journal) -> None:
         nodes = {node.number: node for space in self._spaces.values() for node in space.values()}
@@ -606,12 +644,18 @@ class BrokerHost:
             held.single_active = declared.single_active
             held.exclusive = declared.exclusive
             held.lock(declared.lock_s or 0.0)
-            node.inlet.check = _check(declared)
+            self._remember_ids(node.intake, declared, node.number)
+            node.inlet.check = self._check(declared)
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.check = node.inlet.check
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
             held.backlog_bytes_max = declared.backlog_bytes_max or self.limits.backlog_bytes_max
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Log) and isinstance(held, MessageLog):
             held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
@@ -750,6 +794,8 @@ class BrokerHost:
         elif journal is not None and number and isinstance(held, MessageTopic):
             ledger = TopicLedger(journal, held)
         intake = Intake(held)
+        if isinstance(declared, Queue):
+            self._remember_ids(intake, declared, number)
         place, ledger = _way_in(held, ledger)
         inlet = Inlet(
             intake,
@@ -761,7 +807,7 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
-            check=_check(declared),
+            check=self._check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
         if not isinstance(held, MessageLog):
@@ -792,6 +838,60 @@ class BrokerHost:
         if new and self.journal is not None:
             self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
         return held
+
+    def _check(self, declared: Declaration) -> Check | None:
+        """What a node that is *declared* so looks at in each message that is sent to it."""
+        if not isinstance(declared, Queue):
+            return None
+        returns = declared.return_to_sender and self.may_send is not None
+        if not (declared.check_properties and returns):
+            return (
+                check_claims
+                if declared.check_properties
+                else self._mark_returnable
+                if returns
+                else None
+            )
+
+        def both(entry: Entry, peer: Peer) -> Rejected | None:
+            self._mark_returnable(entry, peer)
+            return check_claims(entry, peer)
+
+        return both
+
+    def _mark_returnable(self, entry: Entry, peer: Peer) -> Rejected | None:
+        """Find out whether *entry* may be returned to where its sender wants it; nobody can ask who
+        that was once it is gone."""
+        address = self._reply_to(entry)
+        may_send = self.may_send
+        entry.returnable = address is not None and may_send is not None and may_send(peer, address)
+        return None
+
+    def _reply_to(self, entry: Entry) -> str | None:
+        if entry.message_format != MESSAGE_FORMAT:
+            return None
+        try:
+            address = MessageView(entry, self.limits).properties().reply_to
+        except DecodeError:
+            return None
+        return None if address is None else str(address)
+
+    def _remember_ids(self, intake: Intake, declared: Queue, number: int) -> None:
+        """Let *intake* know again what comes twice, as *declared*."""
+        window_s = declared.duplicate_window_s
+        duplicates = intake.duplicates
+        if window_s is None:
+            if duplicates is not None:
+                duplicates.clear()
+                del self._windows[duplicates]
+            intake.duplicates = None
+        elif duplicates is not None:
+            duplicates.window_s = window_s
+        else:
+            duplicates = intake.duplicates = Duplicates(
+                window_s, self.clock.wall, self.journal, number, self.limits
+            )
+            self._windows[duplicates] = None
 
     def _queue_bytes_max(self, number: int) -> int:
         """Bytes that a queue may hold which says nothing about it: one that is in the store has
@@ -824,6 +924,9 @@ class BrokerHost:
         else:
             self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
+        if node.intake.duplicates is not None:
+            node.intake.duplicates.clear()
+            del self._windows[node.intake.duplicates]
         messages = held.available + held.acquired
         if isinstance(held, MessageQueue):
             messages += held.delayed
@@ -902,13 +1005,10 @@ class BrokerHost:
 
         It goes nowhere from there but to a dead-letter address: its ``reply-to`` stays the same.
         """
-        if entry.message_format != MESSAGE_FORMAT:
+        if self.may_send is not None and not entry.returnable:
             return None
-        try:
-            address = _REPLY_TO.read(MessageView(entry, self.limits))
-        except DecodeError:
-            return None
-        node = None if address == declared.name else space.get(address)
+        address = self._reply_to(entry)
+        node = None if address is None or address == declared.name else space.get(address)
         return None if node is None or node.is_sealed else node
 
     # --- Links (fronts.base.Host) ---
@@ -1386,11 +1486,96 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such queue.
         """
+        return self._peek(self._queue(address, virtual_host), count)
+
+    def _peek(self, queue: MessageQueue, count: int) -> list[bytes]:
         now = self.clock.wall()
         found = []
-        for entry in self._queue(address, virtual_host).peek(count):
+        for entry in queue.peek(count):
             payload = departing(entry, now) if entry.altered else entry.payload
             found.append(payload if isinstance(payload, bytes) else b"".join(payload))
+        return found
+
+    def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
+        """The subscriptions of a topic in numbers, in the order in which they were made.
+
+        Raises:
+            AmqpError: There is no such topic.
+        """
+        return [stats for stats, _ in self._subscriptions(address, virtual_host)]
+
+    def subscription(
+        self, address: str, name: str, *, container: str | None = None, virtual_host: str = ""
+    ) -> SubscriptionStats:
+        """A topic's subscription *name*, of *container* if that is named, in numbers.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        return self._subscription(address, name, container, virtual_host)[0]
+
+    def peek_subscription(
+        self,
+        address: str,
+        name: str,
+        count: int = 1,
+        *,
+        container: str | None = None,
+        virtual_host: str = "",
+    ) -> list[bytes]:
+        """The first *count* available messages of a topic's subscription, encoded as they would be
+        sent now.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        return self._peek(self._subscription(address, name, container, virtual_host)[1], count)
+
+    def _subscription(
+        self, address: str, name: str, container: str | None, virtual_host: str
+    ) -> tuple[SubscriptionStats, MessageQueue]:
+        every = self._subscriptions(address, virtual_host)
+        found = [each for each in every if each[0].name == name]
+        if container is not None:
+            found = [each for each in found if each[0].container == container]
+        if len(found) != 1:
+            known = ", ".join(f"{stats.name!r} of {stats.container!r}" for stats, _ in every)
+            raise AmqpError(
+                f"{address!r} has {len(found) or 'no'} subscriptions {name!r}; there are: "
+                f"{known or 'none'}",
+                condition="amqp:not-found",
+            )
+        return found[0]
+
+    def _subscriptions(
+        self, address: str, virtual_host: str
+    ) -> list[tuple[SubscriptionStats, MessageQueue]]:
+        node = self._find(self._space(virtual_host), address)
+        topic = node.held
+        if not isinstance(topic, MessageTopic):
+            raise AmqpError(f"{address!r} is not a topic", condition="amqp:not-allowed")
+        kept = {each.queue: each.key for each in node.termini if each.queue is not None}
+        found = []
+        for queue in topic.queues:
+            consumers = list(queue.consumers.values())
+            links = [each.link for each in consumers if each.link and each.link.attached]
+            if queue in kept:
+                _, _, container, _, name, _ = kept[queue]
+            elif links:
+                container, name = links[0].peer.container_id, links[0].name
+            else:
+                continue  # its link attaches at this moment
+            stats = SubscriptionStats(
+                container=container,
+                name=name,
+                kept=queue in kept,
+                available=queue.available,
+                acquired=queue.acquired,
+                delayed=queue.delayed,
+                bytes=queue.bytes,
+                consumers=len(links),
+            )
+            found.append((stats, queue))
         return found
 
     def purge(self, address: str, *, virtual_host: str = "") -> int:
@@ -1638,6 +1823,8 @@ class BrokerHost:
         self.tick()
         self.transactions.sweep()
         self.termini.sweep()
+        for duplicates in self._windows:
+            duplicates.expire()
         for node, space in list(self._leaving.items()):
             self._judge(space, node)
         for held in list(self._expiring):
@@ -1671,6 +1858,8 @@ class BrokerHost:
 
         What has been changed until then is kept before the store is closed.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)

@@ -19,6 +19,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -35,12 +36,12 @@ from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, Payload, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import JOIN_MAX, MESSAGE_FORMAT, merge_annotations
-from ..outcomes import ACCEPTED, Accepted, Error, Modified, Rejected, Released
+from ..outcomes import Accepted, Error, Modified, Rejected, Released
 from ..stores.base import Batch, Chunk, Store
 from ..transactions import TransactionalState
 from ..values import Symbol, Timestamp, ULong
 from .entries import Entry
-from .journal import Journal, Unit
+from .journal import Journal, Unit, accept, refuse
 from .positions import Position
 from .queues import Counts, Memory
 
@@ -314,14 +315,14 @@ class Appending:
             if not log.deleted:
                 partition.bytes += self._plans[partition][1]
                 log.extend(partition, records)
-        self._answer(ACCEPTED)
+        self._answer(accept)
         log.tell_of_room()
 
     def refused(self, error: Error) -> None:
         """There was no room for them: let those know who sent them."""
         _log.warning("records were refused: %s", error)
         self.undo()
-        self._answer(Rejected(error))
+        self._answer(partial(refuse, error=error))
 
     def undo(self) -> None:
         """They are not kept."""
@@ -335,10 +336,10 @@ class Appending:
         self.log.pending -= self.size
         self.log.memory.held -= self.size
 
-    def _answer(self, outcome: Accepted | Rejected) -> None:
+    def _answer(self, say: Callable[[IncomingDelivery], None]) -> None:
         for deliveries, done in self.answers:
             for delivery in deliveries:
-                delivery.settle(outcome)
+                say(delivery)
             if done is not None:
                 done()
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
+from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
@@ -33,6 +34,19 @@ URL_OPTION = click.option(
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """The type of options that say how long: 0 or more, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if isnan(seconds):
+            self.fail("that is no number of seconds", param, ctx)
+        return seconds
 
 
 class Where(NamedTuple):
@@ -126,19 +140,15 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     """
     try:
         return trio.run(work)
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(130) from None
-    except BaseExceptionGroup as group:
-        error = first_of(group)
+    except BaseException as raised:
+        error = first_of(raised) if isinstance(raised, BaseExceptionGroup) else raised
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(130) from None
-        if isinstance(error, SystemExit):
-            raise error from None
+        if isinstance(error, SystemExit | BrokenPipeError):
+            raise error from None  # Nobody reads any more: click ends without a word.
         if isinstance(error, AmqpError | OSError):
             raise click.ClickException(str(error)) from None
         raise
-    except (AmqpError, OSError) as error:
-        raise click.ClickException(str(error)) from None
 
 
 async def signalled(

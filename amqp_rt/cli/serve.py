@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import trio
 
+from ..addresses import Url, parse_url
 from ..broker.declarations import declarations_in, declared_by
 from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
@@ -194,6 +195,7 @@ def serve(
     line on standard output says where: ready {"listeners": [...], "pid": ...}.
     """
     set_up_logs(log_level, log_format)
+    places = [_place(url) for url in urls]
     try:
         kept = store_of(store)
     except AmqpError as error:
@@ -217,17 +219,17 @@ def serve(
         try:
             known.add(*parse_user(text))
         except Exception as error:
-            raise click.BadParameter(str(error), param_hint="--user") from None
+            raise _mistake(error, "--user") from None
     if users_file is not None:
         try:
             known.load(users_file)
         except AmqpError as error:
             raise click.BadParameter(error.description, param_hint="--users") from None
     tls = _certificates(tls_cert, tls_key, tls_client_ca)
-    if tls is None and (tls_required or any(url.startswith(("amqps:", "wss:")) for url in urls)):
+    if tls is None and (tls_required or any(place.tls for place in places)):
         raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
     named = bool(known or tls_client_ca)
-    if not named and not anonymous and not all(_is_local(url) for url in urls):
+    if not named and not anonymous and not all(_is_local(place) for place in places):
         raise click.UsageError(
             "who may connect? Give --user NAME:PASSWORD, --users FILE, --tls-client-ca FILE, or "
             "--anonymous."
@@ -237,7 +239,7 @@ def serve(
     if (
         sasl_policy in ("optional", "off")
         and not anonymous
-        and not all(_is_local(url) for url in urls)
+        and not all(_is_local(place) for place in places)
     ):
         raise click.UsageError(
             f"--sasl {sasl_policy} lets everybody in: say so by --anonymous, or listen on this "
@@ -283,7 +285,7 @@ def serve(
         )
 
     if trace is not None:
-        broker.container.traces = Traces(trace, limits=broker.container.limits)
+        broker.container.traces = _traces(trace, broker.container)
 
     async def main() -> None:
         # The signals are heard until the very end: a second one stops the waiting.
@@ -338,18 +340,39 @@ def declared_in(option: str, text: str) -> Declaration:
     try:
         return declared_by(text)
     except Exception as error:
-        raise click.BadParameter(
-            str(getattr(error, "description", error)), param_hint=option
-        ) from None
+        raise _mistake(error, option) from None
 
 
-def _is_local(url: str) -> bool:
-    host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-    return url.startswith("amqp+unix:") or host.rpartition(":")[0].strip("[]") in (
+def _mistake(error: Exception, option: str) -> click.BadParameter:
+    return click.BadParameter(str(getattr(error, "description", error)), param_hint=option)
+
+
+def _place(url: str) -> Url:
+    try:
+        return parse_url(url, listening=True)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--listen") from None
+
+
+def _is_local(place: Url) -> bool:
+    """Whether only this machine can connect there."""
+    return place.scheme in ("amqp+unix", "memory") or place.host in (
         "127.0.0.1",
         "::1",
         "localhost",
     )
+
+
+def _traces(folder: str, container: Container) -> Traces:
+    """Traces in *folder*, which there has to be before the first connection is."""
+    traces = Traces(folder, limits=container.limits)
+    try:
+        traces.make_folder()
+    except OSError as error:
+        raise click.BadParameter(
+            f"{folder} cannot be made a folder: {error.strerror}", param_hint="--trace"
+        ) from None
+    return traces
 
 
 def load(application: str) -> Container:

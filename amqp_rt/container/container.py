@@ -45,6 +45,7 @@ from ..message import Message
 from ..net.driver import TrioClock, run_connection
 from ..net.entrance import Entrance, enter
 from ..net.listeners import (
+    Crowd,
     Door,
     bound_address,
     network_of,
@@ -261,7 +262,8 @@ class Container:
         self._requests: dict[Any, int] = {}
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
-        self._namesakes = Namesakes()
+        self._namesakes = Namesakes(limits)
+        self._crowd = Crowd()
         self._logins: dict[Any, ServerMechanism] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
@@ -543,7 +545,7 @@ class Container:
     async def _listen(self, url: str) -> str:
         nurseries = self._started()
         where = parse_url(url, listening=True)
-        door = Door(self.limits)
+        door = Door(self.limits, self._crowd)
         if where.scheme == "memory":
             try:
                 await nurseries.listeners.start(
@@ -664,8 +666,12 @@ class Container:
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
-        self._strangers[engine] = logged_in
 
+        def known() -> None:
+            entered.trust()
+            logged_in()
+
+        self._strangers[engine] = known
         try:
             with traced(self.traces, engine, client=False, clock=TrioClock()) as seen:
                 await run_connection(
@@ -704,7 +710,7 @@ class Container:
         """The peer has logged in, and is known unless it has to put a token first (SE13).
 
         False if it wants a virtual host that is not there, or one of two connections is to be the
-        only one of its container (M42), and it is told to go.
+        only one of its container (M42), or its user has too many, and it is told to go.
         """
         peer = connection.peer
         for host in self.hosts:
@@ -906,6 +912,13 @@ class Container:
             refused = _not_for_you(address)
         # A token may have expired while the application was asked.
         return refused or self._decide(peer, Rights.SEND, name)
+
+    def may_be_sent(self, peer: Peer, address: str) -> bool:
+        """Whether what *peer* has sent elsewhere may go on to *address*, as far as that is known
+        without waiting: nothing may where ``authorize`` would have to be asked."""
+        if self.authorize is not None:
+            return False
+        return self._decide(peer, Rights.SEND, address) is None
 
     def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
         refused = decide(self.access, peer, wanted, address)

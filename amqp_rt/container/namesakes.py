@@ -1,4 +1,5 @@
-"""Who has the only connection of its container (``sole-connection-for-container``, JMS mapping).
+"""Who has the only connection of its container (``sole-connection-for-container``, JMS mapping), and
+how many a user has.
 
 A container may have as many connections as it likes, unless it wishes for one that is its only one:
 then a second is closed, whichever of the two had the wish. A container is known by its virtual host,
@@ -11,6 +12,7 @@ from collections import Counter
 from typing import Any, Final, TypeAlias
 
 from ..events import Peer
+from ..limits import Limits
 from ..outcomes import Error
 from ..values import Symbol
 
@@ -22,9 +24,11 @@ _Key: TypeAlias = tuple[str, str | None, str]
 
 
 class Namesakes:
-    """The connections of a process by the containers that they come from."""
+    """The connections of a process by the containers that they come from, and by their users."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._users_max = limits.connections_per_user_max
+        self._users: Counter[str] = Counter()
         self._counts: Counter[_Key] = Counter()
         self._sole: dict[_Key, Any] = {}
         self._keys: dict[Any, _Key] = {}
@@ -40,6 +44,13 @@ class Namesakes:
                 " and one of the two is to be its only one",
                 {Symbol("invalid-field"): Symbol("container-id")},
             )
+        if peer.user is not None:
+            if self._users[peer.user] >= self._users_max:
+                return Error(
+                    "amqp:resource-limit-exceeded",
+                    f"the user {peer.user!r:.100} has {self._users_max} connections already",
+                )
+            self._users[peer.user] += 1
         self._counts[key] += 1
         self._keys[connection] = key
         if sole:
@@ -51,6 +62,11 @@ class Namesakes:
         key = self._keys.pop(connection, None)
         if key is None:
             return
+        _, user, _ = key
+        if user is not None:
+            self._users[user] -= 1
+            if not self._users[user]:
+                del self._users[user]
         self._counts[key] -= 1
         if not self._counts[key]:
             del self._counts[key]

@@ -487,7 +487,7 @@ class Dialler:
             connection.tokens.base = f"{scheme}://{hostname or 'localhost'}/"
         self._began = trio.current_time()
         connection.recovers = plan.reconnect is not None and not connection.closing
-        connection.start(engine)
+        connection.start(engine, dialled.trust)
         if connection.closing:
             engine.close()
         with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:

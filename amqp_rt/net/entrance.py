@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import trio
 from msgspec import Struct
@@ -14,7 +14,7 @@ from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
 from .preamble import HEADER_SIZE, TLS_HEADER, recognise
 from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
-from .websocket import accept_websocket
+from .websocket import accept_websocket, nothing
 
 log = logging.getLogger("amqp_rt.net")
 
@@ -50,6 +50,8 @@ class Entered(Struct, kw_only=True):
     certificate: Certificate | None
     #: The name that it asked for in TLS.
     server_name: str
+    #: To be called once the client has logged in: from then on it may say more at a time.
+    trust: Callable[[], None]
 
 
 async def enter(
@@ -63,6 +65,7 @@ async def enter(
     """
     deadline = trio.current_time() + entrance.limits.handshake_s
     layer: TlsLayer | None = None
+    trust: Callable[[], None] = nothing
 
     async def secured(received: bytes) -> trio.abc.Stream:
         nonlocal layer
@@ -75,7 +78,7 @@ async def enter(
         if entrance.scheme in ("amqps", "wss"):
             stream = await secured(b"")
         if entrance.scheme in ("ws", "wss"):
-            stream = await accept_websocket(
+            websocket = await accept_websocket(
                 stream,
                 path=entrance.path,
                 origins=entrance.origins,
@@ -83,6 +86,7 @@ async def enter(
                 within=deadline - trio.current_time(),
                 nursery=nursery,
             )
+            stream, trust = websocket, websocket.trust
         while True:
             upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"
             refuses = upgrades and entrance.tls_required
@@ -119,4 +123,5 @@ async def enter(
         secure=layer is not None,
         certificate=None if layer is None else layer.certificate,
         server_name="" if layer is None else layer.server_name,
+        trust=trust,
     )

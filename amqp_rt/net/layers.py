@@ -72,7 +72,7 @@ class LayeredChannel:
         try:
             found = layer.receive(data)
         finally:
-            # A fault has its answer too: an alert, or a close with a code.
+            # A fault has its answer too: an alert.
             self._push()
         if len(self._out) > ANSWERS_MAX and not self._taken:
             raise ConnectionError("the peer provokes answers and does not read them")

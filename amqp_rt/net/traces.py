@@ -125,7 +125,7 @@ class Traces:
         path = self.folder / f"{began}-{os.getpid()}-{self._count:06d}-{side}.amqptrace"
         file: BinaryIO
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make_folder()
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             file = os.fdopen(handle, "wb", buffering=0)
         except OSError as error:
@@ -139,6 +139,14 @@ class Traces:
             bytes_max=min(self._limits.trace_bytes_max, self._left),
             spend=self._spend,
         )
+
+    def make_folder(self) -> None:
+        """Make the folder, unless it is there.
+
+        Raises:
+            OSError: That is not possible.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _spend(self, size: int) -> bool:
         """Whether *size* more bytes are allowed; if not, nothing more is."""

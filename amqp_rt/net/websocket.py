@@ -32,12 +32,8 @@ SUBPROTOCOL: Final = "amqp"
 _MESSAGE: Final = 65_536
 #: Messages that wait to be read: one, or a peer that is not read would not notice.
 _QUEUE: Final = 1
-#: Octets that may come between two messages, as a multiple of the largest, and in any case: the
-#: frames of a message have heads, and may be as small as nothing.
-_OVERHEAD: Final = 2
-_OVERHEAD_MIN: Final = 65_536
-#: Seconds that a peer has for our last word.
-_LINGER_S: Final = 1.0
+#: Chunks of a faulty peer that are thrown away, so that it reads why it has to go.
+_LINGER_READS: Final = 16
 
 #: Codes of RFC 6455 §7.4.1.
 _UNSUPPORTED: Final = 1003
@@ -50,38 +46,51 @@ _ShakeHands: TypeAlias = Callable[[trio.Nursery, "_Octets"], Awaitable[WebSocket
 
 
 class _Octets(trio.abc.Stream):
-    """What trio-websocket reads and writes: the stream below, with a bound and an eye on the end.
+    """What trio-websocket reads and writes: the stream below, with bounds and an eye on the end.
 
-    trio-websocket collects the frames of a message however many they are, so what comes between two
-    messages is counted here. It closes this, and not the stream below: there may be a last word.
+    trio-websocket collects the frames of a message however many they are, and the body of a refusal
+    however long, so what comes between two messages is counted here. It closes this, and not the
+    stream below: there may be a last word.
     """
 
     def __init__(self, below: trio.abc.Stream, limits: Limits) -> None:
         self.below = below
-        #: Octets since the last message that was read.
+        self.limits = limits
+        #: Octets since the last message that was read, and how many there may be.
         self.unread = 0
-        self.unread_max = _OVERHEAD * limits.websocket_message_max + _OVERHEAD_MIN
+        self.unread_max = limits.websocket_stranger_max
+        #: Why nothing more is read, if the peer is to blame for it.
+        self.fault = ""
         #: Something was said, and a close frame.
         self.spoke = self.said_close = False
         #: Called when nothing more comes.
-        self.on_end: Callable[[], None] = _nothing
+        self.on_end: Callable[[], None] = nothing
         self._closed = False
         self._sending = trio.Lock()
+
+    def trust(self) -> None:
+        """The peer is known. One message may wait, one be on its way, and others be read with it."""
+        limits = self.limits
+        self.unread_max = (
+            2 * limits.websocket_message_max + READ_SIZE + limits.websocket_overhead_max
+        )
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         if self._closed:
             raise trio.ClosedResourceError("this WebSocket is closed")
-        if self.unread > self.unread_max:
-            self.on_end()
-            raise trio.BrokenResourceError("too much has come without a message")
+        most = min(max_bytes or READ_SIZE, self.unread_max + 1 - self.unread)
         try:
-            data = bytes(await self.below.receive_some(max_bytes))
+            data = bytes(await self.below.receive_some(most))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.on_end()
             raise
+        self.unread += len(data)
+        if self.unread > self.unread_max:
+            self.fault = "too much has come without a message"
+            self.on_end()
+            raise trio.BrokenResourceError(self.fault)
         if not data:
             self.on_end()
-        self.unread += len(data)
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -90,20 +99,43 @@ class _Octets(trio.abc.Stream):
         self.spoke = True
         # Each frame comes by itself; this is the first octet of a close (RFC 6455 §5.2).
         self.said_close = self.said_close or data[:1] == b"\x88"
-        async with self._sending:
-            await self.below.send_all(data)
+        # The driver bounds what it sends; pongs are sent by the task that reads, which nobody would
+        # see waiting. Where both wait, the driver's sentence is the better one.
+        with trio.move_on_after(self.limits.write_stall_s + 1.0) as scope:
+            try:
+                async with self._sending:
+                    await self.below.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.on_end()
+                raise
+        if scope.cancelled_caught:
+            self.fault = f"the peer has not read for {self.limits.write_stall_s:g} s"
+            raise trio.BrokenResourceError(self.fault)
 
     async def say_last(self, data: bytes) -> None:
         """Say *data*, if there is any, and that it was the last; within a moment."""
         below = self.below
         try:
-            with trio.move_on_after(_LINGER_S):
+            with trio.move_on_after(self.limits.websocket_linger_s):
                 async with self._sending:
                     if data:
                         await below.send_all(data)
                     if isinstance(below, trio.abc.HalfCloseableStream):
                         await below.send_eof()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def hear_out(self) -> None:
+        """Throw away what the peer says still, for a moment and not without end.
+
+        Closing with unread input would reset the connection, and the reset may overtake the last word.
+        """
+        try:
+            with trio.move_on_after(self.limits.websocket_linger_s):
+                for _ in range(_LINGER_READS):
+                    if not await self.below.receive_some(READ_SIZE):
+                        break
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
             pass
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -141,14 +173,11 @@ class WebSocketStream(trio.abc.Stream):
             try:
                 message = await self._connection.get_message()
             except ConnectionClosed as closed:
-                code = _ABNORMAL if closed.reason is None else closed.reason.code
-                if self._octets.unread > self._octets.unread_max:
-                    code = _TOO_BIG
-                await self._judge(code)
+                await self._judge(_ABNORMAL if closed.reason is None else closed.reason.code)
                 return b""
             self._octets.unread = 0
             if isinstance(message, str):
-                with trio.move_on_after(_LINGER_S):
+                with trio.move_on_after(self._octets.limits.websocket_linger_s):
                     await self._connection.aclose(_UNSUPPORTED, "AMQP is binary, not text")
                 raise trio.BrokenResourceError("WebSocket: AMQP is binary, not text")
             self._rest = message
@@ -157,22 +186,32 @@ class WebSocketStream(trio.abc.Stream):
         return found
 
     async def _judge(self, code: int) -> None:
-        """What it means that no message comes any more."""
-        if code == _TOO_BIG:
-            await self._say_close(code)
-            raise trio.BrokenResourceError("WebSocket: a message is too large")
-        if code != _ABNORMAL and not self._octets.said_close:
+        """What it means that no message comes any more, with trio-websocket's word for it."""
+        octets = self._octets
+        why = octets.fault
+        if octets.unread > octets.unread_max:
+            code = _TOO_BIG
+        elif code == _TOO_BIG:
+            why = "a message is too large"
+        elif not why and code != _ABNORMAL and not octets.said_close:
             # The peer has said nothing of the kind: trio-websocket says why we should, and does not.
-            await self._say_close(code)
-            raise trio.BrokenResourceError("WebSocket: a malformed frame")
+            why = "a malformed frame"
+        if why:
+            if code != _ABNORMAL:
+                await self._say_close(code)
+            raise trio.BrokenResourceError(f"WebSocket: {why}")
 
     async def _say_close(self, code: int) -> None:
-        if self._octets.said_close:
-            return
-        self._octets.said_close = True
+        octets = self._octets
         # A client's frames are masked (RFC 6455 §5.3); zeros are a mask as well.
         head = b"\x88\x82\0\0\0\0" if self._connection.is_client else b"\x88\x02"
-        await self._octets.say_last(head + code.to_bytes(2, "big"))
+        said, octets.said_close = octets.said_close, True
+        await octets.say_last(b"" if said else head + code.to_bytes(2, "big"))
+        await octets.hear_out()
+
+    def trust(self) -> None:
+        """The peer has logged in: from now on a message may be as large as ``websocket_message_max``."""
+        self._octets.trust()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send *data* in messages. Cancelled while it waits, an unknown part of it has been sent.
@@ -197,7 +236,7 @@ class WebSocketStream(trio.abc.Stream):
         Cancelled, it is closed without a word.
         """
         try:
-            with trio.move_on_after(_LINGER_S):
+            with trio.move_on_after(self._octets.limits.websocket_linger_s):
                 await self._connection.aclose()
             await self._octets.say_last(b"")
         finally:
@@ -225,7 +264,7 @@ async def accept_websocket(
         stream: Where a client begins to speak.
         path: The path that it must ask for.
         origins: Such as ``https://example.org``; ``*`` for every page.
-        limits: ``websocket_message_max`` is used here.
+        limits: Those of WebSockets, and ``write_stall_s``, are used here.
         within: Seconds.
         nursery: Where the WebSocket's tasks run until it is closed.
 
@@ -319,7 +358,8 @@ async def _keep(
             async with trio.open_nursery() as home:
                 octets.on_end = home.cancel_scope.cancel
                 connection = await shake_hands(home, octets)
-                octets.on_end = _nothing
+                octets.on_end = nothing
+                octets.unread = 0
                 stream = WebSocketStream(connection, octets, home.cancel_scope.cancel)
                 task_status.started(stream)
                 await trio.sleep_forever()
@@ -328,6 +368,7 @@ async def _keep(
             log.debug("a WebSocket's task ended: %s", why, exc_info=group)
         if stream is None:
             await octets.say_last(b"" if octets.spoke else answer)
+            await octets.hear_out()
             raise ConnectFailed(why)
     finally:
         with trio.CancelScope(shield=True):
@@ -347,5 +388,5 @@ def _may_come(origin: bytes | None, origins: Collection[str]) -> bool:
     return origin is None or "*" in origins or origin.decode("latin-1") in origins
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Nobody has to know."""

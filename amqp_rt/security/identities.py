@@ -11,7 +11,6 @@ import re
 import secrets
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -96,8 +95,6 @@ class Users:
         #: Files that users were loaded from, and the latest of them.
         self._files: dict[str, Path] = {}
         self._file: Path | None = None
-        #: Held while a file is written.
-        self._writing = threading.Lock()
         # No password gives this one.
         self._nobody = "$".join(
             (
@@ -163,25 +160,25 @@ class Users:
 
         A new user goes to the file that was loaded last; without one, and for users that the
         program named, this is :meth:`add`. It writes a file and takes long on purpose: run it in a
-        worker thread. Whoever checks passwords meanwhile sees the old one or the new one.
+        worker thread, one change at a time. Whoever checks passwords meanwhile sees the old one or
+        the new one.
 
         Raises:
             IdentityError: The name or the password cannot be used, or the file not be written;
                 nothing has changed.
         """
-        with self._writing:
-            file = None if user in self._digests else self._files.get(user, self._file)
-            if file is None:
-                self.add(user, password)
-                return
-            # The others of the file log in by these; a new one must not be left out.
-            line = password_line(user, password, scram=self.scram_hashes)
-            rewrite(file, user, line)
-            hashed, *others = line.partition(":")[2].split(",")
-            made = [read_secret(each) for each in others]
-            self._scram[user] = {each.hash: each for each in made if each is not None}
-            self._hashes[user] = hashed
-            self._files[user] = file
+        file = None if user in self._digests else self._files.get(user, self._file)
+        if file is None:
+            self.add(user, password)
+            return
+        # The others of the file log in by these; a new one must not be left out.
+        line = password_line(user, password, scram=self.scram_hashes)
+        rewrite(file, user, line)
+        hashed, *others = line.partition(":")[2].split(",")
+        made = [read_secret(each) for each in others]
+        self._scram[user] = {each.hash: each for each in made if each is not None}
+        self._hashes[user] = hashed
+        self._files[user] = file
 
     def forget(self, user: str) -> None:
         """As :meth:`remove`, and in the file that *user* was loaded from; see :meth:`store`.
@@ -189,12 +186,11 @@ class Users:
         Raises:
             IdentityError: The file cannot be written; nothing has changed.
         """
-        with self._writing:
-            file = self._files.get(user)
-            if file is not None and user in self._hashes:
-                rewrite(file, user, None)
-                del self._files[user]
-            self.remove(user)
+        file = self._files.get(user)
+        if file is not None and user in self._hashes:
+            rewrite(file, user, None)
+            del self._files[user]
+        self.remove(user)
 
     def __iter__(self) -> Iterator[str]:
         # Copies, which other threads do not change.
@@ -259,6 +255,8 @@ def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = Fal
     there = len(kept) < len(lines)
     if line is not None:
         kept.append(line)
+    elif not there:
+        return False
     temporary = ""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")

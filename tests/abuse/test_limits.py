@@ -96,6 +96,23 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "sections_max": ("test_message.py::test_there_are_at_most_sections_max_sections",),
     "tls_handshake_s": ("net/test_tls.py::test_a_listener_does_not_wait_for_a_handshake",),
     "websocket_message_max": ("net/test_websocket.py::test_messages_are_bounded",),
+    "websocket_stranger_max": (
+        "net/test_websocket.py::test_frames_that_make_no_message_are_bounded",
+        "net/test_websocket.py::test_a_stranger_costs_little_memory",
+        "net/test_websocket.py::test_a_login_makes_room",
+        "net/test_websocket.py::test_the_body_of_a_refusal_is_bounded",
+    ),
+    "websocket_overhead_max": (
+        "net/test_websocket.py::test_frames_that_make_no_message_are_bounded",
+    ),
+    "websocket_linger_s": ("net/test_websocket.py::test_a_closed_websocket_leaves_no_task",),
+    "connections_per_address_max": (
+        "net/test_listeners.py::test_connections_of_one_address_are_bounded",
+        "net/test_listeners.py::test_what_is_bounded_is_bounded_over_all_doors",
+    ),
+    "connections_per_user_max": (
+        "container/test_namesakes.py::test_the_connections_of_a_user_are_bounded",
+    ),
     "write_stall_s": ("net/test_driver.py::test_a_peer_that_does_not_read_is_dropped",),
     "connections_max": ("net/test_listeners.py::test_connections_are_bounded_at_the_number",),
     "connections_unauthenticated_max": (
@@ -132,6 +149,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",
     ),
+    "duplicates_max": ("broker/test_duplicates.py::test_only_so_many_are_remembered",),
     "backlog_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),

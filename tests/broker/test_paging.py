@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 from brokers import Receiving
-from paged import in_memory, kept_store, world_of
+from paged import in_memory, world_of
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.limits import Limits
@@ -24,9 +24,6 @@ from amqp_rt.values import Described, Symbol
 
 def selector(text: str) -> dict[object, object]:
     return {Symbol("jms"): Described(Symbol("apache.org:selector-filter:string"), text)}
-
-
-kept = pytest.fixture(kept_store, params=["memory", "sqlite"])
 
 
 @pytest.mark.req("B24", "B6")

@@ -89,6 +89,23 @@ def test_send_and_receive(broker: Served) -> None:
     assert told.splitlines() == ['{"sku": "A-1"}', "from standard input"]
 
 
+def test_a_reader_that_has_seen_enough_ends_it_without_a_word(broker: Served) -> None:
+    ok("send", "work", "hello", url=broker.url)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*COMMAND, "receive", "work", "--url", broker.url],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+    # What could not be shown is there again.
+    assert ok("receive", "work", "--count", "1", url=broker.url) == "hello\n"
+
+
 def test_whole_messages_as_json(broker: Served) -> None:
     ok(
         *("send", "work", "hello", "--subject", "greeting", "--property", "lang=en"),
@@ -248,6 +265,13 @@ def test_what_is_not_there_is_one_sentence(
         (["serve", "--access", "no-such.toml"], "cannot read no-such.toml"),
         (["serve", "--user", "ada"], "AMQP_RT_PASSWORD_ADA"),
         (["serve", "--user", "ada:@/no/such/file"], "/no/such/file"),
+        (["serve", "--listen", "http://127.0.0.1:0"], "there is no such scheme"),
+        (["serve", "--listen", "0.0.0.0:99999"], "the port is no number up to 65535"),
+        (["serve", "--trace", __file__], "cannot be made a folder: File exists"),
+        (["send", "a", "b", "--ttl", "-1"], "-1.0 is not in the range x>=0"),
+        (["send", "a", "b", "--ttl", "1e9"], "is not between 0 and 49 days"),
+        (["receive", "a", "--timeout", "nan"], "that is no number of seconds"),
+        (["user", "remove", ".", "ada"], "cannot read users from .: Is a directory"),
         (["serve", "nofile.py:container"], "there is no file nofile.py"),
         (["serve", "nofile"], "is not FILE.py:container"),
     ],

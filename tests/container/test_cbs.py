@@ -9,6 +9,7 @@ from typing import Any
 import jwt
 import pytest
 import trio
+from brokers import client_of
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.clock import SystemClock
@@ -113,15 +114,6 @@ async def broker_with(**options: Any) -> AsyncIterator[Broker]:
         yield broker
 
 
-@asynccontextmanager
-async def client(broker: Broker, **options: Any) -> AsyncIterator[Connection]:
-    async with (
-        Container("c", network=broker.container.network) as container,
-        container.connect("memory://b", reconnect=None, **options) as peer,
-    ):
-        yield peer
-
-
 async def refused(link: Any) -> str:
     with pytest.raises(LinkRefused) as caught:
         await link.wait_attached()
@@ -130,7 +122,7 @@ async def refused(link: Any) -> str:
 
 @pytest.mark.req("SE10", "SE13")
 async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer:
+    async with broker_with() as broker, client_of(broker) as peer:
         assert "AMQP_CBS_V1_0" in peer.peer.offered_capabilities
         for link in (
             peer.sender("q"),
@@ -158,7 +150,7 @@ async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
             assert await cbs.put("r") == 202
             async with peer.sender("r"):
                 pass
-        async with client(broker) as other:
+        async with client_of(broker) as other:
             # Tokens are of a connection.
             assert await refused(other.sender("q")) == UNAUTHORIZED
 
@@ -167,7 +159,7 @@ async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
 async def test_tokens_go_with_their_connection(autojump_clock: Any) -> None:
     async with broker_with() as broker:
         for _ in range(2):
-            async with client(broker) as peer:
+            async with client_of(broker) as peer:
                 assert await refused(peer.sender("q")) == UNAUTHORIZED
                 async with putter(peer) as cbs:
                     await cbs.put("q")
@@ -197,7 +189,7 @@ async def test_rights_are_what_the_token_gives(
         await link.close()
         return True
 
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert await cbs.put("q", sas("q", rule=rule)) == 202
         assert await may(peer.sender("q")) == sends
         assert await may(peer.receiver("q")) == listens
@@ -215,7 +207,7 @@ async def test_rights_are_what_the_token_gives(
 
 @pytest.mark.req("SE12")
 async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert await cbs.put("q", sas("q", 30)) == 202
         assert await cbs.put("r", sas("r", 60)) == 202
         async with peer.sender("r") as other, peer.sender(None) as relay:
@@ -247,7 +239,7 @@ async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any)
 
 @pytest.mark.req("SE12")
 async def test_a_refresh_replaces_all_rights_and_touches_no_traffic(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         await cbs.put("q", sas("q", 30))
         out, back = peer.sender("q"), peer.receiver("q")
         await out.wait_attached()
@@ -274,7 +266,7 @@ async def test_a_refresh_replaces_all_rights_and_touches_no_traffic(autojump_clo
 @pytest.mark.req("SE13")
 @pytest.mark.parametrize("bad", [True, False])
 async def test_the_first_token_has_to_come_in_time(autojump_clock: Any, bad: bool) -> None:
-    async with broker_with() as broker, client(broker) as peer:
+    async with broker_with() as broker, client_of(broker) as peer:
         if bad:
             async with putter(peer) as cbs:
                 assert await cbs.put("q", sas("q", key="wrong")) == 401
@@ -284,7 +276,7 @@ async def test_the_first_token_has_to_come_in_time(autojump_clock: Any, bad: boo
         assert peer.state == "closed"
         with pytest.raises(AmqpError, match="no valid token within 20 seconds"):
             peer.refuse_if_closed()
-    async with broker_with() as broker, client(broker) as peer:
+    async with broker_with() as broker, client_of(broker) as peer:
         await trio.sleep(19)
         async with putter(peer) as cbs:
             assert await cbs.put("q") == 202
@@ -303,7 +295,7 @@ async def test_a_login_with_rights_owes_no_token() -> None:
             plain_in_clear=True,
             limits=limits,
         ) as broker,
-        client(broker, auth=Plain("ann", "a")) as peer,
+        client_of(broker, auth=Plain("ann", "a")) as peer,
         peer.sender("q") as out,
         putter(peer) as cbs,
     ):
@@ -345,7 +337,7 @@ async def test_a_login_with_rights_owes_no_token() -> None:
 async def test_what_is_wrong_with_a_request_is_said(
     autojump_clock: Any, change: dict[str, Any], status: int
 ) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         good = Message(
             sas("q"),
             application_properties={"operation": "put-token", "type": SAS_TYPE, "name": "q"},
@@ -355,7 +347,7 @@ async def test_what_is_wrong_with_a_request_is_said(
 
 @pytest.mark.req("SE16")
 async def test_the_drafts_set_token_is_answered_by_its_outcome(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, peer.sender("$cbs") as out:
+    async with broker_with() as broker, client_of(broker) as peer, peer.sender("$cbs") as out:
         good = Message(
             sas("q"), subject="set-token", application_properties={"token-type": SAS_TYPE}
         )
@@ -376,12 +368,12 @@ async def test_the_drafts_set_token_is_answered_by_its_outcome(autojump_clock: A
 
 async def test_too_many_tokens(autojump_clock: Any) -> None:
     limits = Limits(tokens_max=3)
-    async with broker_with(limits=limits) as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with(limits=limits) as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert [await cbs.put(name) for name in "abcda"] == [202, 202, 202, 403, 202]
 
 
 async def test_a_request_for_a_token_is_small(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert cbs.out.link.max_message_size == Limits().token_message_size_max
 
 
@@ -390,7 +382,7 @@ async def test_who_owes_a_token_is_still_a_stranger(autojump_clock: Any) -> None
     limits = Limits(connections_unauthenticated_max=1)
     async with broker_with(limits=limits) as broker:
         assert len(broker.container._strangers) == 0
-        async with client(broker) as peer, putter(peer) as cbs:
+        async with client_of(broker) as peer, putter(peer) as cbs:
             assert len(broker.container._strangers) == 1
             await cbs.put("q")
             assert len(broker.container._strangers) == 0
@@ -405,7 +397,7 @@ async def test_links_that_wait_for_the_application_are_judged_again(autojump_clo
 
     async with (
         broker_with(authorize=authorize) as broker,
-        client(broker) as peer,
+        client_of(broker) as peer,
         putter(peer) as cbs,
     ):
         await cbs.put("q", sas("q", 50))
@@ -424,7 +416,7 @@ async def test_two_clocks(autojump_clock: Any) -> None:
     clock = Jumping()
     async with (
         broker_with(cbs=Cbs([KEYS], clock=clock)) as broker,
-        client(broker) as peer,
+        client_of(broker) as peer,
         putter(peer) as cbs,
     ):
         await cbs.put("q", sas("q", 100))
@@ -475,7 +467,7 @@ async def test_how_tokens_go_to_the_peer(
     """By the draft where the peer offers it; by what is deployed if asked to."""
     async with (
         broker_with() as broker,
-        client(broker, token=Provider(), set_token=set_token) as peer,
+        client_of(broker, token=Provider(), set_token=set_token) as peer,
         peer.sender("q") as out,
         peer.sender("r"),
     ):
@@ -501,7 +493,7 @@ async def test_how_tokens_go_to_the_peer(
 @pytest.mark.usefixtures("wall")
 async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
     provider = Provider()
-    async with broker_with() as broker, client(broker, token=provider) as peer:
+    async with broker_with() as broker, client_of(broker, token=provider) as peer:
         async with peer.sender("q") as out, peer.receiver("q") as back:
             for _ in range(20):
                 await out.send("x")
@@ -522,7 +514,7 @@ async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
 @pytest.mark.usefixtures("wall")
 async def test_links_to_one_address_share_a_token(autojump_clock: Any) -> None:
     provider = Provider()
-    async with broker_with() as broker, client(broker, token=provider) as peer:
+    async with broker_with() as broker, client_of(broker, token=provider) as peer:
         links = [peer.sender("q") for _ in range(5)]
         for link in links:
             await link.wait_attached()
@@ -541,7 +533,7 @@ async def test_calls_and_management_need_tokens_like_everything(autojump_clock: 
     broker.container.rpc("echo")(lambda body: body)
     async with broker:
         await broker.listen("memory://b")
-        async with client(broker, token=provider) as peer:
+        async with client_of(broker, token=provider) as peer:
             assert await peer.call("echo", "x") == "x"
             assert await refused(peer.sender("$management")) == UNAUTHORIZED
         assert provider.audiences == ["amqp://b/echo", "amqp://b/"]
@@ -576,7 +568,7 @@ async def test_no_token_no_link(autojump_clock: Any, fault: str) -> None:
         provider.fails = ValueError("no network")
     else:
         provider.key = "wrong"
-    async with broker_with() as broker, client(broker, token=provider) as peer:
+    async with broker_with() as broker, client_of(broker, token=provider) as peer:
         for _ in range(2):
             with pytest.raises(AuthenticationFailed) as caught:
                 await peer.sender("q").wait_attached()
@@ -593,7 +585,7 @@ async def test_a_renewal_that_fails_is_tried_again(autojump_clock: Any) -> None:
     provider = Provider()
     async with (
         broker_with() as broker,
-        client(broker, token=provider) as peer,
+        client_of(broker, token=provider) as peer,
         peer.sender("q") as out,
     ):
         await trio.sleep(70)
@@ -656,7 +648,7 @@ async def test_tokens_of_a_login_are_like_any_other(
     text = json_token("send:q listen:q")
     async with (
         broker_with(cbs=both(), **options) as broker,
-        client(broker, auth=auth(text)) as peer,
+        client_of(broker, auth=auth(text)) as peer,
         peer.sender("$cbs") as cbs,
     ):
         (there,) = broker.container.connections
@@ -699,7 +691,7 @@ async def test_many_tokens_take_several_responses(autojump_clock: Any) -> None:
 
     async with broker_with(sasl=["AMQPCBS"]) as broker:
         for count in (1, 2):
-            async with client(broker, auth=CbsLogin(tokens)) as peer:
+            async with client_of(broker, auth=CbsLogin(tokens)) as peer:
                 (there,) = broker.container.connections
                 assert (asked, len(there.peer.tokens)) == (count, 200)
                 assert await refused(peer.sender("q")) == UNAUTHORIZED
@@ -770,7 +762,7 @@ async def test_what_is_no_token_is_not_sent(tokens: list[str]) -> None:
 async def test_a_login_with_a_bad_token_fails(autojump_clock: Any, auth: Any) -> None:
     async with broker_with(cbs=both()) as broker:
         with pytest.raises(AuthenticationFailed) as caught:
-            async with client(broker, auth=auth()):
+            async with client_of(broker, auth=auth()):
                 pass
         assert "ey" not in str(caught.value)
         assert not broker.container._watches
@@ -781,7 +773,7 @@ async def test_a_login_with_a_token_needs_where_to_keep_it(
 ) -> None:
     async with broker_with(cbs=None, tokens=judged) as broker:
         with pytest.raises(AuthenticationFailed):
-            async with client(broker, auth=OAuthBearer(json_token("send:q"))):
+            async with client_of(broker, auth=OAuthBearer(json_token("send:q"))):
                 pass
     assert "pass cbs=Cbs(…)" in caplog.text
 
@@ -791,7 +783,7 @@ async def test_nobody_without_a_token_owes_one(autojump_clock: Any) -> None:
     """MSSBCBS is ANONYMOUS by another name: tokens follow, in time."""
     async with (
         broker_with(sasl=["MSSBCBS"]) as broker,
-        client(broker, auth=CbsLogin()) as peer,
+        client_of(broker, auth=CbsLogin()) as peer,
     ):
         assert await refused(peer.sender("q")) == UNAUTHORIZED
         await trio.sleep(21)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
+import trio
 
 from amqp_rt import Container
 from amqp_rt.container.namesakes import SOLE_CONNECTION
 from amqp_rt.errors import AmqpError
+from amqp_rt.limits import Limits
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
@@ -72,3 +76,42 @@ async def test_the_name_of_another_user_is_nobodys_business() -> None:
         ):
             await ann.wait_open()
             await bob.wait_open()
+
+
+@pytest.mark.req("L6")
+@pytest.mark.parametrize("transport", ["amqp", "ws"])
+async def test_the_connections_of_a_user_are_bounded(transport: str) -> None:
+    """At all listeners together; whoever has no name is not counted by it."""
+    limits = Limits(connections_per_user_max=2, failed_login_delay_s=0)
+    async with (
+        Container(
+            "shop",
+            users={"ada": "pw", "bob": "pw"},
+            sasl=["SCRAM-SHA-256", "ANONYMOUS"],
+            limits=limits,
+        ) as shop,
+        Container("client") as client,
+        AsyncExitStack() as stack,
+    ):
+        urls = await shop.listen("amqp://127.0.0.1:0", f"{transport}://127.0.0.1:0")
+
+        async def come(user: str, url: str) -> None:
+            where = url.replace("://", f"://{user}:pw@") if user else url
+            peer = await stack.enter_async_context(client.connect(where, reconnect=None))
+            await peer.wait_open()
+
+        await come("ada", urls[0])
+        await come("ada", urls[1])
+        for url in urls:
+            with pytest.raises(AmqpError, match="'ada' has 2 connections already") as refused:
+                async with client.connect(url.replace("://", "://ada:pw@"), reconnect=None) as peer:
+                    await peer.wait_closed()
+            assert refused.value.condition == "amqp:resource-limit-exceeded"
+        for _ in range(3):
+            await come("", urls[0])
+        await come("bob", urls[0])
+        await stack.aclose()
+        with trio.fail_after(5):
+            while shop.connections:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await come("ada", urls[1])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from brokers import client_of
 
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
@@ -51,13 +52,8 @@ async def broker_with(**options: Any) -> AsyncIterator[Broker]:
         yield broker
 
 
-@asynccontextmanager
-async def as_user(broker: Broker, user: str) -> AsyncIterator[Connection]:
-    async with (
-        Container(user, network=broker.container.network) as container,
-        container.connect("memory://b", auth=Plain(user, USERS[user]), reconnect=None) as peer,
-    ):
-        yield peer
+def as_user(broker: Broker, user: str) -> AbstractAsyncContextManager[Connection]:
+    return client_of(broker, user, auth=Plain(user, USERS[user]))
 
 
 async def ask(

@@ -1,0 +1,21 @@
+"""Tests that ask for ``kept`` run over every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amqp_rt.stores.base import Store
+from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Gives the same store again, as it would be found after a restart."""
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")

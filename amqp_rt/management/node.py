@@ -37,6 +37,7 @@ PEEK_BYTES_MAX: Final = 4 * 1024 * 1024
 _DESCRIPTION_MAX: Final = 500
 
 _STATUS: Final = {
+    "amqp:internal-error": 500,
     "amqp:not-found": 404,
     "amqp:not-allowed": 409,
     "amqp:precondition-failed": 409,

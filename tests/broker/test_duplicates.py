@@ -14,10 +14,10 @@ from brokers import Controller, World
 from amqp_rt import Broker, Message
 from amqp_rt.broker.duplicates import DUPLICATES
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.errors import AmqpError, DeliveryRejected
+from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, Rejected
-from amqp_rt.stores.base import Batch, Store, StoreFull
+from amqp_rt.stores.base import Batch, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import ULong
@@ -206,11 +206,14 @@ def test_in_a_transaction_what_is_committed_counts() -> None:
 
 
 class Slow(MemoryStore):
-    """A disk that can be full."""
+    """A disk that can be full, or fail."""
 
     full = False
+    fails = False
 
     def commit(self, batch: Batch) -> None:
+        if self.fails:
+            raise StoreFailed("the disk failed")
         if self.full and batch.puts:
             raise StoreFull("the disk is full")
         super().commit(batch)
@@ -327,6 +330,29 @@ async def test_a_duplicate_of_what_is_refused_is_refused_and_may_come_again() ->
             await one.send("fourth", durable=True, message_id="a")
             assert await bodies(broker) == ["third time"]
             assert len(store.facts(DUPLICATES)) == 1
+
+
+@pytest.mark.req("B13", "B7")
+async def test_a_duplicate_of_what_is_in_doubt_gets_no_answer() -> None:
+    gate = Gate()
+    store = Slow()
+    async with Broker(store=store, executor=gate) as broker:
+        await broker.declare(ONCE)
+        async with broker.local() as peer, peer.sender("q") as one, peer.sender("q") as two:
+            await one.send("before", durable=True)
+            await two.send("before", durable=True)
+            gate.opened = trio.Event()
+            first = one.send_nowait("first", durable=True, message_id="a")
+            with trio.move_on_after(0.05):
+                await first.outcome()
+            again = two.send_nowait("again", durable=True, message_id="a")
+            with trio.move_on_after(0.05):
+                await again.outcome()
+            store.fails = True
+            gate.opened.set()
+            for receipt in (first, again):
+                with pytest.raises(LinkDetached, match="whether"):
+                    await receipt.accepted()
 
 
 @pytest.mark.req("B13", "R10")

@@ -281,6 +281,8 @@ async def test_what_a_store_kept_as_it_was_given_up_is_said_to_be_in_doubt() -> 
                 async with peer.receiver("news", name="mine", durable=2) as news:
                     await news.wait_attached()
                     await news.suspend()
+                # Nothing else is to be written when the disk fails.
+                await broker.host.wait_kept()
                 store.fails = 2
                 with pytest.raises(LinkDetached, match="whether it was kept is not known"):
                     await out.send("m", durable=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -69,6 +70,7 @@ from .nodes import (
 )
 from .observed import ObservedQueue
 from .pager import Pager
+from .paging import NOWHERE_PAGED
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
@@ -1503,20 +1505,48 @@ class BrokerHost:
             dropped=counts.dropped,
         )
 
-    def peek(self, address: str, count: int = 1, *, virtual_host: str = "") -> list[bytes]:
+    async def peek(
+        self,
+        address: str,
+        count: int = 1,
+        *,
+        bytes_max: int = sys.maxsize,
+        virtual_host: str = "",
+    ) -> list[bytes]:
         """The first *count* available messages of a queue, encoded as they would be sent now.
 
-        Raises:
-            AmqpError: There is no such queue.
-        """
-        return self._peek(self._queue(address, virtual_host), count)
+        Those that are in the store only are read, and stay there. Of a message in pieces there is
+        what comes before its body.
 
-    def _peek(self, queue: MessageQueue, count: int) -> list[bytes]:
+        Args:
+            address: The queue.
+            count: How many at most.
+            bytes_max: Bytes of them together, but for the first one; by default any number.
+            virtual_host: Where the queue is.
+
+        Raises:
+            AmqpError: There is no such queue, or the store cannot be read.
+        """
+        return await self._peek(self._queue(address, virtual_host), count, bytes_max)
+
+    async def _peek(
+        self, queue: MessageQueue, count: int, bytes_max: int = sys.maxsize
+    ) -> list[bytes]:
+        await trio.lowlevel.checkpoint()
+        if self.journal is None:
+            entries = queue.peek(count)
+        else:
+            entries = await self._pager.peek(self.journal, queue, count, bytes_max)
         now = self.clock.wall()
-        found = []
-        for entry in queue.peek(count):
+        found: list[bytes] = []
+        size = 0
+        for entry in entries:
             payload = departing(entry, now) if entry.altered else entry.payload
-            found.append(payload if isinstance(payload, bytes) else b"".join(payload))
+            encoded = payload if isinstance(payload, bytes) else b"".join(payload)
+            size += len(encoded)
+            if found and size > bytes_max:
+                break
+            found.append(encoded)
         return found
 
     def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
@@ -1537,7 +1567,7 @@ class BrokerHost:
         """
         return self._subscription(address, name, container, virtual_host)[0]
 
-    def peek_subscription(
+    async def peek_subscription(
         self,
         address: str,
         name: str,
@@ -1552,7 +1582,8 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such topic or subscription, or there are several.
         """
-        return self._peek(self._subscription(address, name, container, virtual_host)[1], count)
+        queue = self._subscription(address, name, container, virtual_host)[1]
+        return await self._peek(queue, count)
 
     def _subscription(
         self, address: str, name: str, container: str | None, virtual_host: str
@@ -1601,22 +1632,33 @@ class BrokerHost:
             found.append((stats, queue))
         return found
 
-    def purge(self, address: str, *, virtual_host: str = "") -> int:
+    async def purge(self, address: str, *, virtual_host: str = "") -> int:
         """Drop the available messages of a queue; how many there were.
 
-        Raises:
-            AmqpError: There is no such queue.
-        """
-        return self._queue(address, virtual_host).purge()
+        What is in the store only goes at once, unless each of them is recorded in ``$journal``: then
+        they are read for that. Cancelled, some of them may be left.
 
-    def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
+        Raises:
+            AmqpError: There is no such queue, or the store cannot be read.
+        """
+        queue = self._queue(address, virtual_host)
+        await trio.lowlevel.checkpoint()
+        if queue.paged and self.journal is not None and isinstance(queue, ObservedQueue):
+            return await self._pager.work_off(self.journal, queue, queue.available, queue.drop)
+        return queue.purge()
+
+    async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
         """Move the first *count* available messages of a queue to another node, in order.
+
+        Each of them is in one of the two whenever the broker stops. What is in the store only is read
+        for it a chunk at a time; cancelled, or when it raises, some of them may have been moved.
 
         Returns:
             How many were moved.
 
         Raises:
-            AmqpError: There is no such queue, or no such node to move to.
+            AmqpError: There is no such queue, or no such node to move to; a message is too large for
+                that node; or the store cannot be read.
         """
         queue = self._queue(address, virtual_host)
         target = self._find(self._space(virtual_host), to)
@@ -1624,14 +1666,27 @@ class BrokerHost:
             raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
+        await trio.lowlevel.checkpoint()
+        work = partial(self._pass_on, queue, target)
+        if self.journal is None:
+            return work(count, NOWHERE_PAGED)
+        return await self._pager.work_off(self.journal, queue, count, work)
+
+    def _pass_on(self, queue: MessageQueue, target: _Node, count: int, before: int) -> int:
+        """Move messages that are in memory, and come before a place."""
+        if target.held.deleted:
+            raise AmqpError(
+                f"{target.declared.name!r} has been deleted", condition="amqp:resource-deleted"
+            )
         if not isinstance(target.ledger, QueueLedger) and any(
-            entry.pieces for entry in queue.peek(count)
+            entry.pieces for entry in queue.peek(count, before=before)
         ):
             raise AmqpError(
-                f"there are messages that are too large for {to!r}, which is not in the store",
-                condition="amqp:not-allowed",
+                f"there are messages that are too large for {target.declared.name!r}, which is no"
+                " queue in the store",
+                condition="amqp:link:message-size-exceeded",
             )
-        entries = queue.withdraw(count)
+        entries = queue.withdraw(count, before)
         for entry in entries:
             target.inlet.take(entry.again())
         return len(entries)

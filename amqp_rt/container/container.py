@@ -641,6 +641,8 @@ class Container:
         )
         engine.peer.secure = entered.secure
         engine.peer.certificate = entered.certificate
+        # Who names no host when logging in or opening has named it to TLS (Part 2 §2.7.1).
+        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection

@@ -544,7 +544,7 @@ class Container:
                     self.network,
                     where.host,
                     door,
-                    partial(self._serve, scheme=where.scheme),
+                    partial(self.accept, scheme=where.scheme),
                 )
             except OSError as error:
                 raise ConnectFailed(f"cannot listen on {where}: {error}") from error
@@ -563,7 +563,7 @@ class Container:
                     condition="amqp:invalid-field",
                 )
             listeners = await open_tcp(where.host, where.port)
-            serve = partial(self._serve, scheme=where.scheme, path=where.path or "/")
+            serve = partial(self.accept, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
                 nurseries.listeners.start_soon(
                     partial(serve_socket, each, door, serve, nursery=nurseries.connections)
@@ -574,32 +574,21 @@ class Container:
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
         try:
-            serve = partial(self._serve, scheme="amqp+unix")
+            serve = partial(self.accept, scheme="amqp+unix")
             await serve_socket(listener, door, serve, nursery=self._started().connections)
         finally:
             with suppress(OSError):
                 os.unlink(path)
 
-    async def _serve(
-        self,
-        stream: trio.abc.Stream,
-        address: str,
-        logged_in: Callable[[], None],
-        *,
-        scheme: str,
-        path: str = "/",
-    ) -> None:
-        await self.accept(stream, address=address, scheme=scheme, path=path, logged_in=logged_in)
-
     async def accept(
         self,
         stream: trio.abc.Stream,
-        *,
         address: str = "",
+        logged_in: Callable[[], None] = lambda: None,
+        *,
         scheme: str = "amqp",
         path: str = "/",
         trusted: bool = False,
-        logged_in: Callable[[], None] = lambda: None,
     ) -> None:
         """Run one connection that a peer opened, until it ends; *stream* is closed then.
 
@@ -608,10 +597,10 @@ class Container:
         Args:
             stream: Any trio stream.
             address: The peer's, in words.
+            logged_in: Called once the peer is known, or needs not be.
             scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
             path: Where a WebSocket is.
             trusted: The peer is known, and needs not log in.
-            logged_in: Called once the peer is known, or needs not be.
         """
         nursery = self.connection_nursery
         now = trio.current_time()
@@ -652,6 +641,8 @@ class Container:
         )
         engine.peer.secure = entered.secure
         engine.peer.certificate = entered.certificate
+        # Who names no host when logging in or opening has named it to TLS (Part 2 §2.7.1).
+        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
@@ -749,18 +740,15 @@ class Container:
 
     def became_known(self, connection: Connection) -> None:
         """The peer has said who it is, and counts as a stranger no more."""
-        self._known(connection.engine)
+        logged_in = self._strangers.pop(connection.engine, None)
+        if logged_in is not None:
+            logged_in()
 
     async def _answer_cbs(self, message: Message, connection: Connection) -> Message | Accepted:
         watch = self._watches.get(connection)
         if watch is None:
             raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
         return await answer_cbs(message, watch)
-
-    def _known(self, engine: Any) -> None:
-        logged_in = self._strangers.pop(engine, None)
-        if logged_in is not None:
-            logged_in()
 
     def start_login(self, connection: Connection, event: LoginRequested) -> None:
         """Judge a client's login (:meth:`login`) beside everything else."""
@@ -793,7 +781,7 @@ class Container:
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
             if self._cbs is None:
-                self._known(engine)
+                self.became_known(connection)
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
             address = engine.peer.address

@@ -194,6 +194,11 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "log_holds_max": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
+    "staged_bytes_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stages_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
+    "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),

@@ -74,6 +74,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         f"{HERE}test_unsettled_max_of_what_goes",
         f"{HERE}test_unsettled_max_of_a_map",
     ),
+    "early_deliveries_max": (
+        "core/test_early.py::test_at_the_bound_and_above_it",
+        "core/test_early.py::test_what_is_held_is_bounded_and_then_judged_like_the_rest",
+    ),
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
     "management_nodes_max": ("management/test_management.py::test_management_nodes",),
@@ -198,6 +202,11 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "log_holds_max": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
+    "staged_bytes_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stages_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
+    "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),

@@ -26,12 +26,12 @@ ONCE = Queue("q", duplicate_window_s=60)
 
 
 def shown(world: World, address: str = "q") -> list[Any]:
-    return [Message.decode(each).body for each in world.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in world.peek(address, 1_000)]
 
 
 async def bodies(broker: Broker, address: str = "q") -> list[Any]:
     await broker.host.wait_kept()
-    return [Message.decode(each).body for each in broker.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in await broker.host.peek(address, 1_000)]
 
 
 # --- The window ---
@@ -125,7 +125,7 @@ def test_what_is_moved_inside_is_not_lost() -> None:
     client.sender("work").send("one", "two", message_id="a")
     client.sender("other").send("three", message_id="a")
     client.receiver("work", credit=9, settle=Rejected())
-    world.host.move("other", "dead", 1)
+    world.move("other", "dead", 1)
     # They are messages of their own here, whatever they are called.
     assert shown(world, "dead") == ["one", "two", "three"]
 
@@ -199,7 +199,7 @@ def test_in_a_transaction_what_is_committed_counts() -> None:
     assert shown(world) == ["before", "first"]
     queue = world.host._find(world.host._space(""), "q").held
     assert (queue.held, queue.pending) == (0, 0)
-    assert queue.bytes == sum(len(each) for each in world.host.peek("q", 9))
+    assert queue.bytes == sum(len(each) for each in world.peek("q", 9))
 
 
 # --- The store ---
@@ -396,7 +396,7 @@ async def test_large_messages_too(tmp_path: Path) -> None:
                 await out.send(large, durable=True, message_id="large")
             assert broker.host.stats("q").available == 1
             assert len(large) < broker.host.stats("q").bytes < 2 * len(large)
-            assert broker.host.purge("q") == 1
+            assert await broker.host.purge("q") == 1
             await out.send(b"small", durable=True, message_id="large")
             assert broker.host.stats("q").available == 0
             assert broker.host.stats("q").bytes == 0

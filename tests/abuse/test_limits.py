@@ -73,6 +73,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         f"{HERE}test_unsettled_max_of_what_goes",
         f"{HERE}test_unsettled_max_of_a_map",
     ),
+    "early_deliveries_max": (
+        "core/test_early.py::test_at_the_bound_and_above_it",
+        "core/test_early.py::test_what_is_held_is_bounded_and_then_judged_like_the_rest",
+    ),
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
     "management_nodes_max": ("management/test_management.py::test_management_nodes",),

@@ -32,6 +32,7 @@ from .container.routes import Context
 from .errors import AmqpError
 from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
+from .management.epochs import add_epochs
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
@@ -74,6 +75,7 @@ class Broker:
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        settle_second: Whether senders may settle before us; Azure's clients need False.
         origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
         trace: A folder for traces of connections; see :class:`~amqp_rt.Container`.
@@ -108,6 +110,7 @@ class Broker:
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        settle_second: bool = True,
         origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         trace: str | PathLike[str] | None = None,
@@ -132,6 +135,7 @@ class Broker:
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            settle_second=settle_second,
             origins=origins,
             network=network,
             trace=trace,
@@ -157,6 +161,7 @@ class Broker:
                 collections=collections_of(self.container, self.host),
                 limits=self.container.limits,
             )
+            add_epochs(self.management, self.host)
             self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
 

@@ -12,7 +12,7 @@ import logging
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, cast
@@ -74,6 +74,7 @@ from .paging import NOWHERE_PAGED
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
+from .staging import Part, Staging, claim_of
 from .subscriptions import Subscription
 from .termini import (
     DELIVERY,
@@ -218,6 +219,9 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+_WHOLE_LOG: Final = Error(
+    "amqp:not-implemented", "epochs are published to a log, not to one of its partitions"
+)
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 
 #: The kind of fact that a declared node is.
@@ -343,6 +347,7 @@ class BrokerHost:
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
+        self.staging = Staging(self.memory, journal, self.clock, limits, self._new_number)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
@@ -417,6 +422,9 @@ class BrokerHost:
         await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
+        nodes = [node for space in self._spaces.values() for node in space.values()]
+        highest = await self.staging.restore({node.number: node for node in nodes})
+        self._number = max(self._number, highest + 1)
 
     async def _restore_ids(self, journal: Journal) -> None:
         intakes = {
@@ -841,6 +849,12 @@ class BrokerHost:
             self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
         return held
 
+    def _new_number(self) -> int:
+        """A number that nothing else has in the store."""
+        number = self._number
+        self._number += 1
+        return number
+
     def _check(self, declared: Declaration) -> Check | None:
         """What a node that is *declared* so looks at in each message that is sent to it."""
         if not isinstance(declared, Queue):
@@ -906,6 +920,7 @@ class BrokerHost:
         self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
         self._disown(node)
+        self.staging.delete(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -1068,6 +1083,15 @@ class BrokerHost:
             terms = _SEALED
         if isinstance(terms, Error):
             link.refuse(terms)
+            return True
+        claim = None if sending else claim_of(cast("ReceivingLink", link))
+        if claim is not None and node.partition is not None:
+            claim = _WHOLE_LOG
+        if isinstance(claim, Error):
+            link.refuse(claim)
+            return True
+        if claim is not None:
+            self.staging.attach(node, cast("ReceivingLink", link), claim, terms.target)
             return True
         if kept is not None:
             kept.interrupt()
@@ -1300,8 +1324,7 @@ class BrokerHost:
             number = 0
             source = terms.source if sending else terms.target
             if isinstance(source, Source | Target) and source.durable and self.journal is not None:
-                number = self._number
-                self._number += 1
+                number = self._new_number()
             kept = self._make_terminus(node, key, terms, number)
             if number:
                 self.termini.keep(kept, node.number)
@@ -1671,6 +1694,46 @@ class BrokerHost:
             target.inlet.take(entry.again())
         return len(entries)
 
+    async def commit_epoch(
+        self,
+        address: str,
+        producer: str,
+        run: str,
+        epoch: int,
+        parts: Sequence[tuple[int, int, int, int]],
+        *,
+        virtual_host: str = "",
+    ) -> bool:
+        """Publish what was staged at *address*, once; see :mod:`~amqp_rt.broker.staging`.
+
+        Args:
+            address: The node.
+            producer: Who publishes there.
+            run: Its run; the latest one, or a new one.
+            epoch: What is committed, higher than what was committed before.
+            parts: Of each part the attempt that counts, how many messages it has sent, and their
+                CRC-32: ``(part, attempt, count, crc)``.
+            virtual_host: Where the node is.
+
+        Returns:
+            Whether it was not done before.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.staging.Staging.commit`, or there is no such
+                node.
+        """
+        node = self._find(self._space(virtual_host), address)
+        named = [Part(*each) for each in parts]
+        return await self.staging.commit(node, producer, run, epoch, named)
+
+    def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
+        """The epoch that *producer* has committed last at *address*, -1 if none.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self.staging.committed(self._find(self._space(virtual_host), address), producer)
+
     # --- Logs ---
 
     def _log(self, address: str, virtual_host: str) -> MessageLog:
@@ -1881,6 +1944,8 @@ class BrokerHost:
         self.tick()
         self.transactions.sweep()
         self.termini.sweep()
+        self.staging.sweep()
+
         for duplicates in self._windows:
             duplicates.expire()
         for node, space in list(self._leaving.items()):
@@ -1927,6 +1992,7 @@ class BrokerHost:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             nursery.start_soon(self._tick_always)
+            nursery.start_soon(self.staging.run)
             if self.journals is not None:
                 nursery.start_soon(self.journals.run)
             while True:

@@ -359,6 +359,9 @@ class Producer(Inlet):
         self.granted = 0
         #: There was no room for more.
         self.waiting = False
+        #: Messages may come before any credit, and some of those in hand may have.
+        self.early = door.limits.early_deliveries_max > 0
+        self.unpromised = False
         #: The terminus that it is the endpoint of, an object with ``attached(link)``,
         #: ``when_ready(call)``, ``delivered(deliveries)`` and ``left(link, closed)``; None if
         #: nothing is kept of it.
@@ -368,7 +371,7 @@ class Producer(Inlet):
 
     def admits(self, size: int) -> bool:
         """Credit was promised; only bytes can still be too many."""
-        return self.node.fits(size)
+        return self.node.fits(size) and not (self.unpromised and self.intake.room() <= 0)
 
     def on_attached(self, link: ReceivingLink) -> None:
         self.link = link
@@ -384,6 +387,7 @@ class Producer(Inlet):
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         # What was promised is used, before the messages that it was promised for take room.
+        self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
         if link.has_streamed:
             self._deliver_large(link, deliveries)

@@ -30,7 +30,17 @@ from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 
-__all__ = ["Kind", "Record", "Trace", "TraceWriter", "Traced", "Traces", "read_trace", "traced"]
+__all__ = [
+    "Kind",
+    "Mask",
+    "Record",
+    "Trace",
+    "TraceWriter",
+    "Traced",
+    "Traces",
+    "read_trace",
+    "traced",
+]
 
 _log = logging.getLogger("amqp_rt.net")
 
@@ -178,7 +188,7 @@ class TraceWriter:
         self._began = clock.monotonic()
         self._left = bytes_max
         self._spend = spend
-        self._masks = (_Mask(), _Mask())
+        self._masks = (Mask(), Mask())
         about = json.dumps({"client": client, "address": address, "began": clock.wall()})
         # However little room there is, it says what it is a trace of.
         beginning = MAGIC + self._record(Kind.ABOUT, about.encode())
@@ -246,7 +256,7 @@ class TraceWriter:
                 _log.warning("a trace breaks off: %s", error.strerror or error)
 
 
-class _Mask:
+class Mask:
     """One direction of a connection without the responses of its login.
 
     Until AMQP begins, octets are held back until their frame is whole. What speaks another protocol

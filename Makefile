@@ -75,6 +75,7 @@ test-long:
 .PHONY: format
 format: .venv/ready
 	$(BIN)/python docs/_tools/sync_stub.py
+	$(BIN)/python docs/_tools/security_matrix.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

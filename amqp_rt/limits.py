@@ -129,6 +129,9 @@ class Limits(Struct, frozen=True, gc=False):
     nodes_max: int = 100_000
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
+    #: Message-ids that a queue remembers to know again what comes twice; beyond it the first are
+    #: forgotten before their time.
+    duplicates_max: int = 100_000
     #: Messages that wait for one subscriber of a topic before its link is detached.
     backlog_max: int = 10_000
     #: Bytes of those messages.
@@ -161,6 +164,14 @@ class Limits(Struct, frozen=True, gc=False):
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0
+    #: Bytes that are staged for epochs, attempts that have staged something, and seconds after which
+    #: what nobody has committed is forgotten.
+    staged_bytes_max: int = 1024 * MIB
+    stages_max: int = 10_000
+    stage_s: float = 86_400.0
+    #: Producers that publish by epochs at one node, and runs of each that are remembered.
+    epoch_producers_max: int = 1_000
+    epoch_runs_max: int = 100
     #: Times that a message was given up, of which it tells in its annotations.
     dead_letter_history_max: int = 16
     #: Bytes to which modified outcomes may let the annotations of a message grow.

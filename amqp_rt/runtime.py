@@ -32,6 +32,7 @@ from .container.routes import Context
 from .errors import AmqpError
 from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
+from .management.epochs import add_epochs
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
@@ -146,6 +147,8 @@ class Broker:
             virtual_hosts=virtual_hosts,
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
+        if self.container.guarded:
+            self.host.may_send = self.container.may_be_sent
         self.container.add_host(self.host)
         self.management: Management | None = None
         if management:
@@ -155,6 +158,7 @@ class Broker:
                 collections=collections_of(self.container, self.host),
                 limits=self.container.limits,
             )
+            add_epochs(self.management, self.host)
             self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
 
@@ -387,15 +391,15 @@ class _Managed:
     def delete(self, name: str) -> int:
         return self._host.delete(name, virtual_host=self._in)
 
-    def peek(self, name: str, count: int) -> list[bytes]:
-        return self._host.peek(name, count, virtual_host=self._in)
+    async def peek(self, name: str, count: int, bytes_max: int) -> list[bytes]:
+        return await self._host.peek(name, count, bytes_max=bytes_max, virtual_host=self._in)
 
     async def purge(self, name: str) -> int:
         if self._host.stats(name, virtual_host=self._in).kind == LOG:
             return await self._host.purge_log(name, virtual_host=self._in)
-        dropped = self._host.purge(name, virtual_host=self._in)
+        dropped = await self._host.purge(name, virtual_host=self._in)
         await self._host.wait_kept()
         return dropped
 
-    def move(self, name: str, to: str, count: int) -> int:
-        return self._host.move(name, to, count, virtual_host=self._in)
+    async def move(self, name: str, to: str, count: int) -> int:
+        return await self._host.move(name, to, count, virtual_host=self._in)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 import logging
+import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, cast
@@ -22,10 +23,11 @@ from msgspec import Struct
 
 from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
+from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import MESSAGE_FORMAT, AnnotationPolicy
-from ..outcomes import Error
+from ..outcomes import Error, Rejected
 from ..stores.base import SEQUENCE_MAX
 from ..termini import (
     SHARED_SUBS,
@@ -39,9 +41,10 @@ from ..termini import (
 from ..values import Int, Symbol
 from .claims import check_claims
 from .clocks import RunClock
+from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
-from .keyed import Field, marker
+from .keyed import marker
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
@@ -67,9 +70,11 @@ from .nodes import (
 )
 from .observed import ObservedQueue
 from .pager import Pager
+from .paging import NOWHERE_PAGED
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
+from .staging import Part, Staging, claim_of
 from .subscriptions import Subscription
 from .termini import (
     DELIVERY,
@@ -214,8 +219,10 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+_WHOLE_LOG: Final = Error(
+    "amqp:not-implemented", "epochs are published to a log, not to one of its partitions"
+)
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
-_REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
@@ -259,11 +266,6 @@ def _way_in(
         entrance = Entrance(held, partition)
         return entrance, None if held.reading is None else entrance
     return held, ledger
-
-
-def _check(declared: Declaration) -> Check | None:
-    wished = isinstance(declared, Queue) and declared.check_properties
-    return check_claims if wished else None
 
 
 def _locked(node: _Node, terms: Terms) -> bool:
@@ -345,8 +347,14 @@ class BrokerHost:
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
+        self.staging = Staging(self.memory, journal, self.clock, limits, self._new_number)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
+        #: Whether a peer may send to an address; None where everybody may. It is asked only for what
+        #: a peer does not send there itself.
+        self.may_send: Callable[[Peer, str], bool] | None = None
+        #: What knows again what comes twice, of each queue that wants to.
+        self._windows: dict[Duplicates, None] = {}
         #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
@@ -411,8 +419,25 @@ class BrokerHost:
                 await self._restore_queue(journal, number, node.held)
             elif isinstance(node.held, MessageLog):
                 await node.held.restore()
+        await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
+        nodes = [node for space in self._spaces.values() for node in space.values()]
+        highest = await self.staging.restore({node.number: node for node in nodes})
+        self._number = max(self._number, highest + 1)
+
+    async def _restore_ids(self, journal: Journal) -> None:
+        intakes = {
+            node.number: node.intake for space in self._spaces.values() for node in space.values()
+        }
+        for key, value in await journal.call(journal.store.facts, DUPLICATES):
+            intake = intakes.get(int.from_bytes(key[:4], "big"))
+            if intake is not None and intake.duplicates is not None:
+                intake.duplicates.recall(key, value)
+            else:
+                journal.loose.forget(DUPLICATES, key)
+        for duplicates in self._windows:
+            duplicates.expire()
 
     async def _restore_termini(self, journal: Journal) -> None:
         nodes = {node.number: node for space in self._spaces.values() for node in space.values()}
@@ -629,12 +654,18 @@ class BrokerHost:
             held.single_active = declared.single_active
             held.exclusive = declared.exclusive
             held.lock(declared.lock_s or 0.0)
-            node.inlet.check = _check(declared)
+            self._remember_ids(node.intake, declared, node.number)
+            node.inlet.check = self._check(declared)
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.check = node.inlet.check
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
             held.backlog_bytes_max = declared.backlog_bytes_max or self.limits.backlog_bytes_max
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Log) and isinstance(held, MessageLog):
             held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
@@ -773,6 +804,8 @@ class BrokerHost:
         elif journal is not None and number and isinstance(held, MessageTopic):
             ledger = TopicLedger(journal, held)
         intake = Intake(held)
+        if isinstance(declared, Queue):
+            self._remember_ids(intake, declared, number)
         place, ledger = _way_in(held, ledger)
         inlet = Inlet(
             intake,
@@ -784,7 +817,7 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
-            check=_check(declared),
+            check=self._check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
         if not isinstance(held, MessageLog):
@@ -816,6 +849,66 @@ class BrokerHost:
             self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
         return held
 
+    def _new_number(self) -> int:
+        """A number that nothing else has in the store."""
+        number = self._number
+        self._number += 1
+        return number
+
+    def _check(self, declared: Declaration) -> Check | None:
+        """What a node that is *declared* so looks at in each message that is sent to it."""
+        if not isinstance(declared, Queue):
+            return None
+        returns = declared.return_to_sender and self.may_send is not None
+        if not (declared.check_properties and returns):
+            return (
+                check_claims
+                if declared.check_properties
+                else self._mark_returnable
+                if returns
+                else None
+            )
+
+        def both(entry: Entry, peer: Peer) -> Rejected | None:
+            self._mark_returnable(entry, peer)
+            return check_claims(entry, peer)
+
+        return both
+
+    def _mark_returnable(self, entry: Entry, peer: Peer) -> Rejected | None:
+        """Find out whether *entry* may be returned to where its sender wants it; nobody can ask who
+        that was once it is gone."""
+        address = self._reply_to(entry)
+        may_send = self.may_send
+        entry.returnable = address is not None and may_send is not None and may_send(peer, address)
+        return None
+
+    def _reply_to(self, entry: Entry) -> str | None:
+        if entry.message_format != MESSAGE_FORMAT:
+            return None
+        try:
+            address = MessageView(entry, self.limits).properties().reply_to
+        except DecodeError:
+            return None
+        return None if address is None else str(address)
+
+    def _remember_ids(self, intake: Intake, declared: Queue, number: int) -> None:
+        """Let *intake* know again what comes twice, as *declared*."""
+        window_s = declared.duplicate_window_s
+        duplicates = intake.duplicates
+        if window_s is None:
+            if duplicates is not None:
+                duplicates.clear()
+                del self._windows[duplicates]
+            intake.duplicates = None
+        elif duplicates is not None:
+            duplicates.window_s = window_s
+        else:
+            duplicates = intake.duplicates = Duplicates(
+                window_s, self.clock.wall, self.journal, number, self.limits
+            )
+            self._windows[duplicates] = None
+
     def _queue_bytes_max(self, number: int) -> int:
         """Bytes that a queue may hold which says nothing about it: one that is in the store has
         little of them in memory."""
@@ -827,6 +920,7 @@ class BrokerHost:
         self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
         self._disown(node)
+        self.staging.delete(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -847,6 +941,9 @@ class BrokerHost:
         else:
             self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
+        if node.intake.duplicates is not None:
+            node.intake.duplicates.clear()
+            del self._windows[node.intake.duplicates]
         messages = held.available + held.acquired
         if isinstance(held, MessageQueue):
             messages += held.delayed
@@ -925,13 +1022,10 @@ class BrokerHost:
 
         It goes nowhere from there but to a dead-letter address: its ``reply-to`` stays the same.
         """
-        if entry.message_format != MESSAGE_FORMAT:
+        if self.may_send is not None and not entry.returnable:
             return None
-        try:
-            address = _REPLY_TO.read(MessageView(entry, self.limits))
-        except DecodeError:
-            return None
-        node = None if address == declared.name else space.get(address)
+        address = self._reply_to(entry)
+        node = None if address is None or address == declared.name else space.get(address)
         return None if node is None or node.is_sealed else node
 
     # --- Links (fronts.base.Host) ---
@@ -986,6 +1080,15 @@ class BrokerHost:
             terms = _SEALED
         if isinstance(terms, Error):
             link.refuse(terms)
+            return True
+        claim = None if sending else claim_of(cast("ReceivingLink", link))
+        if claim is not None and node.partition is not None:
+            claim = _WHOLE_LOG
+        if isinstance(claim, Error):
+            link.refuse(claim)
+            return True
+        if claim is not None:
+            self.staging.attach(node, cast("ReceivingLink", link), claim, terms.target)
             return True
         if kept is not None:
             kept.interrupt()
@@ -1218,8 +1321,7 @@ class BrokerHost:
             number = 0
             source = terms.source if sending else terms.target
             if isinstance(source, Source | Target) and source.durable and self.journal is not None:
-                number = self._number
-                self._number += 1
+                number = self._new_number()
             kept = self._make_terminus(node, key, terms, number)
             if number:
                 self.termini.keep(kept, node.number)
@@ -1403,20 +1505,48 @@ class BrokerHost:
             dropped=counts.dropped,
         )
 
-    def peek(self, address: str, count: int = 1, *, virtual_host: str = "") -> list[bytes]:
+    async def peek(
+        self,
+        address: str,
+        count: int = 1,
+        *,
+        bytes_max: int = sys.maxsize,
+        virtual_host: str = "",
+    ) -> list[bytes]:
         """The first *count* available messages of a queue, encoded as they would be sent now.
 
-        Raises:
-            AmqpError: There is no such queue.
-        """
-        return self._peek(self._queue(address, virtual_host), count)
+        Those that are in the store only are read, and stay there. Of a message in pieces there is
+        what comes before its body.
 
-    def _peek(self, queue: MessageQueue, count: int) -> list[bytes]:
+        Args:
+            address: The queue.
+            count: How many at most.
+            bytes_max: Bytes of them together, but for the first one; by default any number.
+            virtual_host: Where the queue is.
+
+        Raises:
+            AmqpError: There is no such queue, or the store cannot be read.
+        """
+        return await self._peek(self._queue(address, virtual_host), count, bytes_max)
+
+    async def _peek(
+        self, queue: MessageQueue, count: int, bytes_max: int = sys.maxsize
+    ) -> list[bytes]:
+        await trio.lowlevel.checkpoint()
+        if self.journal is None:
+            entries = queue.peek(count)
+        else:
+            entries = await self._pager.peek(self.journal, queue, count, bytes_max)
         now = self.clock.wall()
-        found = []
-        for entry in queue.peek(count):
+        found: list[bytes] = []
+        size = 0
+        for entry in entries:
             payload = departing(entry, now) if entry.altered else entry.payload
-            found.append(payload if isinstance(payload, bytes) else b"".join(payload))
+            encoded = payload if isinstance(payload, bytes) else b"".join(payload)
+            size += len(encoded)
+            if found and size > bytes_max:
+                break
+            found.append(encoded)
         return found
 
     def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
@@ -1437,7 +1567,7 @@ class BrokerHost:
         """
         return self._subscription(address, name, container, virtual_host)[0]
 
-    def peek_subscription(
+    async def peek_subscription(
         self,
         address: str,
         name: str,
@@ -1452,7 +1582,8 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such topic or subscription, or there are several.
         """
-        return self._peek(self._subscription(address, name, container, virtual_host)[1], count)
+        queue = self._subscription(address, name, container, virtual_host)[1]
+        return await self._peek(queue, count)
 
     def _subscription(
         self, address: str, name: str, container: str | None, virtual_host: str
@@ -1501,22 +1632,33 @@ class BrokerHost:
             found.append((stats, queue))
         return found
 
-    def purge(self, address: str, *, virtual_host: str = "") -> int:
+    async def purge(self, address: str, *, virtual_host: str = "") -> int:
         """Drop the available messages of a queue; how many there were.
 
-        Raises:
-            AmqpError: There is no such queue.
-        """
-        return self._queue(address, virtual_host).purge()
+        What is in the store only goes at once, unless each of them is recorded in ``$journal``: then
+        they are read for that. Cancelled, some of them may be left.
 
-    def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
+        Raises:
+            AmqpError: There is no such queue, or the store cannot be read.
+        """
+        queue = self._queue(address, virtual_host)
+        await trio.lowlevel.checkpoint()
+        if queue.paged and self.journal is not None and isinstance(queue, ObservedQueue):
+            return await self._pager.work_off(self.journal, queue, queue.available, queue.drop)
+        return queue.purge()
+
+    async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
         """Move the first *count* available messages of a queue to another node, in order.
+
+        Each of them is in one of the two whenever the broker stops. What is in the store only is read
+        for it a chunk at a time; cancelled, or when it raises, some of them may have been moved.
 
         Returns:
             How many were moved.
 
         Raises:
-            AmqpError: There is no such queue, or no such node to move to.
+            AmqpError: There is no such queue, or no such node to move to; a message is too large for
+                that node; or the store cannot be read.
         """
         queue = self._queue(address, virtual_host)
         target = self._find(self._space(virtual_host), to)
@@ -1524,17 +1666,70 @@ class BrokerHost:
             raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
+        await trio.lowlevel.checkpoint()
+        work = partial(self._pass_on, queue, target)
+        if self.journal is None:
+            return work(count, NOWHERE_PAGED)
+        return await self._pager.work_off(self.journal, queue, count, work)
+
+    def _pass_on(self, queue: MessageQueue, target: _Node, count: int, before: int) -> int:
+        """Move messages that are in memory, and come before a place."""
+        if target.held.deleted:
+            raise AmqpError(
+                f"{target.declared.name!r} has been deleted", condition="amqp:resource-deleted"
+            )
         if not isinstance(target.ledger, QueueLedger) and any(
-            entry.pieces for entry in queue.peek(count)
+            entry.pieces for entry in queue.peek(count, before=before)
         ):
             raise AmqpError(
-                f"there are messages that are too large for {to!r}, which is not in the store",
-                condition="amqp:not-allowed",
+                f"there are messages that are too large for {target.declared.name!r}, which is no"
+                " queue in the store",
+                condition="amqp:link:message-size-exceeded",
             )
-        entries = queue.withdraw(count)
+        entries = queue.withdraw(count, before)
         for entry in entries:
             target.inlet.take(entry.again())
         return len(entries)
+
+    async def commit_epoch(
+        self,
+        address: str,
+        producer: str,
+        run: str,
+        epoch: int,
+        parts: Sequence[tuple[int, int, int, int]],
+        *,
+        virtual_host: str = "",
+    ) -> bool:
+        """Publish what was staged at *address*, once; see :mod:`~amqp_rt.broker.staging`.
+
+        Args:
+            address: The node.
+            producer: Who publishes there.
+            run: Its run; the latest one, or a new one.
+            epoch: What is committed, higher than what was committed before.
+            parts: Of each part the attempt that counts, how many messages it has sent, and their
+                CRC-32: ``(part, attempt, count, crc)``.
+            virtual_host: Where the node is.
+
+        Returns:
+            Whether it was not done before.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.staging.Staging.commit`, or there is no such
+                node.
+        """
+        node = self._find(self._space(virtual_host), address)
+        named = [Part(*each) for each in parts]
+        return await self.staging.commit(node, producer, run, epoch, named)
+
+    def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
+        """The epoch that *producer* has committed last at *address*, -1 if none.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self.staging.committed(self._find(self._space(virtual_host), address), producer)
 
     # --- Logs ---
 
@@ -1746,6 +1941,10 @@ class BrokerHost:
         self.tick()
         self.transactions.sweep()
         self.termini.sweep()
+        self.staging.sweep()
+
+        for duplicates in self._windows:
+            duplicates.expire()
         for node, space in list(self._leaving.items()):
             self._judge(space, node)
         for held in list(self._expiring):
@@ -1790,6 +1989,7 @@ class BrokerHost:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             nursery.start_soon(self._tick_always)
+            nursery.start_soon(self.staging.run)
             if self.journals is not None:
                 nursery.start_soon(self.journals.run)
             while True:

@@ -472,6 +472,7 @@ class QueueLedger:
 
         def refused(error: Error) -> None:
             _log.warning("%d messages were refused: %s", len(entries), error)
+            unit.undo()
             for entry in entries:
                 entry.stored = False
                 self._queue.withhold(entry)
@@ -589,6 +590,7 @@ class QueueLedger:
             kept()
 
         def failed(error: Error) -> None:
+            unit.undo()
             self.cancel(entry)
             refused(error)
 

@@ -24,6 +24,7 @@ from .journal import QueueLedger, Unit, refuse
 
 if TYPE_CHECKING:
     from ..fronts.base import IncomingDelivery, ReceivingLink
+    from .duplicates import Arrived
     from .producers import Producer
 
 _log = logging.getLogger("amqp_rt.broker")
@@ -164,6 +165,17 @@ class Arrival:
             return
         if entry.expires_at != NEVER:
             self._producer.on_expiring()
+        arrived: Arrived | None = None
+        duplicates = self._producer.intake.duplicates
+        identity = None if duplicates is None else duplicates.identify(entry)
+        if duplicates is not None and identity is not None:
+            first = duplicates.find(identity)
+            if first is not None:
+                self._take_back()
+                first.answer(delivery)
+                return
+            arrived = duplicates.begin()
+            arrived.add(identity, durable=True)
 
         def kept() -> None:
             delivery.settle(ACCEPTED)
@@ -171,9 +183,13 @@ class Arrival:
         def refused(error: Error) -> None:
             refuse(delivery, error)
 
-        ledger.complete(entry, kept, refused, partial(self._note, [delivery]))
+        ledger.complete(entry, kept, refused, partial(self._note, arrived, [delivery]))
 
-    def _note(self, deliveries: list[IncomingDelivery], unit: Unit) -> None:
+    def _note(
+        self, arrived: Arrived | None, deliveries: list[IncomingDelivery], unit: Unit
+    ) -> None:
+        if arrived is not None:
+            arrived.note(unit)
         note = self._producer.note
         if note is not None:
             note(unit, deliveries)

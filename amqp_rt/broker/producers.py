@@ -18,6 +18,7 @@ from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..transactions import TransactionalState
 from . import pieces
+from .duplicates import Arrived, Duplicates
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
 from .journal import Unit
@@ -154,13 +155,24 @@ class Inlet:
             WouldBlock: There is no room.
         """
         entry = self.door.admit(payload, message_format, self.wall(), self.ttl_s)
+        # It is the process itself that sends it.
+        entry.returnable = True
+        duplicates = self.intake.duplicates
+        identity = None if duplicates is None else duplicates.identify(entry)
+        if duplicates is not None and duplicates.find(identity) is not None:
+            return
         if not self.admits(len(payload)):
             raise WouldBlock("there is no room for the message")
         if entry.expires_at != NEVER:
             self.on_expiring()
-        if self.ledger is not None and self.ledger.wants(entry):
+        staged = self.ledger is not None and self.ledger.wants(entry)
+        arrived: Arrived | None = None
+        if duplicates is not None and identity is not None:
+            arrived = duplicates.begin(kept=not staged)
+            arrived.add(identity, durable=entry.durable)
+        if self.ledger is not None and staged:
             self.ledger.reserve(entry)
-            self.ledger.stage([entry], [])
+            self.ledger.stage([entry], [], None, self._noting(arrived))
         else:
             self.node.put(entry)
 
@@ -193,11 +205,16 @@ class Inlet:
         admit = self.door.admit
         ledger = self.ledger
         check = self.check
+        duplicates = self.intake.duplicates
         now = self.wall()
         publisher = link.peer.container_id
         #: To be kept before they are put, and the deliveries that brought them.
         durable: list[Entry] = []
         waiting: list[IncomingDelivery] = []
+        #: The ids of those, and of what needs not be kept.
+        pending: Arrived | None = None
+        safe: Arrived | None = None
+        identity: bytes | None = None
         fault: Error | None = None
         for delivery in deliveries:
             payload = delivery.payload
@@ -219,10 +236,17 @@ class Inlet:
                 entry = admit(payload, delivery.message_format, now, self.ttl_s)
                 if entry.durable and ledger is None and not self.volatile:
                     refusal = _NOT_KEPT
-                elif not self.admits(len(payload)):
-                    refusal = _FULL
                 elif check is not None:
                     refusal = check(entry, link.peer)
+                if duplicates is not None and refusal is None and transaction is None:
+                    # Room or not: it needs none if it is here already.
+                    identity = duplicates.identify(entry)
+                    first = duplicates.find(identity)
+                    if first is not None:
+                        first.answer(delivery)
+                        continue
+                if refusal is None and not self.admits(len(payload)):
+                    refusal = _FULL
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
             except Unwelcome as error:
@@ -247,15 +271,36 @@ class Inlet:
                 ledger.reserve(entry)
                 durable.append(entry)
                 waiting.append(delivery)
+                if duplicates is not None and identity is not None:
+                    pending = pending or duplicates.begin()
+                    pending.add(identity, durable=entry.durable)
             else:
+                if duplicates is not None and identity is not None:
+                    safe = safe or duplicates.begin(kept=True)
+                    safe.add(identity, durable=False)
                 node.put(entry)
                 delivery.settle(ACCEPTED)
         end = None if fault is None else partial(link.detach, fault)
         if ledger is not None and durable:
             # What came before a fault is answered before the link is.
-            ledger.stage(durable, waiting, end, self.note)
+            ledger.stage(durable, waiting, end, self._noting(pending))
         elif end is not None:
             end()
+
+    def _noting(
+        self, arrived: Arrived | None
+    ) -> Callable[[Unit, list[IncomingDelivery]], None] | None:
+        """What is to be kept together with messages, their ids included."""
+        if arrived is None:
+            return self.note
+        note = self.note
+
+        def both(unit: Unit, deliveries: list[IncomingDelivery]) -> None:
+            arrived.note(unit)
+            if note is not None:
+                note(unit, deliveries)
+
+        return both
 
     def _transaction(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
         state = delivery.state
@@ -391,6 +436,8 @@ class Intake:
     def __init__(self, node: Node, window: int = WINDOW) -> None:
         self.node = node
         self.window = window
+        #: Knows again what comes twice; None if nothing does.
+        self.duplicates: Duplicates | None = None
         self.producers: set[Producer] = set()
         #: Credit of all of them together.
         self.promised = 0

@@ -33,6 +33,7 @@ from .queues import MessageQueue
 from .subscriptions import Enlisted, Subscription
 
 if TYPE_CHECKING:
+    from .duplicates import Arrived, Duplicates
     from .producers import Inlet
 
 #: What a coordinator here can do: any number of transactions in a session, each usable from all
@@ -201,11 +202,22 @@ class Transaction:
             self.roll_back()
             done(Error(_ROLLBACK, "a node to which a message was posted has been deleted"))
             return
+        if any(self._is_undecided(inlet, entry) for inlet, entry, _ in self._posts):
+            self.roll_back()
+            done(Error(_ROLLBACK, "the first message with the id of a posted one is being written"))
+            return
         self._stop_acquiring()
         journal = self._journal
+        #: The ids of what was posted to queues that remember them.
+        arrived: dict[Duplicates, Arrived] = {}
         if journal is None:
             for inlet, entry, _ in self._posts:
-                self._put(inlet, entry)
+                if self._comes_again(inlet, entry, arrived):
+                    self._give_room(inlet, entry)
+                else:
+                    self._put(inlet, entry)
+            for each in arrived.values():
+                each.kept()
             self._finish({}, done)
             return
         #: What becomes of stored messages, which is written now and done when it is kept.
@@ -226,13 +238,18 @@ class Transaction:
         unit = Unit(refused)
         with journal.joined(unit):
             for inlet, entry, _ in self._posts:
-                if inlet.ledger is None:
+                if self._comes_again(inlet, entry, arrived):
+                    give_room = partial(self._give_room, inlet, entry)
+                    unit.then(give_room, give_room)
+                elif inlet.ledger is None:
                     unit.then(
                         partial(self._put, inlet, entry), partial(self._give_room, inlet, entry)
                     )
                 else:
                     inlet.node.let_go(entry)
                     inlet.ledger.receive(entry)
+            for each in arrived.values():
+                each.note(unit)
             for enlisted in self._work:
                 node = enlisted.subscription.node
                 entry = enlisted.entry
@@ -241,6 +258,27 @@ class Transaction:
                     verdicts[enlisted] = node.judge(enlisted.subscription, entry, enlisted.outcome)
         unit.then(partial(self._finish, verdicts, done))
         journal.add(unit)
+
+    def _is_undecided(self, inlet: Inlet, entry: Entry) -> bool:
+        """Whether *entry* is a duplicate of what may still be refused."""
+        duplicates = inlet.intake.duplicates
+        if duplicates is None:
+            return False
+        first = duplicates.find(duplicates.identify(entry))
+        return first is not None and first.pending
+
+    def _comes_again(self, inlet: Inlet, entry: Entry, arrived: dict[Duplicates, Arrived]) -> bool:
+        """Whether *entry* is not to be put, because its queue has had it; if not, it has now."""
+        duplicates = inlet.intake.duplicates
+        identity = None if duplicates is None else duplicates.identify(entry)
+        if duplicates is None or identity is None:
+            return False
+        if duplicates.find(identity) is not None:
+            return True
+        if duplicates not in arrived:
+            arrived[duplicates] = duplicates.begin()
+        arrived[duplicates].add(identity, durable=entry.durable)
+        return False
 
     def _put(self, inlet: Inlet, entry: Entry) -> None:
         inlet.node.let_go(entry)

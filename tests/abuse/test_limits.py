@@ -149,6 +149,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",
     ),
+    "duplicates_max": ("broker/test_duplicates.py::test_only_so_many_are_remembered",),
     "backlog_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),
@@ -189,6 +190,11 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "log_holds_max": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
+    "staged_bytes_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stages_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
+    "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),

@@ -46,6 +46,10 @@ class Limits(Struct, frozen=True, gc=False):
     #: Sections that are counted to say how far a delivery has come when its link is resumed. One of
     #: more is resumed from its beginning: a peer that comes back all the time must not make us count.
     resume_sections_max: int = 100
+    #: Deliveries that a peer may begin on a link that it attaches before it has any credit there (S3
+    #: 2.3.8). The standard knows none; all of them together have at most ``message_size_max`` bytes as
+    #: long as the attach is not answered.
+    early_deliveries_max: int = 0
     #: Delivery tags are at most 32 octets by Part 2 §2.8.7.
     delivery_tag_max: int = 32
     #: Bytes waiting for a peer that does not read, before we stop producing.

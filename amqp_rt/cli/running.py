@@ -29,8 +29,8 @@ URL_OPTION = click.option(
     default="amqp://127.0.0.1:5672",
     show_default=True,
     show_envvar=True,
-    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, or "
-    "amqp+unix:///PATH.",
+    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, "
+    "ws:// and wss:// for WebSocket, or amqp+unix:///PATH.",
 )
 
 F = TypeVar("F", bound=Callable[..., Any])

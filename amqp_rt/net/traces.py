@@ -31,7 +31,17 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 from .masks import MASK, FrameMask
 
-__all__ = ["Kind", "Record", "Trace", "TraceWriter", "Traced", "Traces", "read_trace", "traced"]
+__all__ = [
+    "Kind",
+    "Mask",
+    "Record",
+    "Trace",
+    "TraceWriter",
+    "Traced",
+    "Traces",
+    "read_trace",
+    "traced",
+]
 
 _log = logging.getLogger("amqp_rt.net")
 
@@ -179,10 +189,7 @@ class TraceWriter:
         self._left = bytes_max
         self._spend = spend
         # Of what was heard, and of what was said: secrets go from who has dialled to the other.
-        self._masks = (
-            _Mask(FrameMask() if not client else None),
-            _Mask(FrameMask() if client else None),
-        )
+        self._masks = (Mask(secrets=not client), Mask(secrets=client))
         about = json.dumps({"client": client, "address": address, "began": clock.wall()})
         # However little room there is, it says what it is a trace of.
         beginning = MAGIC + self._record(Kind.ABOUT, about.encode())
@@ -253,19 +260,22 @@ class TraceWriter:
                 _log.warning("a trace breaks off: %s", error.strerror or error)
 
 
-class _Mask:
+class Mask:
     """One direction of a connection without the responses of its login.
 
     Until AMQP begins, octets are held back until their frame is whole. What speaks another protocol
     is not shown at all: nobody here knows where that has its passwords.
+
+    Args:
+        secrets: It is the direction in which messages bring tokens and passwords.
     """
 
-    def __init__(self, frames: FrameMask | None) -> None:
+    def __init__(self, *, secrets: bool) -> None:
         self._plain = False
         self._held = b""
         self.unknown = False
         #: For what comes then, if there may be secrets in it.
-        self._frames = frames
+        self._frames = FrameMask() if secrets else None
 
     def rest(self) -> bytes:
         """What was held back of a frame that never became whole."""

@@ -76,6 +76,7 @@ class Broker:
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        settle_second: Whether senders may settle before us; Azure's clients need False.
         origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
         trace: A folder for traces of connections; see :class:`~amqp_rt.Container`.
@@ -110,6 +111,7 @@ class Broker:
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        settle_second: bool = True,
         origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         trace: str | PathLike[str] | None = None,
@@ -134,6 +136,7 @@ class Broker:
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            settle_second=settle_second,
             origins=origins,
             network=network,
             trace=trace,

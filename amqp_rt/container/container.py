@@ -38,7 +38,7 @@ from ..addresses import AddressError, AddressTable, address_of, parse_url
 from ..errors import AmqpError, ConnectFailed
 from ..events import LoginRequested, Peer
 from ..fronts.amqp10 import Front as Amqp10
-from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
+from ..fronts.base import RCV_FIRST, SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
@@ -158,6 +158,9 @@ class Container:
         sasl_policy: ``"required"``: clients have to log in. ``"optional"``: they may also leave the
             SASL layer out, and are nobody then. ``"off"``: there is none. By default it is required
             unless ANONYMOUS is offered, which makes it optional.
+        settle_second: Whether senders that ask to settle before us (``rcv-settle-mode`` second) get that.
+            False answers ``first``, as a receiver may (Part 2 §2.7.3): outcomes are settled at once.
+            Azure's clients ask for it, and then wait for just that.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
         drain_s: How long handlers may take to finish when the block is left.
@@ -185,6 +188,7 @@ class Container:
         tls_required: bool = False,
         origins: Collection[str] = (),
         sasl_policy: SaslPolicy | None = None,
+        settle_second: bool = True,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
         drain_s: float = 10.0,
@@ -196,6 +200,7 @@ class Container:
         self.limits = limits
         self.on_error = on_error
         self.drain_s = drain_s
+        self._settle_second = settle_second
         self.authorize = authorize
         # Where tokens give rights, nobody has any without.
         self.access = Access() if access is None and cbs is not None else access
@@ -814,6 +819,8 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
+        if not self._settle_second and not _sends(link):
+            link.rcv_settle_mode = RCV_FIRST
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)

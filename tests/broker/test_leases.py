@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from disks import Photographed, at_once
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue
@@ -21,23 +21,6 @@ from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.req("K5")
-
-
-@pytest.fixture(params=["nowhere", "memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store | None]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "nowhere":
-        return lambda: None
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
-
-
-async def at_once(call: Callable[..., Any], *args: Any) -> Any:
-    """Runs calls of a store within virtual time."""
-    await trio.lowlevel.checkpoint()
-    return call(*args)
 
 
 async def ask(peer: Connection, operation: str, **given: Any) -> Any:
@@ -75,9 +58,13 @@ async def available(broker: Broker) -> list[Any]:
 
 
 async def test_a_group_reads_its_messages_as_often_as_it_likes(
-    kept: Callable[[], Store | None],
+    kept_or_not: Callable[[], Store | None],
 ) -> None:
-    async with Broker(store=kept()) as broker, broker.local() as peer, broker.local() as other:
+    async with (
+        Broker(store=kept_or_not()) as broker,
+        broker.local() as peer,
+        broker.local() as other,
+    ):
         await broker.declare(Queue("work"))
         await fill(peer, *"abcde")
         assert await ask(peer, "OPEN-LEASE") == LeaseState(1, 0, 0, 5)
@@ -238,23 +225,6 @@ async def test_what_cannot_be_kept_goes_back() -> None:
         await broker.host.wait_kept()
         assert await available(broker) == ["a", "b"]
         assert (await ask(peer, "LEASE", generation=1, count=2)).next == 2
-
-
-class Photographed(MemoryStore):
-    """A disk of which there is a copy for each commit, as it would be found after a crash there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies: list[MemoryStore] = []
-
-    def commit(self, batch: Batch) -> None:
-        super().commit(batch)
-        copies, self.copies = self.copies, []
-        found = MemoryStore()
-        found.__dict__.update(copy.deepcopy(self.__dict__))
-        del found.__dict__["copies"]
-        found.abandon()
-        self.copies = [*copies, found]
 
 
 async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> None:

@@ -988,6 +988,9 @@ class BrokerHost:
         error: Error | None,
     ) -> bool:
         node = self._sender(space, declared, entry) if declared.return_to_sender else None
+        if node is not None and entry.pieces and not isinstance(node.ledger, QueueLedger):
+            # It is too large for whoever sent it.
+            node = None
         if node is None and declared.dead_letter is None:
             return False
         if node is None:

@@ -58,6 +58,11 @@ DEAD_LETTERED: Final = 2
 DROPPED: Final = 3
 
 
+_NO_MORE_WORK: Final = Error(
+    "amqp:resource-limit-exceeded", "the transaction holds too many deliveries"
+)
+
+
 class Memory:
     """Bytes of messages over all nodes that share this object, and how many there may be."""
 
@@ -977,9 +982,7 @@ class MessageQueue(DistributionNode):
         link = subscription.link
         transaction = subscription.acquiring
         if not transaction.has_room:
-            link.detach(
-                Error("amqp:resource-limit-exceeded", "the transaction holds too many deliveries")
-            )
+            link.detach(_NO_MORE_WORK)
             return False
         payload = departing(entry, self.wall()) if entry.altered else entry.payload
         enlisted = Enlisted(subscription, transaction, entry, acquired=True)
@@ -1355,32 +1358,46 @@ class MessageQueue(DistributionNode):
     def _hand_in_pieces(self, subscription: Subscription, entry: Entry) -> bool:
         """Begin to send *entry*; the subscription gets nothing else until it is through."""
         link = subscription.link
-        if subscription.acquiring is not None or subscription.recorder is not None:
+        transaction = subscription.acquiring
+        settled = subscription.settled
+        if subscription.recorder is not None:
             # What is to be remembered of a delivery includes its payload.
             entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
+        context: Any = None if settled else entry
+        enlisted: Enlisted | None = None
+        if transaction is not None:
+            if not transaction.has_room:
+                link.detach(_NO_MORE_WORK)
+                return False
+            context = enlisted = Enlisted(subscription, transaction, entry, acquired=True)
         payload = departing(entry, self.wall()) if entry.altered else entry.payload
-        settled = subscription.settled
         size = len(entry.payload) + entry.rest
         try:
             if 0 < link.max_message_size < size:
                 raise LocalProtocolError("the message is larger than the peer takes")
             delivery = link.send(
                 payload,
-                None if settled else entry,
+                context,
                 settled=settled,
                 message_format=entry.message_format,
+                state=None if transaction is None else transaction.state,
                 more=True,
             )
         except LocalProtocolError:
             if link.attached:
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
+        if enlisted is not None:
+            enlisted.delivery = delivery
+            transaction.enlist(enlisted)
         entry.attempts += 1
         self.counts.delivered += 1
         self.acquired += 1
         if self._locks is not None and not settled:
             self._lock(subscription, delivery)
+        if self._groups is not None:
+            self._give(subscription, entry)
         self._feed(subscription, delivery, entry)
         return True
 
@@ -1409,9 +1426,17 @@ class MessageQueue(DistributionNode):
         subscription.on_writable = None
         if self.deleted:
             return
-        if isinstance(subscription, Browser):
+        enlisted = delivery.context
+        if isinstance(enlisted, Enlisted):
+            if outcome is not None:
+                # Nobody can decide about what did not come whole.
+                enlisted.transaction.fail("a large message could not be sent whole")
+            elif subscription.settled and enlisted.outcome is None:
+                enlisted.outcome = ACCEPTED
+        context = delivery.context
+        if isinstance(subscription, Browser) or isinstance(context, Enlisted):
             pass
-        elif subscription.settled:
+        elif subscription.settled and (context is None or context is entry):
             self.conclude(subscription, entry, ACCEPTED if outcome is None else outcome)
             self.concluded()
         elif outcome is not None and delivery.context is entry:

@@ -92,8 +92,8 @@ async def commit(peer: Connection, parts: Sequence[Part], epoch: int = 0, run: s
     return answer["published"] if isinstance(answer, dict) else answer
 
 
-def bodies(broker: Broker, address: str = "out") -> list[Any]:
-    return [Message.decode(each).body for each in broker.host.peek(address, 10_000)]
+async def bodies(broker: Broker, address: str = "out") -> list[Any]:
+    return [Message.decode(each).body for each in await broker.host.peek(address, 10_000)]
 
 
 async def test_an_epoch_is_published_once_and_in_order(kept: Callable[[], Store | None]) -> None:
@@ -103,18 +103,18 @@ async def test_an_epoch_is_published_once_and_in_order(kept: Callable[[], Store 
         first = await stage(peer, ["a", "b"], part=0)
         # One that failed half-way, and was done again.
         await stage(peer, ["a"], part=0, attempt=7)
-        assert bodies(broker) == []
+        assert await bodies(broker) == []
         assert await commit(peer, [first, second]) is True
-        assert bodies(broker) == ["a", "b", "c", "d"]
+        assert await bodies(broker) == ["a", "b", "c", "d"]
         assert await commit(peer, [first, second]) is False
         again = await stage(peer, ["a", "b"])
         assert await commit(peer, [again]) is False
-        assert bodies(broker) == ["a", "b", "c", "d"]
+        assert await bodies(broker) == ["a", "b", "c", "d"]
         assert broker.host.staging.bytes == 0
         later = await stage(peer, ["e"], epoch=5)
         assert await commit(peer, [later], epoch=5) is True
         assert await commit(peer, [], epoch=6) is True
-        assert bodies(broker) == ["a", "b", "c", "d", "e"]
+        assert await bodies(broker) == ["a", "b", "c", "d", "e"]
         assert await ask(peer, "EPOCH", producer="job") == {"epoch": 6}
 
 
@@ -145,11 +145,11 @@ async def test_what_is_staged_and_committed_outlives_the_broker(
         assert broker.host.staging.bytes == held
         assert await commit(peer, [done]) is False
         assert await commit(peer, [staged], epoch=1) is True
-        assert bodies(broker) == ["first", "a", "b"]
+        assert await bodies(broker) == ["first", "a", "b"]
         assert broker.host.staging.bytes == 0
     async with Broker(store=store()) as broker, broker.local() as peer:
         # What is not durable was published, and is in memory only from then on.
-        assert bodies(broker) == (["first", "a", "b"] if durable else ["first"])
+        assert await bodies(broker) == (["first", "a", "b"] if durable else ["first"])
         assert await commit(peer, [staged], epoch=1) is False
 
 
@@ -188,7 +188,7 @@ async def test_a_large_epoch_is_published_in_parts(tmp_path: Path) -> None:
                 out.send_nowait(message)
             await out.flush()
         assert await commit(peer, [Part(0, 0, 2_500, crc)])
-        assert bodies(broker) == list(range(2_500))
+        assert await bodies(broker) == list(range(2_500))
 
 
 # --- what is refused -------------------------------------------------------------------------
@@ -206,7 +206,7 @@ async def test_what_was_not_sent_is_not_committed(kept: Callable[[], Store | Non
         ):
             assert await commit(peer, wrong) == "amqp:precondition-failed"
         assert await commit(peer, [part, part]) == "amqp:invalid-field"
-        assert bodies(broker) == []
+        assert await bodies(broker) == []
         assert await commit(peer, [part]) is True
 
 
@@ -224,7 +224,7 @@ async def test_a_later_run_replaces_an_earlier_one(kept: Callable[[], Store | No
         assert refused.value.condition == "amqp:link:stolen"
         assert await commit(peer, [new]) == "amqp:link:stolen"
         assert await commit(peer, [new], run="two") is True
-        assert bodies(broker) == ["new"]
+        assert await bodies(broker) == ["new"]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ async def test_an_attempt_that_attaches_again_begins_anew() -> None:
             with pytest.raises(LinkDetached):
                 await lost.send("more")
         assert await commit(peer, [part]) is True
-        assert bodies(broker) == ["whole"]
+        assert await bodies(broker) == ["whole"]
 
 
 # --- room, time, and ends ------------------------------------------------------------------
@@ -366,12 +366,12 @@ async def test_what_is_committed_waits_for_room(autojump_clock: trio.testing.Moc
 
         nursery.start_soon(ask_for_it)
         await trio.sleep(3)
-        assert bodies(broker) == []
+        assert await bodies(broker) == []
         # It is decided: another one changes nothing.
         store.full = False
         await trio.sleep(3)
         assert answers == [True]
-        assert bodies(broker) == ["a", "b"]
+        assert await bodies(broker) == ["a", "b"]
 
 
 async def test_what_was_decided_is_published_after_a_restart(
@@ -388,14 +388,14 @@ async def test_what_was_decided_is_published_after_a_restart(
         store.full = True
         nursery.start_soon(commit, peer, parts)
         await trio.sleep(3)
-        assert bodies(broker) == []
+        assert await bodies(broker) == []
         nursery.cancel_scope.cancel()
     store.full = False
     async with Broker(store=store, executor=at_once) as broker, broker.local() as peer:
         await trio.sleep(3)
-        assert bodies(broker) == [0, 0, 1, 1, 2, 2]
+        assert await bodies(broker) == [0, 0, 1, 1, 2, 2]
         assert await commit(peer, parts) is False
-        assert bodies(broker) == [0, 0, 1, 1, 2, 2]
+        assert await bodies(broker) == [0, 0, 1, 1, 2, 2]
         await broker.host.wait_kept()
         assert store.facts("epoch-stage") == []
 
@@ -442,5 +442,5 @@ async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> N
                     for part in (1, 0)
                 ]
                 await commit(peer, parts[::-1], epoch, run="two")
-            assert bodies(broker) == expected
+            assert await bodies(broker) == expected
             assert broker.host.staging.bytes == 0

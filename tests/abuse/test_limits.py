@@ -207,6 +207,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
     "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "leases_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
+    "lease_messages_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
+    "lease_ttl_max_s": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),

@@ -254,6 +254,9 @@ class Transaction:
         with journal.joined(unit):
             for inlet, entry, _ in self._posts:
                 if self._comes_again(inlet, entry, arrived):
+                    if _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
+                        inlet.ledger.cancel(entry)
+                        continue
                     give_room = partial(self._give_room, inlet, entry)
                     unit.then(give_room, give_room)
                 elif inlet.ledger is None:

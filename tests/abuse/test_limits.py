@@ -844,4 +844,12 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (DEFAULT_LIMITS.nesting_max, DEFAULT_LIMITS.elements_max) == (32, 65_536)
     assert DEFAULT_LIMITS.unsettled_max == 5_000
     assert DEFAULT_LIMITS.output_max == MIB
-    assert DEFAULT_LIMITS.handshake_s == 10
+    assert (DEFAULT_LIMITS.handshake_s, DEFAULT_LIMITS.tls_handshake_s) == (10, 5)
+    assert DEFAULT_LIMITS.write_stall_s == 30
+    assert DEFAULT_LIMITS.connections_max == 10_000
+    assert DEFAULT_LIMITS.connections_per_address_max == 5_000
+    assert DEFAULT_LIMITS.connections_per_user_max == 1_000
+    assert DEFAULT_LIMITS.connections_unauthenticated_max == 1_000
+    assert DEFAULT_LIMITS.connections_unauthenticated_per_address_max == 100
+    assert DEFAULT_LIMITS.websocket_message_max == MIB
+    assert DEFAULT_LIMITS.websocket_stranger_max == 64 * KIB

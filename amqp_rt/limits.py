@@ -46,6 +46,10 @@ class Limits(Struct, frozen=True, gc=False):
     #: Sections that are counted to say how far a delivery has come when its link is resumed. One of
     #: more is resumed from its beginning: a peer that comes back all the time must not make us count.
     resume_sections_max: int = 100
+    #: Deliveries that a peer may begin on a link that it attaches before it has any credit there (S3
+    #: 2.3.8). The standard knows none; all of them together have at most ``message_size_max`` bytes as
+    #: long as the attach is not answered.
+    early_deliveries_max: int = 0
     #: Delivery tags are at most 32 octets by Part 2 §2.8.7.
     delivery_tag_max: int = 32
     #: Bytes waiting for a peer that does not read, before we stop producing.
@@ -164,6 +168,19 @@ class Limits(Struct, frozen=True, gc=False):
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0
+    #: Bytes that are staged for epochs, attempts that have staged something, and seconds after which
+    #: what nobody has committed is forgotten.
+    staged_bytes_max: int = 1024 * MIB
+    stages_max: int = 10_000
+    stage_s: float = 86_400.0
+    #: Producers that publish by epochs at one node, and runs of each that are remembered.
+    epoch_producers_max: int = 1_000
+    epoch_runs_max: int = 100
+    #: Groups that lease messages of one queue, messages that each may have, and seconds that what it
+    #: has may stay aside without a word from it, if it asks for an end at all.
+    leases_max: int = 100
+    lease_messages_max: int = 100_000
+    lease_ttl_max_s: float = 604_800.0
     #: Times that a message was given up, of which it tells in its annotations.
     dead_letter_history_max: int = 16
     #: Bytes to which modified outcomes may let the annotations of a message grow.

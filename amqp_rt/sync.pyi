@@ -70,6 +70,7 @@ class Container:
         tls_required: bool = ...,
         origins: Collection[str] = ...,
         sasl_policy: SaslPolicy | None = ...,
+        settle_second: bool = ...,
         limits: Limits = ...,
         on_error: OnError = ...,
         drain_s: float = ...,
@@ -109,6 +110,7 @@ class Container:
     def listen(self, *urls: str) -> list[str]: ...
     @property
     def guarded(self) -> bool: ...
+    def may_be_sent(self, peer: Peer, address: str) -> bool: ...
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...
@@ -379,6 +381,7 @@ class Broker:
         plain_in_clear: bool = ...,
         tls: ServerTls | None = ...,
         tls_required: bool = ...,
+        settle_second: bool = ...,
         origins: Collection[str] = ...,
         network: MemoryNetwork | None = ...,
         trace: str | PathLike[str] | None = ...,

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import trio
+
 from amqp_rt import Broker, Connection, Container
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.nodes import Declaration
@@ -68,6 +70,17 @@ class World:
             if not any(client.pump() for client in self.clients):
                 return
         raise AssertionError("the engines never stop talking")
+
+    # In a test that has no event loop.
+
+    def peek(self, address: str, count: int = 1) -> list[bytes]:
+        return trio.run(self.host.peek, address, count)
+
+    def purge(self, address: str) -> int:
+        return trio.run(self.host.purge, address)
+
+    def move(self, address: str, to: str, count: int) -> int:
+        return trio.run(self.host.move, address, to, count)
 
 
 class Client:

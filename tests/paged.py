@@ -43,9 +43,9 @@ class Gate:
 class PagedWorld(World):
     """Clients and such a broker, step by step."""
 
-    def __init__(self, store: Any, limits: Limits = FEW) -> None:
+    def __init__(self, store: Any, limits: Limits = FEW, **options: Any) -> None:
         self.store = store
-        super().__init__(limits=limits, journal=Journal(store, in_line))
+        super().__init__(limits=limits, journal=Journal(store, in_line), **options)
 
     async def settle(self) -> None:
         """Let everything happen that is to happen."""
@@ -75,10 +75,11 @@ class PagedWorld(World):
 
 @asynccontextmanager
 async def world_of(
-    store: Any, *declared: Declaration, limits: Limits = FEW
+    store: Any, *declared: Declaration, limits: Limits = FEW, **options: Any
 ) -> AsyncIterator[PagedWorld]:
-    world = PagedWorld(store, limits)
+    world = PagedWorld(store, limits, **options)
     await world.host.restore()
+    world.host.declare_journals()
     for each in declared:
         world.host.declare(each)
     async with trio.open_nursery() as nursery:

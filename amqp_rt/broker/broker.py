@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 import logging
+import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, cast
@@ -44,6 +45,7 @@ from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
 from .keyed import marker
+from .leases import Leases, LeaseState
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
@@ -69,9 +71,11 @@ from .nodes import (
 )
 from .observed import ObservedQueue
 from .pager import Pager
+from .paging import NOWHERE_PAGED
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
+from .staging import Part, Staging, claim_of
 from .subscriptions import Subscription
 from .termini import (
     DELIVERY,
@@ -216,6 +220,9 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+_WHOLE_LOG: Final = Error(
+    "amqp:not-implemented", "epochs are published to a log, not to one of its partitions"
+)
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
 
 #: The kind of fact that a declared node is.
@@ -341,6 +348,8 @@ class BrokerHost:
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
+        self.staging = Staging(self.memory, journal, self.clock, limits, self._new_number)
+        self.leases = Leases(journal, self.clock, limits, self._new_number)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
@@ -415,6 +424,11 @@ class BrokerHost:
         await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
+        nodes = [node for space in self._spaces.values() for node in space.values()]
+        numbered = {node.number: node for node in nodes}
+        staged = await self.staging.restore(numbered)
+        leased = await self.leases.restore(numbered, partial(self._pager.fetch, journal))
+        self._number = max(self._number, staged + 1, leased + 1)
 
     async def _restore_ids(self, journal: Journal) -> None:
         intakes = {
@@ -839,6 +853,12 @@ class BrokerHost:
             self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
         return held
 
+    def _new_number(self) -> int:
+        """A number that nothing else has in the store."""
+        number = self._number
+        self._number += 1
+        return number
+
     def _check(self, declared: Declaration) -> Check | None:
         """What a node that is *declared* so looks at in each message that is sent to it."""
         if not isinstance(declared, Queue):
@@ -904,6 +924,8 @@ class BrokerHost:
         self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
         self._disown(node)
+        self.staging.delete(node)
+        self.leases.delete(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -971,6 +993,9 @@ class BrokerHost:
         error: Error | None,
     ) -> bool:
         node = self._sender(space, declared, entry) if declared.return_to_sender else None
+        if node is not None and entry.pieces and not isinstance(node.ledger, QueueLedger):
+            # It is too large for whoever sent it.
+            node = None
         if node is None and declared.dead_letter is None:
             return False
         if node is None:
@@ -1063,6 +1088,17 @@ class BrokerHost:
             terms = _SEALED
         if isinstance(terms, Error):
             link.refuse(terms)
+            return True
+        if sending and self.leases.attach(node, cast("SendingLink", link)):
+            return True
+        claim = None if sending else claim_of(cast("ReceivingLink", link))
+        if claim is not None and node.partition is not None:
+            claim = _WHOLE_LOG
+        if isinstance(claim, Error):
+            link.refuse(claim)
+            return True
+        if claim is not None:
+            self.staging.attach(node, cast("ReceivingLink", link), claim, terms.target)
             return True
         if kept is not None:
             kept.interrupt()
@@ -1295,8 +1331,7 @@ class BrokerHost:
             number = 0
             source = terms.source if sending else terms.target
             if isinstance(source, Source | Target) and source.durable and self.journal is not None:
-                number = self._number
-                self._number += 1
+                number = self._new_number()
             kept = self._make_terminus(node, key, terms, number)
             if number:
                 self.termini.keep(kept, node.number)
@@ -1480,20 +1515,48 @@ class BrokerHost:
             dropped=counts.dropped,
         )
 
-    def peek(self, address: str, count: int = 1, *, virtual_host: str = "") -> list[bytes]:
+    async def peek(
+        self,
+        address: str,
+        count: int = 1,
+        *,
+        bytes_max: int = sys.maxsize,
+        virtual_host: str = "",
+    ) -> list[bytes]:
         """The first *count* available messages of a queue, encoded as they would be sent now.
 
-        Raises:
-            AmqpError: There is no such queue.
-        """
-        return self._peek(self._queue(address, virtual_host), count)
+        Those that are in the store only are read, and stay there. Of a message in pieces there is
+        what comes before its body.
 
-    def _peek(self, queue: MessageQueue, count: int) -> list[bytes]:
+        Args:
+            address: The queue.
+            count: How many at most.
+            bytes_max: Bytes of them together, but for the first one; by default any number.
+            virtual_host: Where the queue is.
+
+        Raises:
+            AmqpError: There is no such queue, or the store cannot be read.
+        """
+        return await self._peek(self._queue(address, virtual_host), count, bytes_max)
+
+    async def _peek(
+        self, queue: MessageQueue, count: int, bytes_max: int = sys.maxsize
+    ) -> list[bytes]:
+        await trio.lowlevel.checkpoint()
+        if self.journal is None:
+            entries = queue.peek(count)
+        else:
+            entries = await self._pager.peek(self.journal, queue, count, bytes_max)
         now = self.clock.wall()
-        found = []
-        for entry in queue.peek(count):
+        found: list[bytes] = []
+        size = 0
+        for entry in entries:
             payload = departing(entry, now) if entry.altered else entry.payload
-            found.append(payload if isinstance(payload, bytes) else b"".join(payload))
+            encoded = payload if isinstance(payload, bytes) else b"".join(payload)
+            size += len(encoded)
+            if found and size > bytes_max:
+                break
+            found.append(encoded)
         return found
 
     def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
@@ -1514,7 +1577,7 @@ class BrokerHost:
         """
         return self._subscription(address, name, container, virtual_host)[0]
 
-    def peek_subscription(
+    async def peek_subscription(
         self,
         address: str,
         name: str,
@@ -1529,7 +1592,8 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such topic or subscription, or there are several.
         """
-        return self._peek(self._subscription(address, name, container, virtual_host)[1], count)
+        queue = self._subscription(address, name, container, virtual_host)[1]
+        return await self._peek(queue, count)
 
     def _subscription(
         self, address: str, name: str, container: str | None, virtual_host: str
@@ -1578,22 +1642,33 @@ class BrokerHost:
             found.append((stats, queue))
         return found
 
-    def purge(self, address: str, *, virtual_host: str = "") -> int:
+    async def purge(self, address: str, *, virtual_host: str = "") -> int:
         """Drop the available messages of a queue; how many there were.
 
-        Raises:
-            AmqpError: There is no such queue.
-        """
-        return self._queue(address, virtual_host).purge()
+        What is in the store only goes at once, unless each of them is recorded in ``$journal``: then
+        they are read for that. Cancelled, some of them may be left.
 
-    def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
+        Raises:
+            AmqpError: There is no such queue, or the store cannot be read.
+        """
+        queue = self._queue(address, virtual_host)
+        await trio.lowlevel.checkpoint()
+        if queue.paged and self.journal is not None and isinstance(queue, ObservedQueue):
+            return await self._pager.work_off(self.journal, queue, queue.available, queue.drop)
+        return queue.purge()
+
+    async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
         """Move the first *count* available messages of a queue to another node, in order.
+
+        Each of them is in one of the two whenever the broker stops. What is in the store only is read
+        for it a chunk at a time; cancelled, or when it raises, some of them may have been moved.
 
         Returns:
             How many were moved.
 
         Raises:
-            AmqpError: There is no such queue, or no such node to move to.
+            AmqpError: There is no such queue, or no such node to move to; a message is too large for
+                that node; or the store cannot be read.
         """
         queue = self._queue(address, virtual_host)
         target = self._find(self._space(virtual_host), to)
@@ -1601,17 +1676,122 @@ class BrokerHost:
             raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
+        await trio.lowlevel.checkpoint()
+        work = partial(self._pass_on, queue, target)
+        if self.journal is None:
+            return work(count, NOWHERE_PAGED)
+        return await self._pager.work_off(self.journal, queue, count, work)
+
+    def _pass_on(self, queue: MessageQueue, target: _Node, count: int, before: int) -> int:
+        """Move messages that are in memory, and come before a place."""
+        if target.held.deleted:
+            raise AmqpError(
+                f"{target.declared.name!r} has been deleted", condition="amqp:resource-deleted"
+            )
         if not isinstance(target.ledger, QueueLedger) and any(
-            entry.pieces for entry in queue.peek(count)
+            entry.pieces for entry in queue.peek(count, before=before)
         ):
             raise AmqpError(
-                f"there are messages that are too large for {to!r}, which is not in the store",
-                condition="amqp:not-allowed",
+                f"there are messages that are too large for {target.declared.name!r}, which is no"
+                " queue in the store",
+                condition="amqp:link:message-size-exceeded",
             )
-        entries = queue.withdraw(count)
+        entries = queue.withdraw(count, before)
         for entry in entries:
             target.inlet.take(entry.again())
         return len(entries)
+
+    async def commit_epoch(
+        self,
+        address: str,
+        producer: str,
+        run: str,
+        epoch: int,
+        parts: Sequence[tuple[int, int, int, int]],
+        *,
+        virtual_host: str = "",
+    ) -> bool:
+        """Publish what was staged at *address*, once; see :mod:`~amqp_rt.broker.staging`.
+
+        Args:
+            address: The node.
+            producer: Who publishes there.
+            run: Its run; the latest one, or a new one.
+            epoch: What is committed, higher than what was committed before.
+            parts: Of each part the attempt that counts, how many messages it has sent, and their
+                CRC-32: ``(part, attempt, count, crc)``.
+            virtual_host: Where the node is.
+
+        Returns:
+            Whether it was not done before.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.staging.Staging.commit`, or there is no such
+                node.
+        """
+        node = self._find(self._space(virtual_host), address)
+        named = [Part(*each) for each in parts]
+        return await self.staging.commit(node, producer, run, epoch, named)
+
+    def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
+        """The epoch that *producer* has committed last at *address*, -1 if none.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self.staging.committed(self._find(self._space(virtual_host), address), producer)
+
+    # --- Leases ---
+
+    async def open_lease(
+        self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Let *group* take messages of a queue aside; see :mod:`~amqp_rt.broker.leases`.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.open`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.open(node, group, ttl_s)
+
+    def lease_state(self, address: str, group: str, *, virtual_host: str = "") -> LeaseState:
+        """How far *group* has come.
+
+        Raises:
+            AmqpError: There is no such queue, or no such group.
+        """
+        return self.leases.state(self._find(self._space(virtual_host), address), group)
+
+    async def lease(
+        self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Set up to *count* more messages aside for *group*.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.extend`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.extend(node, group, generation, count)
+
+    async def accept_lease(
+        self, address: str, group: str, generation: int, to: int, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Be done with what *group* has before the number *to*.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.accept`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.accept(node, group, generation, to)
+
+    async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int:
+        """Forget *group*; how many messages go back to the queue.
+
+        Raises:
+            AmqpError: There is no such queue, or no such group.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.release(node, group)
 
     # --- Logs ---
 
@@ -1823,6 +2003,9 @@ class BrokerHost:
         self.tick()
         self.transactions.sweep()
         self.termini.sweep()
+        self.staging.sweep()
+        self.leases.sweep()
+
         for duplicates in self._windows:
             duplicates.expire()
         for node, space in list(self._leaving.items()):
@@ -1869,6 +2052,7 @@ class BrokerHost:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             nursery.start_soon(self._tick_always)
+            nursery.start_soon(self.staging.run)
             if self.journals is not None:
                 nursery.start_soon(self.journals.run)
             while True:

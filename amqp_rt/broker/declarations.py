@@ -55,14 +55,14 @@ def declared_by(text: str) -> Declaration:
     name, _, query = rest.partition("?")
     if not colon or not name or kind not in KINDS:
         raise AmqpError(
-            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
+            f"{text!r:.80} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
             condition="amqp:invalid-field",
         )
     try:
         options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         return declaration_of({**dict(options), "kind": kind, "name": name}, strict=False)
     except ValueError as error:
-        raise AmqpError(f"{text!r}: {error}", condition="amqp:invalid-field") from error
+        raise AmqpError(f"{text!r:.80}: {error}", condition="amqp:invalid-field") from error
 
 
 def declarations_of(document: Mapping[str, Any]) -> Declarations:

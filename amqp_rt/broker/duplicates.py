@@ -21,7 +21,7 @@ from uuid import UUID
 from ..errors import DecodeError
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import MESSAGE_FORMAT
-from ..outcomes import ACCEPTED, rejected
+from ..outcomes import ACCEPTED, Error, rejected
 from .entries import Entry
 from .journal import Journal, Unit
 from .views import MessageView
@@ -35,6 +35,10 @@ _AT: Final = struct.Struct(">d")
 _FIRST_REFUSED: Final = rejected(
     "amqp:resource-limit-exceeded",
     "it has the message-id of one that could not be kept: send it again",
+)
+_IN_DOUBT: Final = Error(
+    "amqp:internal-error",
+    "whether the message is kept is not known, because the store was given up",
 )
 
 
@@ -84,8 +88,13 @@ class Arrived:
         waiting, self._waiting = self._waiting, None
         self.key = None
         self._window.drop(self)
+        given_up = self._window.given_up
         for delivery in waiting or ():
-            delivery.settle(_FIRST_REFUSED)
+            if given_up:
+                # The first one may be there when the store is opened again.
+                delivery.link.detach(_IN_DOUBT)
+            else:
+                delivery.settle(_FIRST_REFUSED)
 
     def answer(self, delivery: Any) -> None:
         """Accept *delivery*, which brought one of these messages again, as soon as they are safe."""
@@ -126,6 +135,11 @@ class Duplicates:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    @property
+    def given_up(self) -> bool:
+        """Nothing is kept any more, and what was kept last is not known."""
+        return self._journal is not None and self._journal.failure is not None
 
     def identify(self, entry: Entry) -> bytes | None:
         """What stands for the message-id of *entry*; None if it has none that could be read.

@@ -595,13 +595,21 @@ class QueueLedger:
             refused(error)
 
         unit = Unit(failed)
-        entry.stored = True
-        unit.put(
-            self.number, entry.sequence, head_of(entry), b"" if entry.pieces else entry.payload
-        )
+        self._put_head(unit, entry)
         note(unit)
         unit.then(arrived)
         self._journal.add(unit)
+
+    def make(self, entry: Entry) -> None:
+        """All pieces of *entry* are kept: it is a message with what is changed next."""
+        unit = self._journal.loose
+        self._put_head(unit, entry)
+        unit.then(partial(self._queue.arrive, entry), partial(self.cancel, entry))
+
+    def _put_head(self, unit: Unit, entry: Entry) -> None:
+        entry.stored = True
+        payload = b"" if entry.pieces else entry.payload
+        unit.put(self.number, entry.sequence, head_of(entry), payload)
 
     def cancel(self, entry: Entry) -> None:
         """The rest of *entry* does not come."""

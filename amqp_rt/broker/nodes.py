@@ -124,7 +124,7 @@ class Declaration(Struct, frozen=True, repr_omit_defaults=True):
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= NAME_MAX:
-            raise ValueError(f"a node's name has 1 to {NAME_MAX} characters, not {self.name!r}")
+            raise ValueError(f"a node's name has 1 to {NAME_MAX} characters, not {self.name!r:.50}")
 
     @property
     def kind(self) -> str:
@@ -146,7 +146,7 @@ class Addressed(Declaration, frozen=True, kw_only=True):
         for alias in self.aliases:
             if not 0 < len(alias) <= NAME_MAX or alias == self.name:
                 raise ValueError(
-                    f"an alias is another address of 1 to {NAME_MAX} characters, not {alias!r}"
+                    f"an alias is another address of 1 to {NAME_MAX} characters, not {alias!r:.50}"
                 )
 
 

@@ -23,7 +23,7 @@ from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
 from .journal import Unit
 from .queues import Memory
-from .transactions import Transaction, Transactions
+from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION, Transaction, Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -35,9 +35,6 @@ _FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for th
 _NOT_KEPT: Final = rejected(
     "amqp:precondition-failed",
     "the message is durable, and this broker has no store: it keeps messages in memory only",
-)
-_TOO_MUCH: Final = rejected(
-    "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
 )
 _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 
@@ -196,7 +193,7 @@ class Inlet:
                 successor.deliver(link, deliveries)
                 return
             for delivery in deliveries:
-                under = self._transaction(link, delivery)
+                under = self.transaction_of(link, delivery)
                 if under is None:
                     delivery.settle(_GONE)
                 else:
@@ -222,15 +219,15 @@ class Inlet:
             transaction: Transaction | None = None
             if delivery.state is not None and type(delivery.state) is not Received:
                 # Only a transaction has something to say before we do.
-                transaction = self._transaction(link, delivery)
+                transaction = self.transaction_of(link, delivery)
                 if transaction is None:
-                    fault = Error("amqp:transaction:unknown-id", "there is no such transaction")
+                    fault = UNKNOWN_TRANSACTION
                     break
                 if transaction.error is not None:
                     transaction.refuse(delivery, Rejected(transaction.error))
                     continue
                 if not transaction.has_room:
-                    transaction.refuse(delivery, _TOO_MUCH)
+                    transaction.refuse(delivery, TOO_MUCH)
                     continue
             try:
                 entry = admit(payload, delivery.message_format, now, self.ttl_s)
@@ -302,7 +299,8 @@ class Inlet:
 
         return both
 
-    def _transaction(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
+    def transaction_of(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
+        """The transaction that *delivery* says it is posted in, None if there is none."""
         state = delivery.state
         if type(state) is not TransactionalState or self.transactions is None:
             return None
@@ -361,6 +359,9 @@ class Producer(Inlet):
         self.granted = 0
         #: There was no room for more.
         self.waiting = False
+        #: Messages may come before any credit, and some of those in hand may have.
+        self.early = door.limits.early_deliveries_max > 0
+        self.unpromised = False
         #: The terminus that it is the endpoint of, an object with ``attached(link)``,
         #: ``when_ready(call)``, ``delivered(deliveries)`` and ``left(link, closed)``; None if
         #: nothing is kept of it.
@@ -370,7 +371,7 @@ class Producer(Inlet):
 
     def admits(self, size: int) -> bool:
         """Credit was promised; only bytes can still be too many."""
-        return self.node.fits(size)
+        return self.node.fits(size) and not (self.unpromised and self.intake.room() <= 0)
 
     def on_attached(self, link: ReceivingLink) -> None:
         self.link = link
@@ -386,6 +387,7 @@ class Producer(Inlet):
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         # What was promised is used, before the messages that it was promised for take room.
+        self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
         if link.has_streamed:
             self._deliver_large(link, deliveries)

@@ -23,12 +23,12 @@ from ..errors import AmqpError, DecodeError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
-from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected
+from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, rejected
 from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Symbol
 from .entries import NEVER, Entry
-from .journal import InDoubt, Journal, Unit
+from .journal import InDoubt, Journal, QueueLedger, Unit
 from .queues import MessageQueue
 from .subscriptions import Enlisted, Subscription
 
@@ -51,8 +51,18 @@ CAPABILITIES: Final = tuple(
 _CREDIT: Final = 100
 _MESSAGE_MAX: Final = 16 * 1024
 
+UNKNOWN_TRANSACTION: Final = Error("amqp:transaction:unknown-id", "there is no such transaction")
+TOO_MUCH: Final = rejected(
+    "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
+)
+
 _ROLLBACK: Final = "amqp:transaction:rollback"
 _REJECTED: Final = "amqp:rejected:list"
+
+
+def _has_come(entry: Entry) -> bool:
+    """Whether a posted *entry* came in pieces, and has its place."""
+    return entry.sequence >= 0
 
 
 class Transaction:
@@ -90,8 +100,13 @@ class Transaction:
     # --- Work ---
 
     def post(self, inlet: Inlet, entry: Entry, delivery: IncomingDelivery) -> None:
-        """Put *entry* once discharged; its sender hears that it will be accepted then (§4.4.1)."""
-        inlet.node.hold(entry)
+        """Put *entry* once discharged; its sender hears that it will be accepted then (§4.4.1).
+
+        One that came in pieces has its place and its room, and the pieces are on the disk: it becomes
+        a message with what else is written then.
+        """
+        if not _has_come(entry):
+            inlet.node.hold(entry)
         waits = delivery.second and not delivery.settled
         self._posts.append((inlet, entry, delivery if waits else None))
         delivery.settle(TransactionalState(self.id, ACCEPTED))
@@ -175,7 +190,7 @@ class Transaction:
         """
         posts, self._posts = self._posts, []
         for inlet, entry, _ in posts:
-            inlet.node.let_go(entry)
+            self._let_go(inlet, entry)
         for inlet in dict.fromkeys(inlet for inlet, _, _ in posts):
             inlet.node.room_again()
         work, self._work = self._work, {}
@@ -245,6 +260,8 @@ class Transaction:
                     unit.then(
                         partial(self._put, inlet, entry), partial(self._give_room, inlet, entry)
                     )
+                elif _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
+                    inlet.ledger.make(entry)
                 else:
                     inlet.node.let_go(entry)
                     inlet.ledger.receive(entry)
@@ -285,8 +302,15 @@ class Transaction:
         inlet.node.put(entry)
 
     def _give_room(self, inlet: Inlet, entry: Entry) -> None:
-        inlet.node.let_go(entry)
+        self._let_go(inlet, entry)
         inlet.node.room_again()
+
+    def _let_go(self, inlet: Inlet, entry: Entry) -> None:
+        """What was posted does not come."""
+        if _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
+            inlet.ledger.cancel(entry)
+        else:
+            inlet.node.let_go(entry)
 
     def _finish(self, verdicts: dict[Enlisted, int], done: Callable[[Error | None], None]) -> None:
         """It is kept, and the posts are there: do the rest."""

@@ -97,10 +97,10 @@ def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
 @click.option("--subject", metavar="TEXT")
 @click.option("--message-id", metavar="TEXT")
 @click.option("--correlation-id", metavar="TEXT")
-@click.option("--reply-to", metavar="ADDRESS")
+@click.option("--reply-to", metavar="ADDRESS", help="Where an answer is to be sent.")
 @click.option("--ttl", "ttl_s", type=Seconds(), metavar="SECONDS", help="Time to live.")
 @click.option("--priority", type=click.IntRange(0, 255), default=4, show_default=True)
-@click.option("--durable", is_flag=True)
+@click.option("--durable", is_flag=True, help="It is to outlive the peer's process.")
 @click.option(
     "--property", "properties", metavar="NAME=VALUE", multiple=True,
     help="An application-property. Repeatable.",
@@ -184,7 +184,10 @@ def receive(
 @click.argument("address")
 @click.argument("body", required=False)
 @client_options
-@click.option("--timeout", type=Seconds(), default=10.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--timeout", type=Seconds(), default=10.0, show_default=True, metavar="SECONDS",
+    help="How long to wait for the reply.",
+)  # fmt: skip
 @click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
 @click.option("--json", "whole", is_flag=True, help="Show the whole reply as a JSON object.")
 def request(

@@ -29,8 +29,8 @@ URL_OPTION = click.option(
     default="amqp://127.0.0.1:5672",
     show_default=True,
     show_envvar=True,
-    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, or "
-    "amqp+unix:///PATH.",
+    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, "
+    "ws:// and wss:// for WebSocket, or amqp+unix:///PATH.",
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,8 +64,18 @@ def client_options(command: F) -> F:
     """The options that say where to connect to; the command gets them as ``where``."""
 
     @wraps(command)
+    def with_where(*args: Any, url: str, tls: ClientTls | None, **options: Any) -> Any:
+        return command(*args, where=Where(url, tls), **options)
+
+    return cast("F", URL_OPTION(tls_options(with_where)))
+
+
+def tls_options(command: F) -> F:
+    """The options that say whom to believe; the command gets them as ``tls``."""
+
+    @wraps(command)
     def with_tls(
-        *args: Any, url: str, ca: str | None, cert: str | None, key: str | None, **options: Any
+        *args: Any, ca: str | None, cert: str | None, key: str | None, **options: Any
     ) -> Any:
         tls = None
         if ca or cert:
@@ -75,7 +85,7 @@ def client_options(command: F) -> F:
                 raise click.UsageError(error.description) from None
         elif key:
             raise click.UsageError("--key goes with --cert")
-        return command(*args, where=Where(url, tls), **options)
+        return command(*args, tls=tls, **options)
 
     with_files = with_tls
     for option in (
@@ -88,7 +98,6 @@ def client_options(command: F) -> F:
             show_envvar=True,
             help="PEM file of the authorities to believe; by default those of the system.",
         ),
-        URL_OPTION,
     ):
         with_files = option(with_files)
     return cast("F", with_files)

@@ -18,19 +18,20 @@ from ..broker import selectors
 from ..broker.declarations import declarations_in, declared_by
 from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
-from ..container.container import Container
+from ..container.container import SASL_POLICIES, Container, SaslPolicy
 from ..errors import AmqpError
 from ..net.tls import ServerTls
 from ..net.traces import Traces
 from ..runtime import Broker, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
+from .configured import ConfiguredCommand
 from .running import run, set_up_logs, signalled
 
 log = logging.getLogger("amqp_rt.cli")
 
 
-@click.command()
+@click.command(cls=ConfiguredCommand)
 @click.argument("application", metavar="[FILE.py:container]", required=False)
 @click.option(
     "--listen",
@@ -61,6 +62,13 @@ log = logging.getLogger("amqp_rt.cli")
     "--anonymous",
     is_flag=True,
     help="Let everybody in. The default when there is no --user and all listeners are local.",
+)
+@click.option(
+    "--sasl",
+    "sasl_policy",
+    type=click.Choice(SASL_POLICIES),
+    help="Whether clients log in: required, optional (they may leave SASL out, and are nobody then), "
+    "or off. The default is required, and optional where everybody is let in.",
 )
 @click.option(
     "--access",
@@ -162,6 +170,7 @@ def serve(
     users: tuple[str, ...],
     users_file: str | None,
     anonymous: bool,
+    sasl_policy: SaslPolicy | None,
     rules: str | None,
     nodes: tuple[str, ...],
     files: tuple[Path, ...],
@@ -226,6 +235,17 @@ def serve(
             "who may connect? Give --user NAME:PASSWORD, --users FILE, --tls-client-ca FILE, or "
             "--anonymous."
         )
+    if sasl_policy == "off" and known:
+        raise click.UsageError("--sasl off lets nobody log in: leave --user and --users out.")
+    if (
+        sasl_policy in ("optional", "off")
+        and not anonymous
+        and not all(_is_local(place) for place in places)
+    ):
+        raise click.UsageError(
+            f"--sasl {sasl_policy} lets everybody in: say so by --anonymous, or listen on this "
+            "machine only."
+        )
     sasl = ["EXTERNAL"] if tls_client_ca else []
     if known:
         sasl += ["PLAIN", *(f"SCRAM-{each}" for each in known.scram_hashes)]
@@ -239,7 +259,8 @@ def serve(
             name,
             auto_create=auto_create,
             users=known or None,
-            sasl=sasl,
+            sasl=None if sasl_policy == "off" else sasl,
+            sasl_policy=sasl_policy,
             access=access,
             plain_in_clear=plain_in_clear,
             tls=tls,
@@ -251,7 +272,7 @@ def serve(
             journal=recorded,
         )
     else:
-        if named or anonymous or rules or tls is not None:
+        if named or anonymous or sasl_policy or rules or tls is not None:
             raise click.UsageError(
                 "who may connect, and do what, is up to the container of FILE.py"
             )

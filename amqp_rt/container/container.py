@@ -8,7 +8,6 @@ leaving it with an exception does the same without waiting for handlers.
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import logging
 import os
 from collections.abc import (
@@ -39,10 +38,11 @@ from ..addresses import AddressError, AddressTable, address_of, parse_url
 from ..errors import AmqpError, ConnectFailed
 from ..events import LoginRequested, Peer
 from ..fronts.amqp10 import Front as Amqp10
-from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
+from ..fronts.base import RCV_FIRST, SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
+from ..net.endpoints import is_loopback
 from ..net.entrance import Entrance, enter
 from ..net.listeners import (
     Crowd,
@@ -61,32 +61,23 @@ from ..net.traces import Traces, traced
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
 from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.backoff import Backoff
-from ..security.bearer import (
-    BearerServer,
-    CbsLoginServer,
-    MssbCbsServer,
-    VerifyToken,
-    verified_by,
-)
+from ..security.bearer import VerifyToken
 from ..security.identities import Users
 from ..security.mechanisms import (
-    AnonymousServer,
     Challenge,
-    ExternalServer,
     Failure,
-    PlainServer,
     ServerMechanism,
     Success,
     Verifier,
     offered,
 )
-from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
 from ..security.tokens import CBS_CAPABILITY, Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
 from .cbs import TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
+from .logins import mechanisms_of
 from .namesakes import SOLE_CONNECTION, Namesakes
 from .recovery import connect, local
 from .replies import (
@@ -167,6 +158,9 @@ class Container:
         sasl_policy: ``"required"``: clients have to log in. ``"optional"``: they may also leave the
             SASL layer out, and are nobody then. ``"off"``: there is none. By default it is required
             unless ANONYMOUS is offered, which makes it optional.
+        settle_second: Whether senders that ask to settle before us (``rcv-settle-mode`` second) get that.
+            False answers ``first``, as a receiver may (Part 2 §2.7.3): outcomes are settled at once.
+            Azure's clients ask for it, and then wait for just that.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
         drain_s: How long handlers may take to finish when the block is left.
@@ -194,6 +188,7 @@ class Container:
         tls_required: bool = False,
         origins: Collection[str] = (),
         sasl_policy: SaslPolicy | None = None,
+        settle_second: bool = True,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
         drain_s: float = 10.0,
@@ -205,6 +200,7 @@ class Container:
         self.limits = limits
         self.on_error = on_error
         self.drain_s = drain_s
+        self._settle_second = settle_second
         self.authorize = authorize
         # Where tokens give rights, nobody has any without.
         self.access = Access() if access is None and cbs is not None else access
@@ -234,7 +230,7 @@ class Container:
                     "sasl_policy='off' lets nobody log in: leave sasl, users and tokens out"
                 )
             sasl = ()
-        self._mechanisms = _mechanisms(sasl, users, tokens, cbs, limits)
+        self._mechanisms = mechanisms_of(sasl, users, tokens, cbs, limits)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
@@ -553,7 +549,7 @@ class Container:
                     self.network,
                     where.host,
                     door,
-                    partial(self._serve, scheme=where.scheme),
+                    partial(self.accept, scheme=where.scheme),
                 )
             except OSError as error:
                 raise ConnectFailed(f"cannot listen on {where}: {error}") from error
@@ -572,7 +568,7 @@ class Container:
                     condition="amqp:invalid-field",
                 )
             listeners = await open_tcp(where.host, where.port)
-            serve = partial(self._serve, scheme=where.scheme, path=where.path or "/")
+            serve = partial(self.accept, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
                 nurseries.listeners.start_soon(
                     partial(serve_socket, each, door, serve, nursery=nurseries.connections)
@@ -583,32 +579,21 @@ class Container:
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
         try:
-            serve = partial(self._serve, scheme="amqp+unix")
+            serve = partial(self.accept, scheme="amqp+unix")
             await serve_socket(listener, door, serve, nursery=self._started().connections)
         finally:
             with suppress(OSError):
                 os.unlink(path)
 
-    async def _serve(
-        self,
-        stream: trio.abc.Stream,
-        address: str,
-        logged_in: Callable[[], None],
-        *,
-        scheme: str,
-        path: str = "/",
-    ) -> None:
-        await self.accept(stream, address=address, scheme=scheme, path=path, logged_in=logged_in)
-
     async def accept(
         self,
         stream: trio.abc.Stream,
-        *,
         address: str = "",
+        logged_in: Callable[[], None] = lambda: None,
+        *,
         scheme: str = "amqp",
         path: str = "/",
         trusted: bool = False,
-        logged_in: Callable[[], None] = lambda: None,
     ) -> None:
         """Run one connection that a peer opened, until it ends; *stream* is closed then.
 
@@ -617,10 +602,10 @@ class Container:
         Args:
             stream: Any trio stream.
             address: The peer's, in words.
+            logged_in: Called once the peer is known, or needs not be.
             scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
             path: Where a WebSocket is.
             trusted: The peer is known, and needs not log in.
-            logged_in: Called once the peer is known, or needs not be.
         """
         nursery = self.connection_nursery
         now = trio.current_time()
@@ -661,6 +646,8 @@ class Container:
         )
         engine.peer.secure = entered.secure
         engine.peer.certificate = entered.certificate
+        # Who names no host when logging in or opening has named it to TLS (Part 2 §2.7.1).
+        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
@@ -758,18 +745,15 @@ class Container:
 
     def became_known(self, connection: Connection) -> None:
         """The peer has said who it is, and counts as a stranger no more."""
-        self._known(connection.engine)
+        logged_in = self._strangers.pop(connection.engine, None)
+        if logged_in is not None:
+            logged_in()
 
     async def _answer_cbs(self, message: Message, connection: Connection) -> Message | Accepted:
         watch = self._watches.get(connection)
         if watch is None:
             raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
         return await answer_cbs(message, watch)
-
-    def _known(self, engine: Any) -> None:
-        logged_in = self._strangers.pop(engine, None)
-        if logged_in is not None:
-            logged_in()
 
     def start_login(self, connection: Connection, event: LoginRequested) -> None:
         """Judge a client's login (:meth:`login`) beside everything else."""
@@ -802,7 +786,7 @@ class Container:
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
             if self._cbs is None:
-                self._known(engine)
+                self.became_known(connection)
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
             address = engine.peer.address
@@ -835,6 +819,8 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
+        if not self._settle_second and not _sends(link):
+            link.rcv_settle_mode = RCV_FIRST
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
@@ -1240,112 +1226,13 @@ def _applied(
     return {name: value for name, value in (asked or {}).items() if name in known} or None
 
 
-#: Logins whose passwords are checked at the same time.
-_CHECKS_MAX: Final = 2
-
-
-def _in_a_thread(users: Users) -> Verifier:
-    """Checking a password takes long on purpose; nobody else is to wait for it."""
-    gate = trio.CapacityLimiter(_CHECKS_MAX)
-
-    async def verify(user: str, password: str, peer: Peer) -> str | None:
-        return await trio.to_thread.run_sync(users.check, user, password, limiter=gate)
-
-    return verify
-
-
-#: Mechanisms in the order in which they are offered: a client takes the first that it can.
-_RANKS: Final = (
-    "EXTERNAL",
-    *(f"SCRAM-{each}" for each in HASHES),
-    "OAUTHBEARER",
-    "XOAUTH2",
-    "PLAIN",
-    "AMQPCBS",
-    "MSSBCBS",
-    "ANONYMOUS",
-)
-
-
-def _mechanisms(
-    sasl: Collection[str | ServerMechanism] | None,
-    users: Mapping[str, str] | Users | Verifier | None,
-    tokens: VerifyToken | None,
-    cbs: Cbs | None,
-    limits: Limits,
-) -> dict[str, ServerMechanism]:
-    if isinstance(users, Mapping):
-        users = Users(users)
-    if sasl is None:
-        sasl = [] if users is None else ["PLAIN"]
-        if isinstance(users, Users):
-            sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
-        sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
-        if not sasl:
-            # Tokens may come with the login, or afterwards.
-            sasl = ["ANONYMOUS", *([] if cbs is None else ["AMQPCBS", "OAUTHBEARER", "XOAUTH2"])]
-    if tokens is None and cbs is not None:
-        tokens = verified_by(cbs, limits)
-    found = [
-        each if not isinstance(each, str) else _known(each, users, tokens, cbs, limits)
-        for each in sasl
-    ]
-    # What we do not know comes first: somebody has a reason for it.
-    found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
-    return {each.name: each for each in found}
-
-
-def _known(
-    name: str,
-    users: Users | Verifier | None,
-    tokens: VerifyToken | None,
-    cbs: Cbs | None,
-    limits: Limits,
-) -> ServerMechanism:
-    """The mechanism of that name.
-
-    Raises:
-        ValueError: There is none, or it needs what was not given.
-    """
-    if name == "ANONYMOUS":
-        return AnonymousServer()
-    if name == "EXTERNAL":
-        return ExternalServer()
-    if name == "PLAIN":
-        if users is None:
-            raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
-        return PlainServer(_in_a_thread(users) if isinstance(users, Users) else users)
-    if name.startswith("SCRAM-") and name.removeprefix("SCRAM-") in HASHES:
-        if not isinstance(users, Users):
-            raise ValueError(f"sasl has {name}, but there are no users: pass users=Users(…)")
-        return ScramServer(
-            name.removeprefix("SCRAM-"), _kept_by(users), iterations=users.scram_iterations
-        )
-    if name in ("OAUTHBEARER", "XOAUTH2"):
-        if tokens is None:
-            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=… or cbs=…")
-        return BearerServer(name, tokens)
-    if name in ("AMQPCBS", "MSSBCBS"):
-        if cbs is None:
-            raise ValueError(f"sasl has {name}, but no tokens are taken: pass cbs=Cbs(…)")
-        return CbsLoginServer(cbs, limits) if name == "AMQPCBS" else MssbCbsServer()
-    raise ValueError(f"the mechanism {name!r} is not known: {', '.join(_RANKS)} are")
-
-
-def _kept_by(users: Users) -> FindSecret:
-    async def find(user: str, hash_name: str) -> ScramSecret | None:
-        return users.scram(user, hash_name)
-
-    return find
-
-
 def _is_local(address: str) -> bool:
     """Whether a peer at *address* is on this machine."""
     if address == "unix" or address.startswith("memory"):
         return True
     host = address.rpartition(":")[0].strip("[]")
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return is_loopback(host)
     except ValueError:
         return False
 

@@ -304,6 +304,8 @@ class Dialler:
         self._container = container
         self._urls = deque(urls)
         self._plan = plan
+        #: There is a stream, and octets may be on their way.
+        self._carrying = False
         self._scope = trio.CancelScope()
         self._failure: AmqpError | None = None
         #: The next pause, and when the latest connection began: one that was lost soon after it
@@ -336,6 +338,11 @@ class Dialler:
             each.connection.close()
         for each in self._all():
             await each.connection.wait_closed()
+        # The last word may be on its way: a WebSocket's is sent by a task.
+        with trio.move_on_after(HASTY_CLOSE_GRACE_S):
+            for each in self._all():
+                if each._carrying:
+                    await each.stopped.wait()
 
     def stop(self) -> None:
         """Dial no more, and drop what is not closed yet."""
@@ -490,14 +497,18 @@ class Dialler:
         connection.start(engine, dialled.trust)
         if connection.closing:
             engine.close()
-        with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:
-            await run_connection(
-                dialled.stream,
-                seen,
-                connection.handle,
-                limits=limits,
-                reactor=self._container.reactor,
-            )
+        self._carrying = True
+        try:
+            with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:
+                await run_connection(
+                    dialled.stream,
+                    seen,
+                    connection.handle,
+                    limits=limits,
+                    reactor=self._container.reactor,
+                )
+        finally:
+            self._carrying = False
         self._judge(url, connection)
 
     def _judge(self, url: Url, connection: Connection) -> None:

@@ -48,6 +48,8 @@ class Entered(Struct, kw_only=True):
     secure: bool
     #: What the client showed, and we believe.
     certificate: Certificate | None
+    #: The name that it asked for in TLS.
+    server_name: str
     #: To be called once the client has logged in: from then on it may say more at a time.
     trust: Callable[[], None]
 
@@ -120,5 +122,6 @@ async def enter(
         received=received,
         secure=layer is not None,
         certificate=None if layer is None else layer.certificate,
+        server_name="" if layer is None else layer.server_name,
         trust=trust,
     )

@@ -191,7 +191,11 @@ class LayeredStream(trio.abc.HalfCloseableStream):
         whole = memoryview(data)
         async with self._sending:
             for at in range(0, len(whole), _STEP):
-                self.layer.send(whole[at : at + _STEP])
+                try:
+                    self.layer.send(whole[at : at + _STEP])
+                except OSError as error:
+                    # A peer that has left in the middle of a record hears nothing any more.
+                    raise trio.BrokenResourceError(error.strerror or str(error)) from error
                 await self._push()
 
     async def wait_send_all_might_not_block(self) -> None:

@@ -102,8 +102,12 @@ class _Octets(trio.abc.Stream):
         # The driver bounds what it sends; pongs are sent by the task that reads, which nobody would
         # see waiting. Where both wait, the driver's sentence is the better one.
         with trio.move_on_after(self.limits.write_stall_s + 1.0) as scope:
-            async with self._sending:
-                await self.below.send_all(data)
+            try:
+                async with self._sending:
+                    await self.below.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.on_end()
+                raise
         if scope.cancelled_caught:
             self.fault = f"the peer has not read for {self.limits.write_stall_s:g} s"
             raise trio.BrokenResourceError(self.fault)

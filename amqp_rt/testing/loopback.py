@@ -144,10 +144,10 @@ class _Watched(Generic[S]):
                 await trio.sleep(_LOOK_S)
             return stats
         raise AssertionError(
-            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {self._described(host)}"
+            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {await self._described(host)}"
         )
 
-    def _described(self, host: BrokerHost) -> str:
+    async def _described(self, host: BrokerHost) -> str:
         """How things stand."""
         raise NotImplementedError
 
@@ -183,7 +183,7 @@ class NodeHandle(_Watched[NodeStats]):
 
         self._broker.call(publish)
 
-    def _described(self, host: BrokerHost) -> str:
+    async def _described(self, host: BrokerHost) -> str:
         stats = host.stats(self.name)
         return (
             f"it has {stats.available} messages available, {stats.acquired} delivered and not "
@@ -206,10 +206,10 @@ class _Backlog(_Watched[S]):
 
     async def _messages(self) -> list[Message]:
         host = self._broker.broker.host
-        found = self._peek(host, self._look(host).available)
+        found = await self._peek(host, self._look(host).available)
         return [Message.decode(payload) for payload in found]
 
-    def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
+    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
         """The first *count* that wait."""
         raise NotImplementedError
 
@@ -267,28 +267,28 @@ class _Consumed(_Backlog[S]):
         wait = partial(self.wait_empty, timeout_s=timeout_s)
         await run_sync(wait, abandon_on_cancel=True)
 
-    def _shown(self, host: BrokerHost) -> str:
+    async def _shown(self, host: BrokerHost) -> str:
         """The first messages, a line each."""
-        first = self._peek(host, _SHOWN)
+        first = await self._peek(host, _SHOWN)
         return "".join(f"\n  {Message.decode(payload)!r}" for payload in first)
 
 
 class QueueHandle(_Consumed[NodeStats], NodeHandle):
     """A queue of the broker, as a test looks at it."""
 
-    def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
-        return host.peek(self.name, count)
+    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
+        return await host.peek(self.name, count)
 
     def purge(self) -> int:
         """Drop the messages that wait; how many there were."""
 
         async def purge() -> int:
-            return self._broker.broker.host.purge(self.name)
+            return await self._broker.broker.host.purge(self.name)
 
         return self._broker.call(purge)
 
-    def _described(self, host: BrokerHost) -> str:
-        return NodeHandle._described(self, host) + self._shown(host)
+    async def _described(self, host: BrokerHost) -> str:
+        return await NodeHandle._described(self, host) + await self._shown(host)
 
 
 class SubscriptionHandle(_Consumed[SubscriptionStats]):
@@ -310,14 +310,15 @@ class SubscriptionHandle(_Consumed[SubscriptionStats]):
     def _look(self, host: BrokerHost) -> SubscriptionStats:
         return host.subscription(self.topic, self.name, container=self.container)
 
-    def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
-        return host.peek_subscription(self.topic, self.name, count, container=self.container)
+    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
+        return await host.peek_subscription(self.topic, self.name, count, container=self.container)
 
-    def _described(self, host: BrokerHost) -> str:
+    async def _described(self, host: BrokerHost) -> str:
         stats = self._look(host)
         return (
             f"it has {stats.available} messages available, {stats.acquired} delivered and not "
-            f"settled, {stats.delayed} delayed, and {stats.consumers} consumers" + self._shown(host)
+            f"settled, {stats.delayed} delayed, and {stats.consumers} consumers"
+            + await self._shown(host)
         )
 
 
@@ -371,7 +372,7 @@ class LogHandle(_Backlog[NodeStats], NodeHandle):
         ):
             return [(await records.receive()).message for _ in range(count)]
 
-    def _described(self, host: BrokerHost) -> str:
+    async def _described(self, host: BrokerHost) -> str:
         stats = self._look(host)
         return f"it has {stats.available} records, {stats.consumers} readers and {stats.producers} producers"  # fmt: skip
 

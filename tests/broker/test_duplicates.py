@@ -14,10 +14,10 @@ from brokers import Controller, World
 from amqp_rt import Broker, Message
 from amqp_rt.broker.duplicates import DUPLICATES
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.errors import AmqpError, DeliveryRejected
+from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, Rejected
-from amqp_rt.stores.base import Batch, Store, StoreFull
+from amqp_rt.stores.base import Batch, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import ULong
@@ -26,12 +26,12 @@ ONCE = Queue("q", duplicate_window_s=60)
 
 
 def shown(world: World, address: str = "q") -> list[Any]:
-    return [Message.decode(each).body for each in world.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in world.peek(address, 1_000)]
 
 
 async def bodies(broker: Broker, address: str = "q") -> list[Any]:
     await broker.host.wait_kept()
-    return [Message.decode(each).body for each in broker.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in await broker.host.peek(address, 1_000)]
 
 
 # --- The window ---
@@ -125,7 +125,7 @@ def test_what_is_moved_inside_is_not_lost() -> None:
     client.sender("work").send("one", "two", message_id="a")
     client.sender("other").send("three", message_id="a")
     client.receiver("work", credit=9, settle=Rejected())
-    world.host.move("other", "dead", 1)
+    world.move("other", "dead", 1)
     # They are messages of their own here, whatever they are called.
     assert shown(world, "dead") == ["one", "two", "three"]
 
@@ -199,18 +199,21 @@ def test_in_a_transaction_what_is_committed_counts() -> None:
     assert shown(world) == ["before", "first"]
     queue = world.host._find(world.host._space(""), "q").held
     assert (queue.held, queue.pending) == (0, 0)
-    assert queue.bytes == sum(len(each) for each in world.host.peek("q", 9))
+    assert queue.bytes == sum(len(each) for each in world.peek("q", 9))
 
 
 # --- The store ---
 
 
 class Slow(MemoryStore):
-    """A disk that can be full."""
+    """A disk that can be full, or fail."""
 
     full = False
+    fails = False
 
     def commit(self, batch: Batch) -> None:
+        if self.fails:
+            raise StoreFailed("the disk failed")
         if self.full and batch.puts:
             raise StoreFull("the disk is full")
         super().commit(batch)
@@ -329,6 +332,29 @@ async def test_a_duplicate_of_what_is_refused_is_refused_and_may_come_again() ->
             assert len(store.facts(DUPLICATES)) == 1
 
 
+@pytest.mark.req("B13", "B7")
+async def test_a_duplicate_of_what_is_in_doubt_gets_no_answer() -> None:
+    gate = Gate()
+    store = Slow()
+    async with Broker(store=store, executor=gate) as broker:
+        await broker.declare(ONCE)
+        async with broker.local() as peer, peer.sender("q") as one, peer.sender("q") as two:
+            await one.send("before", durable=True)
+            await two.send("before", durable=True)
+            gate.opened = trio.Event()
+            first = one.send_nowait("first", durable=True, message_id="a")
+            with trio.move_on_after(0.05):
+                await first.outcome()
+            again = two.send_nowait("again", durable=True, message_id="a")
+            with trio.move_on_after(0.05):
+                await again.outcome()
+            store.fails = True
+            gate.opened.set()
+            for receipt in (first, again):
+                with pytest.raises(LinkDetached, match="whether"):
+                    await receipt.accepted()
+
+
 @pytest.mark.req("B13", "R10")
 async def test_a_transaction_keeps_its_ids_with_its_messages() -> None:
     gate = Gate()
@@ -370,7 +396,14 @@ async def test_large_messages_too(tmp_path: Path) -> None:
                 await out.send(large, durable=True, message_id="large")
             assert broker.host.stats("q").available == 1
             assert len(large) < broker.host.stats("q").bytes < 2 * len(large)
-            assert broker.host.purge("q") == 1
+            async with peer.transaction() as txn:
+                await out.send(large, durable=True, message_id="large", transaction=txn)
+                await out.send(large, durable=True, message_id="other", transaction=txn)
+                await out.send(large, durable=True, message_id="other", transaction=txn)
+            await out.send(large, durable=True, message_id="other")
+            assert broker.host.stats("q").available == 2
+            assert 2 * len(large) < broker.host.stats("q").bytes < 3 * len(large)
+            assert await broker.host.purge("q") == 2
             await out.send(b"small", durable=True, message_id="large")
             assert broker.host.stats("q").available == 0
             assert broker.host.stats("q").bytes == 0

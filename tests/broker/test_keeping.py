@@ -47,7 +47,7 @@ class Troubled(MemoryStore):
 async def bodies(broker: Broker, address: str) -> list[Any]:
     """Everything that is available there, in order; it is left there."""
     await broker.host.wait_kept()
-    found = [Message.decode(each) for each in broker.host.peek(address, 1_000)]
+    found = [Message.decode(each) for each in await broker.host.peek(address, 1_000)]
     return [each.body for each in found]
 
 
@@ -123,17 +123,17 @@ async def test_what_became_of_messages_is_kept(
                 held["moved"].release()
                 held["released"].release()
         assert await bodies(broker, "work") == ["modified", "moved", "released"]
-        assert broker.host.move("work", "other", 1) == 1
+        assert await broker.host.move("work", "other", 1) == 1
     async with Broker(store=kept()) as broker:
         assert await bodies(broker, "work") == ["moved", "released"]
-        (moved,) = [Message.decode(each) for each in broker.host.peek("other", 9)]
+        (moved,) = [Message.decode(each) for each in await broker.host.peek("other", 9)]
         assert moved.body == "modified"
         assert moved.delivery_count == 1
         assert moved.message_annotations == {"x-opt-note": "tried"}
-        (dead,) = [Message.decode(each) for each in broker.host.peek("dead", 9)]
+        (dead,) = [Message.decode(each) for each in await broker.host.peek("dead", 9)]
         assert dead.body == "rejected"
         assert dead.message_annotations["x-opt-dead-letter-reason"] == "rejected"
-        assert broker.host.purge("work") == 2
+        assert await broker.host.purge("work") == 2
         await broker.delete("other")
     async with Broker(store=kept()) as broker:
         assert {each.name for each in broker.host.nodes()} == {"work", "dead"}
@@ -281,6 +281,8 @@ async def test_what_a_store_kept_as_it_was_given_up_is_said_to_be_in_doubt() -> 
                 async with peer.receiver("news", name="mine", durable=2) as news:
                     await news.wait_attached()
                     await news.suspend()
+                # Nothing else is to be written when the disk fails.
+                await broker.host.wait_kept()
                 store.fails = 2
                 with pytest.raises(LinkDetached, match="whether it was kept is not known"):
                     await out.send("m", durable=True)

@@ -46,7 +46,7 @@ def at_once(store: Store, clock: Clock) -> Broker:
 
 
 def shown(world: World, address: str = "q") -> list[Any]:
-    return [Message.decode(each).body for each in world.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in world.peek(address, 1_000)]
 
 
 # --- Sorted ---

@@ -183,7 +183,7 @@ async def test_purging_leaves_what_is_acquired(kept: Callable[[], Any]) -> None:
         first = await world.take(5)
         far = await world.take(1, filter=selector("n = 250"))
         assert (first.bodies, far.bodies) == ([0, 1, 2, 3, 4], [250])
-        assert world.host.purge("q") == 294
+        assert await world.host.purge("q") == 294
         await world.settle()
         assert world.store.summary(1)[0] == 6
         await world.put("new")

@@ -207,7 +207,7 @@ async def test_purging_leaves_a_large_message_that_is_acquired(kept: Callable[[]
         receiver = await take(world, 101)
         assert receiver.bodies[:100] == list(range(100))
         assert receiver.bodies[100] == body
-        world.host.purge("q")
+        await world.host.purge("q")
         receiver.settle(ACCEPTED, *range(100))
         receiver.settle(RELEASED, 100)
         await world.settle()

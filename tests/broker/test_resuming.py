@@ -107,7 +107,7 @@ class Place:
 
     async def bodies(self, address: str, peer: Connection) -> list[Any]:
         if address == "q":
-            return [Message.decode(each).body for each in self.host.peek("q", 100)]
+            return [Message.decode(each).body for each in await self.host.peek("q", 100)]
         async with peer.receiver(address, filter=FIRST) as source:
             found = [(await source.receive()).message.body for _ in BODIES]
             await trio.sleep(1)

@@ -17,7 +17,7 @@ BACK = Queue("q", return_to_sender=True, dead_letter="dead", max_deliveries=2, m
 
 
 def reasons(world: World, address: str) -> list[tuple[Any, Any]]:
-    found = [Message.decode(each) for each in world.host.peek(address, 100)]
+    found = [Message.decode(each) for each in world.peek(address, 100)]
     return [(each.body, each.message_annotations["x-opt-dead-letter-reason"]) for each in found]
 
 
@@ -85,7 +85,7 @@ RULES = Access(
 async def given_up(broker: Broker, *addresses: str) -> dict[str, list[Any]]:
     await broker.host.wait_kept()
     return {
-        address: [Message.decode(each).body for each in broker.host.peek(address, 100)]
+        address: [Message.decode(each).body for each in await broker.host.peek(address, 100)]
         for address in addresses
     }
 

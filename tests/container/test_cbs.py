@@ -788,3 +788,17 @@ async def test_nobody_without_a_token_owes_one(autojump_clock: Any) -> None:
         assert await refused(peer.sender("q")) == UNAUTHORIZED
         await trio.sleep(21)
         assert peer.state == "closed"
+
+
+@pytest.mark.req("X12", "X21")
+@pytest.mark.parametrize("second", [True, False])
+async def test_who_settles_second_is_a_policy(autojump_clock: Any, second: bool) -> None:
+    """Senders that Azure's clients make ask for it, and wait for a settled outcome all the same."""
+    async with (
+        broker_with(cbs=None, settle_second=second) as broker,
+        client_of(broker) as peer,
+        peer.sender("q", rcv_settle_mode=1) as out,
+    ):
+        await out.send("x")
+        (link,) = broker.container._links.values()
+        assert link.rcv_settle_mode == int(second)

@@ -46,7 +46,7 @@ async def a_broker(
 
 async def bodies(broker: Broker, address: str = "q") -> list[Any]:
     await broker.host.wait_kept()
-    return [Message.decode(each).body for each in broker.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in await broker.host.peek(address, 1_000)]
 
 
 class Failure(Exception):
@@ -420,7 +420,7 @@ async def test_all_of_a_transaction_is_one_record_of_the_store() -> None:
         assert await bodies(broker, "out") == ["posted"]
         assert await bodies(broker, "dead") == ["rejected"]
         assert await bodies(broker, "bin") == []
-        (modified, released) = (Message.decode(each) for each in broker.host.peek("q", 9))
+        (modified, released) = (Message.decode(each) for each in await broker.host.peek("q", 9))
         assert (modified.body, modified.delivery_count) == ("modified", 1)
         assert modified.message_annotations == {"x-opt-n": 1}
         assert (released.body, released.delivery_count) == ("released", 0)
@@ -461,7 +461,7 @@ async def test_what_the_store_refuses_is_rolled_back_whole() -> None:
     async with Broker(store=store) as broker:
         assert await bodies(broker, "out") == ["posted"]
         assert await bodies(broker, "dead") == ["rejected"]
-        (modified,) = (Message.decode(each) for each in broker.host.peek("q", 9))
+        (modified,) = (Message.decode(each) for each in await broker.host.peek("q", 9))
         assert (modified.body, modified.delivery_count) == ("modified", 0)
         assert not modified.message_annotations
 

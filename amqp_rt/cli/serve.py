@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import logging
@@ -300,6 +301,10 @@ def serve(
                     await broker.declare_from(file)
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
+                # What was loaded stays: looking at it again would hold everybody up in each full
+                # collection.
+                gc.collect()
+                gc.freeze()
                 print(f"ready {ready}", flush=True)
                 nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
                 await broker.serve()

@@ -5,6 +5,7 @@ Only ``idle``, which holds more connections than one would, stands on the engine
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import platform
@@ -462,6 +463,9 @@ async def guarded(options: Options) -> None:
         ) as broker,
     ):
         plain, web = await broker.listen("amqp://127.0.0.1:0", "ws://127.0.0.1:0/")
+        # As ``amqp-rt serve`` does.
+        gc.collect()
+        gc.freeze()
         say(
             ready=1,
             port=int(plain.rpartition(":")[2]),

@@ -73,6 +73,11 @@ class LoginRequested(Struct):
     hostname: str | None
     exchange: Any
 
+    def __repr__(self) -> str:
+        """What is secret in it is in no log."""
+        said = "None" if self.response is None else "***"
+        return f"LoginRequested({self.mechanism!r}, {said}, {self.hostname!r})"
+
 
 class Opened(Struct):
     """The peer's open has arrived, and ours is sent or about to be (Part 2 §2.7.1)."""

@@ -176,6 +176,11 @@ class Limits(Struct, frozen=True, gc=False):
     #: Producers that publish by epochs at one node, and runs of each that are remembered.
     epoch_producers_max: int = 1_000
     epoch_runs_max: int = 100
+    #: Groups that lease messages of one queue, messages that each may have, and seconds that what it
+    #: has may stay aside without a word from it, if it asks for an end at all.
+    leases_max: int = 100
+    lease_messages_max: int = 100_000
+    lease_ttl_max_s: float = 604_800.0
     #: Times that a message was given up, of which it tells in its annotations.
     dead_letter_history_max: int = 16
     #: Bytes to which modified outcomes may let the annotations of a message grow.

@@ -33,6 +33,7 @@ from .errors import AmqpError
 from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
 from .management.epochs import add_epochs
+from .management.leases import add_leases
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
@@ -162,6 +163,7 @@ class Broker:
                 limits=self.container.limits,
             )
             add_epochs(self.management, self.host)
+            add_leases(self.management, self.host)
             self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
 

@@ -17,7 +17,10 @@ from pathlib import Path
 import amqp_rt
 
 #: Modules that need what an extra installs: module → extra.
-EXTRAS: dict[str, str] = {"amqp_rt.testing.plugin": "test"}
+EXTRAS: dict[str, str] = {
+    "amqp_rt.testing.conformance": "test",
+    "amqp_rt.testing.plugin": "test",
+}
 
 
 def check_imports() -> None:

@@ -45,6 +45,7 @@ from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
 from .keyed import marker
+from .leases import Leases, LeaseState
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
@@ -348,6 +349,7 @@ class BrokerHost:
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
         self.staging = Staging(self.memory, journal, self.clock, limits, self._new_number)
+        self.leases = Leases(journal, self.clock, limits, self._new_number)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
@@ -423,8 +425,10 @@ class BrokerHost:
         await self._restore_logs(journal)
         await self._restore_termini(journal)
         nodes = [node for space in self._spaces.values() for node in space.values()]
-        highest = await self.staging.restore({node.number: node for node in nodes})
-        self._number = max(self._number, highest + 1)
+        numbered = {node.number: node for node in nodes}
+        staged = await self.staging.restore(numbered)
+        leased = await self.leases.restore(numbered, partial(self._pager.fetch, journal))
+        self._number = max(self._number, staged + 1, leased + 1)
 
     async def _restore_ids(self, journal: Journal) -> None:
         intakes = {
@@ -921,6 +925,7 @@ class BrokerHost:
         self._count -= 1
         self._disown(node)
         self.staging.delete(node)
+        self.leases.delete(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -1092,6 +1097,8 @@ class BrokerHost:
             terms = _SEALED
         if isinstance(terms, Error):
             link.refuse(terms)
+            return True
+        if sending and self.leases.attach(node, cast("SendingLink", link)):
             return True
         claim = None if sending else claim_of(cast("ReceivingLink", link))
         if claim is not None and node.partition is not None:
@@ -1743,6 +1750,58 @@ class BrokerHost:
         """
         return self.staging.committed(self._find(self._space(virtual_host), address), producer)
 
+    # --- Leases ---
+
+    async def open_lease(
+        self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Let *group* take messages of a queue aside; see :mod:`~amqp_rt.broker.leases`.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.open`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.open(node, group, ttl_s)
+
+    def lease_state(self, address: str, group: str, *, virtual_host: str = "") -> LeaseState:
+        """How far *group* has come.
+
+        Raises:
+            AmqpError: There is no such queue, or no such group.
+        """
+        return self.leases.state(self._find(self._space(virtual_host), address), group)
+
+    async def lease(
+        self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Set up to *count* more messages aside for *group*.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.extend`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.extend(node, group, generation, count)
+
+    async def accept_lease(
+        self, address: str, group: str, generation: int, to: int, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Be done with what *group* has before the number *to*.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.accept`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.accept(node, group, generation, to)
+
+    async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int:
+        """Forget *group*; how many messages go back to the queue.
+
+        Raises:
+            AmqpError: There is no such queue, or no such group.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.release(node, group)
+
     # --- Logs ---
 
     def _log(self, address: str, virtual_host: str) -> MessageLog:
@@ -1954,6 +2013,7 @@ class BrokerHost:
         self.transactions.sweep()
         self.termini.sweep()
         self.staging.sweep()
+        self.leases.sweep()
 
         for duplicates in self._windows:
             duplicates.expire()

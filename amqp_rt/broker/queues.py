@@ -710,6 +710,11 @@ class MessageQueue(DistributionNode):
             return exclusive or self.exclusive or consumer.exclusive
         return False
 
+    @property
+    def locks_deliveries(self) -> bool:
+        """Deliveries that are not settled in time come back."""
+        return self._locks is not None
+
     def _ring_of(self, subscription: Subscription) -> deque[Subscription]:
         return self._rings[subscription.priority] if self._levels else self._ring
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -599,7 +599,7 @@ class Staging:
 
     # --- Keeping ---
 
-    async def restore(self, destinations: dict[int, Destination]) -> int:
+    async def restore(self, destinations: Mapping[int, Destination]) -> int:
         """Take up what the store has kept for *destinations*, which are by their numbers; the highest
         number of a stage."""
         journal = self.journal

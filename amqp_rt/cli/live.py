@@ -161,7 +161,7 @@ class _Heard:
         self._number = number
         self._writer: TraceWriter | None = None
         self._began = trio.current_time()
-        self._masks = {True: Mask(), False: Mask()}
+        self._masks = {True: Mask(secrets=True), False: Mask(secrets=False)}
         self._climber = Climber(client=False)
         self.note(f"a connection from {address}")
         try:

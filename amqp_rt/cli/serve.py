@@ -14,6 +14,7 @@ import click
 import trio
 
 from ..addresses import Url, parse_url
+from ..broker import selectors
 from ..broker.declarations import declarations_in, declared_by
 from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
@@ -300,6 +301,7 @@ def serve(
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
                 print(f"ready {ready}", flush=True)
+                nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
                 await broker.serve()
             nursery.cancel_scope.cancel()
 

@@ -63,6 +63,11 @@ _LOGIN: Final = 2  # the application is asked; bytes wait
 _FRAMES: Final = 3  # AMQP frames are expected
 _DEAD: Final = 4  # nothing more is read
 
+UNBOUNDED_WORK: Final = 2**31 - 1
+#: Frames' work in a performative that is neither a transfer nor a disposition. An attach is more by
+#: its octets: somebody looks the address up, and compiles filters.
+_PERFORMATIVE_WORK: Final = 4
+
 
 def _no_output() -> None:
     """Nobody listens yet."""
@@ -115,6 +120,14 @@ class Engine:
         self._waiting: dict[SenderLink, None] = {}
         self._room: bool = False
         self._receiving: bool = False
+        #: Work that one call of ``receive`` does before it leaves the rest to the next one: about
+        #: the frames in it, and more for those that make more of it. Whoever shares a thread with
+        #: others sets it.
+        self.work_max: int = UNBOUNDED_WORK
+        #: ``receive`` has left something.
+        self.unread: bool = False
+        #: Work of this call beyond one for each frame.
+        self.spent: int = 0
         self._signalled: bool = False
         self._failed: Error | None = None
         self._close_reported: bool = False
@@ -158,12 +171,15 @@ class Engine:
         return deadline
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the peer: every whole frame in them, in one go."""
+        """Take bytes from the peer: every whole frame in them, as far as ``work_max`` goes."""
         self._now = now
         self._last_received = now
+        self.unread = False
+        self.spent = 0
         if self._layer == _DEAD:
             return []
-        self._buffer.feed(data)
+        if data:
+            self._buffer.feed(data)
         return self._run()
 
     def _run(self) -> list[Event]:
@@ -440,10 +456,16 @@ class Engine:
 
     def _read(self) -> None:
         buffer = self._buffer
+        left = self.work_max
         while True:
             if self._layer == _FRAMES:
+                if left <= self.spent:
+                    # What is left may be no whole frame: then the next call finds that out.
+                    self.unread = True
+                    return
                 if not buffer.next_frame():
                     return
+                left -= 1
                 self._on_frame(buffer)
             elif self._layer == _SASL:
                 if not buffer.next_frame():
@@ -501,6 +523,7 @@ class Engine:
     def _on_performative(self, data: bytes, at: int, end: int, channel: int) -> None:
         reader = Reader(data, at, end, self.limits)
         performative = read_composite(reader, *PERFORMATIVES)
+        self.spent += _PERFORMATIVE_WORK + (self.limits.elements_max - reader.elements) // 2
         if self.theirs.stage is not Stage.OPENED:
             if not isinstance(performative, Open):
                 name = type(performative).__name__.lower()
@@ -533,6 +556,7 @@ class Engine:
             if isinstance(performative, Flow):
                 session.on_flow(performative)
             elif isinstance(performative, Attach):
+                self.spent += end - at
                 session.on_attach(performative)
             elif isinstance(performative, Detach):
                 session.on_detach(performative)

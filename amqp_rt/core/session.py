@@ -592,7 +592,9 @@ class Session:
         settled = disposition.settled
         if disposition.role == RECEIVER:
             outgoing = self._outgoing
-            for delivery_id in _in_range(outgoing, first, last, span):
+            found = _in_range(outgoing, first, last, span)
+            self.engine.spent += len(found) // 4
+            for delivery_id in found:
                 sending = outgoing.get(delivery_id)
                 if sending is None:
                     continue
@@ -623,7 +625,9 @@ class Session:
                 self.engine.room_again()
         else:
             incoming = self._incoming
-            for delivery_id in _in_range(incoming, first, last, span):
+            found = _in_range(incoming, first, last, span)
+            self.engine.spent += len(found) // 4
+            for delivery_id in found:
                 delivery = incoming.get(delivery_id)
                 if delivery is None:
                     continue

@@ -207,6 +207,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
     "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "leases_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
+    "lease_messages_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
+    "lease_ttl_max_s": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
@@ -841,4 +844,12 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (DEFAULT_LIMITS.nesting_max, DEFAULT_LIMITS.elements_max) == (32, 65_536)
     assert DEFAULT_LIMITS.unsettled_max == 5_000
     assert DEFAULT_LIMITS.output_max == MIB
-    assert DEFAULT_LIMITS.handshake_s == 10
+    assert (DEFAULT_LIMITS.handshake_s, DEFAULT_LIMITS.tls_handshake_s) == (10, 5)
+    assert DEFAULT_LIMITS.write_stall_s == 30
+    assert DEFAULT_LIMITS.connections_max == 10_000
+    assert DEFAULT_LIMITS.connections_per_address_max == 5_000
+    assert DEFAULT_LIMITS.connections_per_user_max == 1_000
+    assert DEFAULT_LIMITS.connections_unauthenticated_max == 1_000
+    assert DEFAULT_LIMITS.connections_unauthenticated_per_address_max == 100
+    assert DEFAULT_LIMITS.websocket_message_max == MIB
+    assert DEFAULT_LIMITS.websocket_stranger_max == 64 * KIB

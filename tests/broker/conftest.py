@@ -19,3 +19,14 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
         store = MemoryStore()
         return lambda: store
     return lambda: SQLiteStore(tmp_path / "broker.db")
+
+
+@pytest.fixture(params=["nowhere", "memory", "sqlite"])
+def kept_or_not(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store | None]:
+    """The same, or none at all."""
+    if request.param == "nowhere":
+        return lambda: None
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")

@@ -396,7 +396,14 @@ async def test_large_messages_too(tmp_path: Path) -> None:
                 await out.send(large, durable=True, message_id="large")
             assert broker.host.stats("q").available == 1
             assert len(large) < broker.host.stats("q").bytes < 2 * len(large)
-            assert await broker.host.purge("q") == 1
+            async with peer.transaction() as txn:
+                await out.send(large, durable=True, message_id="large", transaction=txn)
+                await out.send(large, durable=True, message_id="other", transaction=txn)
+                await out.send(large, durable=True, message_id="other", transaction=txn)
+            await out.send(large, durable=True, message_id="other")
+            assert broker.host.stats("q").available == 2
+            assert 2 * len(large) < broker.host.stats("q").bytes < 3 * len(large)
+            assert await broker.host.purge("q") == 2
             await out.send(b"small", durable=True, message_id="large")
             assert broker.host.stats("q").available == 0
             assert broker.host.stats("q").bytes == 0

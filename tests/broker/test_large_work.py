@@ -426,3 +426,107 @@ async def test_neither_do_the_anonymous_terminus_and_dynamic_nodes() -> None:
                         await out.send(Message.decode(payload))
                     assert error.value.condition == TOO_LARGE
         assert broker.host.stats("q").available == 0
+
+
+# --- All of it together ---
+
+
+@pytest.mark.req("R4", "R7", "B7", "B24")
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_transactions_do_each_message_ends_once(seed: int) -> None:
+    """Large and small messages of a paged queue, in and out of transactions that are committed or not."""
+    chance = random.Random(seed)
+    limits = Limits(
+        message_size_max=20_000,
+        frame_size_max=4_096,
+        queue_memory_bytes_max=2_000,
+        queue_memory_messages_max=10,
+    )
+    # The number of each message is in its properties.
+    committed: set[int] = set()
+    ended: list[int] = []
+    count = 0
+
+    async with world_of(MemoryStore(), Queue("q"), limits=limits) as world:
+        client = world.client(limits=CLIENT)
+        control = Controller(client)
+        sender = client.sender("q")
+        receivers = [client.receiver("q") for _ in range(2)]
+        txn_id = control.declare()
+        posted: set[int] = set()
+        retired: dict[int, list[int]] = {}
+
+        def number(delivery: Any) -> int:
+            return int(str(Message.decode(delivery.payload).subject))
+
+        def unsettled(receiver: Any) -> list[Any]:
+            return [each for each in receiver.endpoint.deliveries if each.local_state is None]
+
+        for _ in range(120):
+            step = chance.random()
+            receiver = chance.choice(receivers)
+            if step < 0.4:
+                for _ in range(chance.randrange(1, 6)):
+                    size = chance.choice((10, 10, 10, 30_000))
+                    _, payload = large(size, subject=str(count))
+                    if chance.random() < 0.5:
+                        sender.link.send(payload, state=TransactionalState(txn_id))
+                        posted.add(count)
+                    else:
+                        sender.link.send(payload)
+                        committed.add(count)
+                    count += 1
+            elif step < 0.6:
+                receiver.link.grant(
+                    chance.randrange(1, 8), properties={"txn-id": chance.choice((txn_id, None))}
+                )
+            elif step < 0.85:
+                for delivery in unsettled(receiver):
+                    # What was acquired in a transaction has no other fate (Part 4 §4.4.4).
+                    inside = type(delivery.state) is TransactionalState or chance.random() < 0.4
+                    if chance.random() < 0.5:
+                        continue
+                    if inside:
+                        retired.setdefault(id(delivery), []).append(number(delivery))
+                        delivery.update(TransactionalState(txn_id, ACCEPTED))
+                    elif chance.random() < 0.3:
+                        delivery.settle(RELEASED)
+                    else:
+                        ended.append(number(delivery))
+                        delivery.settle(ACCEPTED)
+            else:
+                await world.settle()
+                fail = chance.random() < 0.5
+                assert await discharge(world, control, txn_id, fail) == "accepted"
+                if not fail:
+                    committed |= posted
+                    ended += [each[0] for each in retired.values()]
+                posted.clear()
+                retired.clear()
+                txn_id = control.declare()
+                # What it left of deliveries is not worth following: others get it.
+                for each in receivers:
+                    each.detach()
+                await world.settle()
+                receivers = [client.receiver("q") for _ in range(2)]
+            if chance.random() < 0.7:
+                await world.settle()
+        await world.settle()
+        assert await discharge(world, control, txn_id, True) == "accepted"
+        for each in receivers:
+            each.detach()
+        await world.settle()
+        waiting = [
+            int(str(Message.decode(each).subject)) for each in await world.host.peek("q", 1_000)
+        ]
+        assert sorted([*ended, *waiting]) == sorted(committed)
+        rest = client.receiver("q")
+        while world.host.stats("q").available:
+            rest.grant(20)
+            await world.settle()
+            for delivery in unsettled(rest):
+                ended.append(number(delivery))
+                delivery.settle(ACCEPTED)
+            await world.settle()
+        assert sorted(ended) == sorted(committed)
+        assert is_empty(world, "q")

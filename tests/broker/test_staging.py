@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from crashed import Photographed, at_once
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue, Topic
@@ -32,17 +32,6 @@ from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import Described, Symbol
 
 pytestmark = pytest.mark.req("K3")
-
-
-@pytest.fixture(params=["nowhere", "memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store | None]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "nowhere":
-        return lambda: None
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
 
 
 def claim(epoch: int = 0, part: int = 0, attempt: int = 0, run: str = "one") -> dict[Any, Any]:
@@ -96,8 +85,10 @@ async def bodies(broker: Broker, address: str = "out") -> list[Any]:
     return [Message.decode(each).body for each in await broker.host.peek(address, 10_000)]
 
 
-async def test_an_epoch_is_published_once_and_in_order(kept: Callable[[], Store | None]) -> None:
-    async with Broker(store=kept()) as broker, broker.local() as peer:
+async def test_an_epoch_is_published_once_and_in_order(
+    kept_or_not: Callable[[], Store | None],
+) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
         await broker.declare(Queue("out"))
         second = await stage(peer, ["c", "d"], part=1)
         first = await stage(peer, ["a", "b"], part=0)
@@ -157,9 +148,9 @@ async def test_what_is_staged_and_committed_outlives_the_broker(
     "node", [Queue("out"), Queue("out", priorities=3), Log("out", partitions=2), Topic("out")]
 )
 async def test_epochs_go_to_every_kind_of_node(
-    node: Declaration, kept: Callable[[], Store | None]
+    node: Declaration, kept_or_not: Callable[[], Store | None]
 ) -> None:
-    async with Broker(store=kept(), volatile=True) as broker, broker.local() as peer:
+    async with Broker(store=kept_or_not(), volatile=True) as broker, broker.local() as peer:
         await broker.declare(node)
         begin = (
             {"filter": {"at": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}}
@@ -194,8 +185,8 @@ async def test_a_large_epoch_is_published_in_parts(tmp_path: Path) -> None:
 # --- what is refused -------------------------------------------------------------------------
 
 
-async def test_what_was_not_sent_is_not_committed(kept: Callable[[], Store | None]) -> None:
-    async with Broker(store=kept()) as broker, broker.local() as peer:
+async def test_what_was_not_sent_is_not_committed(kept_or_not: Callable[[], Store | None]) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
         await broker.declare(Queue("out"))
         part = await stage(peer, ["a", "b"])
         for wrong in (
@@ -210,8 +201,8 @@ async def test_what_was_not_sent_is_not_committed(kept: Callable[[], Store | Non
         assert await commit(peer, [part]) is True
 
 
-async def test_a_later_run_replaces_an_earlier_one(kept: Callable[[], Store | None]) -> None:
-    async with Broker(store=kept()) as broker, broker.local() as peer:
+async def test_a_later_run_replaces_an_earlier_one(kept_or_not: Callable[[], Store | None]) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
         await broker.declare(Queue("out"))
         async with peer.sender("out", properties=claim()) as zombie:
             await zombie.send("old")
@@ -332,12 +323,6 @@ async def test_a_node_takes_what_is_staged_along() -> None:
             await broker.host.commit_epoch("out", "job", "one", 0, [])
 
 
-async def at_once(call: Callable[..., Any], *args: Any) -> Any:
-    """Runs calls of a store within virtual time."""
-    await trio.lowlevel.checkpoint()
-    return call(*args)
-
-
 class Limited(MemoryStore):
     """A disk on which no message can be put into a node for a while."""
 
@@ -398,23 +383,6 @@ async def test_what_was_decided_is_published_after_a_restart(
         assert await bodies(broker) == [0, 0, 1, 1, 2, 2]
         await broker.host.wait_kept()
         assert store.facts("epoch-stage") == []
-
-
-class Photographed(MemoryStore):
-    """A disk of which there is a copy for each commit, as it would be found after a crash there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies: list[MemoryStore] = []
-
-    def commit(self, batch: Batch) -> None:
-        super().commit(batch)
-        copies, self.copies = self.copies, []
-        found = MemoryStore()
-        found.__dict__.update(copy.deepcopy(self.__dict__))
-        del found.__dict__["copies"]
-        found.abandon()
-        self.copies = [*copies, found]
 
 
 async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> None:

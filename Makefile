@@ -23,7 +23,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance peers format, and the parts of test: lint types unit compiled docs fragments smoke'
+	@echo 'also: test-long conformance mutations peers format, and the parts of test: lint types unit compiled docs fragments smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -101,6 +101,11 @@ unit: .venv/flights peers
 conformance: .venv/flights peers
 	AMQP_RT_EXPECT=pure $(BIN)/pytest tests $(wildcard plugins/*/tests) --conformance=.conformance.json
 	$(BIN)/python docs/_tools/conformance.py
+
+# Which promise each mistake of tests/mutations.py breaks, and how the simulation notices.
+.PHONY: mutations
+mutations: .venv/ready
+	$(BIN)/python docs/_tools/mutations.py
 
 # The wheels are built from the source distribution, each in an environment of its own, so that a
 # file or a requirement that the distribution lacks is noticed here.

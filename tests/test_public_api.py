@@ -13,6 +13,11 @@ import amqp_rt
 
 #: Package → what it exports. A package that exports nothing has no line.
 PUBLIC: dict[str, set[str]] = {
+    "amqp_rt.fronts": {
+        *("Byte", "Char", "Float32", "Int", "Short", "Symbol", "Timestamp"),
+        *("UByte", "UInt", "ULong", "UShort"),
+        *("Front", "Host", "Payload", "ProtocolEngine", "ServerOptions"),
+    },
     "amqp_rt": {
         "COMPILED",
         "__version__",

@@ -319,6 +319,8 @@ class BrokerHost:
         self._auto_create = auto_create
         self._door = Door(annotations, limits)
         self.journal = journal
+        if journal is not None:
+            journal.on_given_up = self._detach_consumers
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
@@ -830,6 +832,21 @@ class BrokerHost:
         for link in links:
             link.detach(error)
         return messages
+
+    def _detach_consumers(self, error: Error) -> None:
+        """The store is given up: nobody is to wait for an outcome to be kept."""
+        for space in self._spaces.values():
+            for node in space.values():
+                held = node.held
+                if isinstance(held, MessageQueue) and held.ledger is not None:
+                    consumers = [*held.consumers.values()]
+                elif isinstance(held, MessageTopic) and node.number:
+                    consumers = held.consumers
+                else:
+                    continue
+                for consumer in consumers:
+                    if consumer.link is not None and consumer.link.attached:
+                        consumer.link.detach(error)
 
     def _disown(self, node: _Node) -> None:
         """A dynamic node does not count as one of its connection any more."""

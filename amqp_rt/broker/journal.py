@@ -169,6 +169,8 @@ class Journal:
         self.is_open = False
         #: Why nothing is kept any more.
         self.failure: AmqpError | None = None
+        #: Called with what to tell those whose outcomes cannot be kept any more.
+        self.on_given_up: Callable[[Error], None] | None = None
         self.call: Executor = executor or Threaded()
         #: Units that no batch has taken up.
         self._waiting: list[Unit] = []
@@ -386,6 +388,16 @@ class Journal:
             for unit in units:
                 if unit.refused is not None:
                     unit.refused(Error.of(again))
+            if self.on_given_up is not None:
+                self.on_given_up(_no_outcomes(again))
+
+
+def _no_outcomes(failure: AmqpError) -> Error:
+    return Error(
+        "amqp:internal-error",
+        "outcomes of durable messages cannot be kept any more, because the store of the broker was"
+        f" given up: {failure}; settle them again when the broker has been started again",
+    )
 
 
 class QueueLedger:
@@ -574,4 +586,9 @@ class QueueLedger:
         self._queue.forgo(entry)
 
     def settle(self, delivery: Any, outcome: Any) -> None:
-        self._journal.loose.then(lambda: delivery.settle(outcome))
+        failure = self._journal.failure
+        if failure is None:
+            self._journal.loose.then(lambda: delivery.settle(outcome))
+        else:
+            # Its peer would wait for ever.
+            delivery.link.detach(_no_outcomes(failure))

@@ -65,6 +65,10 @@ class Ahead:
         self._taken.clear()
         return None
 
+    def step_back(self) -> None:
+        """The message that :meth:`next` gave last has not been looked at after all."""
+        self._position -= 1
+
     def miss(self, sequence: int) -> None:
         """Somebody has taken the message at *sequence*."""
         entries = self._entries

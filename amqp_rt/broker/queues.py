@@ -840,6 +840,16 @@ class MessageQueue(DistributionNode):
                 if found is None:
                     return None
                 entry = found
+            elif heap is not None and self.paged and sequence >= self.paged_from:
+                # It was taken out of turn, and there may be some in the store that are before it.
+                older = self._reach(subscription, sequence) if subscription.selective else None
+                if older is not None:
+                    entry = older
+                    heap = None
+                elif subscription.selective and self._has_reached(subscription, sequence):
+                    entry = self._remove(sequence)
+                else:
+                    return None
             else:
                 entry = self._remove(sequence & _PLACE)
             if heap is None:
@@ -1283,6 +1293,16 @@ class MessageQueue(DistributionNode):
             self._appear(entry)
         else:
             # Its turn comes with that of its neighbours.
+            if any(browser.cursor > sequence for browser in self.browsers.values()):
+                # They are past it and do not come back: it is here for them, without its body.
+                paging.out[sequence] = entry
+                self._appear(entry)
+                for browser in self.browsers.values():
+                    if browser.cursor <= sequence:
+                        browser.backlog.append(sequence)
+                        browser.backlog.sort(reverse=True)
+                self._came()
+                return
             for identity, consumer in self.consumers.items():
                 if consumer.cursor > sequence:
                     consumer.cursor = sequence
@@ -1626,12 +1646,33 @@ class MessageQueue(DistributionNode):
         subscription.cursor = entry.sequence + 1
         return entry
 
-    def _reach(self, subscription: Subscription) -> Entry | None:
-        """Take the first message that *subscription* wants of those that were read for it."""
+    def _ahead_of(self, subscription: Subscription, sequence: int) -> Entry | None:
+        """The same if it is before *sequence*; None does not say that there is none, which
+        :meth:`_has_reached` does."""
+        paging = self._paging
+        assert paging is not None
+        if subscription.cursor >= sequence:
+            return None
+        entry = self._ahead(subscription)
+        if entry is not None and entry.sequence > sequence:
+            subscription.cursor = entry.sequence
+            paging.look_ahead(subscription.identity).step_back()
+            return None
+        return entry
+
+    def _has_reached(self, subscription: Subscription, sequence: int) -> bool:
+        """Whether *subscription* has looked at all that are in the store only before *sequence*."""
+        paging = self._paging
+        assert paging is not None
+        return subscription.cursor >= min(sequence, paging.last + 1)
+
+    def _reach(self, subscription: Subscription, before: int = NOWHERE_PAGED) -> Entry | None:
+        """Take the first message that *subscription* wants of those that were read for it, if that
+        is *before* a place."""
         paging = self._paging
         assert paging is not None
         while self.paged:
-            entry = self._ahead(subscription)
+            entry = self._ahead_of(subscription, before)
             if entry is None:
                 break
             if subscription.wants(entry):
@@ -1658,11 +1699,14 @@ class MessageQueue(DistributionNode):
     # --- Browsing ---
 
     def _unseen(self, browser: Browser) -> int:
-        """The rank or place that *browser* is to see next, -1 for none."""
+        """The rank or place that *browser* is to see next, -1 for none; it is that of the last of
+        its backlog if it is not its cursor."""
+        cursor = browser.cursor = max(browser.cursor, self._head)
         if browser.backlog:
-            return browser.backlog[-1]
-        browser.cursor = max(browser.cursor, self._head)
-        return browser.cursor if browser.cursor < self._next else -1
+            sequence = browser.backlog[-1]
+            if not self.paged or sequence < self.paged_from or cursor >= self._next:
+                return sequence
+        return cursor if cursor < self._next else -1
 
     def _browse(self, browser: Browser) -> None:
         link = browser.link
@@ -1671,8 +1715,19 @@ class MessageQueue(DistributionNode):
         looks = _LOOKS
         while link.credit > 0 and link.writable and not browser.feeding:
             sequence = self._unseen(browser)
-            if sequence >= 0:
-                entry = self._look(sequence & _PLACE) if browser.backlog else self._fresh(sequence)
+            late = bool(browser.backlog) and sequence == browser.backlog[-1]
+            if late and self.paged and sequence >= self.paged_from:
+                # It came out of turn, and there may be some in the store that are before it.
+                entry = self._ahead_of(browser, sequence)
+                if entry is not None:
+                    sequence = entry.sequence
+                    late = False
+                elif self._has_reached(browser, sequence):
+                    entry = self._look(sequence)
+                else:
+                    return
+            elif sequence >= 0:
+                entry = self._look(sequence & _PLACE) if late else self._fresh(sequence)
             else:
                 entry = self._ahead(browser) if self.paged else None
                 if entry is None:
@@ -1701,7 +1756,7 @@ class MessageQueue(DistributionNode):
                 except LocalProtocolError:
                     if not link.attached:
                         return
-            if browser.backlog:
+            if late:
                 browser.backlog.pop()
             else:
                 browser.cursor = sequence + 1

@@ -89,13 +89,16 @@ def node() -> None:
 
 @node.command("list")
 @client_options
-def list_(where: Where) -> None:
-    """List queues and topics with their messages and links."""
+@click.option("--all", "everything", is_flag=True, help="Dynamic nodes too, such as reply queues.")
+def list_(where: Where, everything: bool) -> None:
+    """List queues, topics and logs with their messages and links."""
     found = _query(where, NODE_TYPE)
     names = [str(name) for name in found["attributeNames"]]
+    dynamic = names.index("dynamic")
     rows = [
         ["" if row[names.index(head)] is None else row[names.index(head)] for head in _COLUMNS]
         for row in found["results"]
+        if everything or not row[dynamic]
     ]
     click.echo(_table(sorted(rows), _COLUMNS))
 

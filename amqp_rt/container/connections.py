@@ -203,6 +203,11 @@ class Session:
 
     def receiver(self, address: str | None = None, **options: Unpack[ReceiverOptions]) -> Receiver:
         """A receiver from *address*; see :meth:`Connection.receiver`."""
+        if options.get("durable") and "name" not in options:
+            raise ValueError(
+                "a durable receiver needs a name: it outlives the link, and is found again by "
+                'container-id and name=, such as receiver("news", name="inbox", durable=1)'
+            )
         options.setdefault("name", self.connection.new_name(address))
         receiver = Receiver(self, address, **options)
         self.add(receiver)
@@ -496,6 +501,7 @@ class Connection:
             options: See :class:`~amqp_rt.container.receiving.ReceiverOptions`.
 
         Raises:
+            ValueError: It is to be durable and has no name.
             ConnectionLost: The connection is over for good.
         """
         return self.default_session.receiver(address, **options)

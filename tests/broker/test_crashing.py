@@ -5,33 +5,42 @@ from __future__ import annotations
 import json
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import paged_broker
 import pytest
 import trio
 
 from amqp_rt import Connection, Sender, connect
 from amqp_rt.errors import ConnectionLost, LinkDetached
 from amqp_rt.fronts.base import RCV_SECOND
+from amqp_rt.stores.sqlite import SQLiteStore
+
+
+def serve_of(path: Path) -> list[str]:
+    """``amqp-rt serve`` with a store."""
+    return [
+        *(sys.executable, "-m", "amqp_rt.cli", "serve", "--listen", "amqp://127.0.0.1:0"),
+        *("--node", "queue:work", "--store", f"sqlite:{path}", "--log-level", "warning"),
+    ]
+
+
+def paged_of(path: Path) -> list[str]:
+    """A broker that keeps only some messages in memory."""
+    return [sys.executable, str(Path(paged_broker.__file__)), str(path)]
 
 
 class Served:
-    """``amqp-rt serve`` with a store, in a process of its own."""
+    """A broker in a process of its own."""
 
-    def __init__(self, path: Path) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "amqp_rt.cli", "serve", "--listen", "amqp://127.0.0.1:0"),
-                *("--node", "queue:work", "--store", f"sqlite:{path}", "--log-level", "warning"),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("ready "), line
@@ -66,6 +75,8 @@ def suppress_lost() -> Iterator[None]:
 class Ledger:
     """What each side was told."""
 
+    senders = 50
+
     def __init__(self) -> None:
         self.sent = 0
         self.acknowledged: set[int] = set()
@@ -84,7 +95,7 @@ class Ledger:
 
     async def produce(self, peer: Connection) -> None:
         async with peer.sender("work") as out, trio.open_nursery() as nursery:
-            for _ in range(50):
+            for _ in range(self.senders):
                 nursery.start_soon(self.send, out)
 
     async def send(self, out: Sender) -> None:
@@ -113,13 +124,13 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
     ledger = Ledger()
     path = tmp_path / "broker.db"
     for _ in range(100 if long_run else 3):
-        served = await trio.to_thread.run_sync(Served, path)
+        served = await trio.to_thread.run_sync(Served, serve_of(path))
         kill = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ledger.work, served.url, kill, luck)
             await kill.wait()
             await trio.to_thread.run_sync(served.end, signal.SIGKILL)
-    served = await trio.to_thread.run_sync(Served, path)
+    served = await trio.to_thread.run_sync(Served, serve_of(path))
     left: list[int] = []
     async with connect(served.url) as peer, peer.receiver("work") as messages:
         while (delivery := await messages.get(within=0.3)) is not None:
@@ -133,3 +144,81 @@ async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
     lost = ledger.acknowledged - ledger.received - set(left)
     assert not lost, f"{len(lost)} acknowledged messages are lost"
     assert all(number < ledger.sent for number in left), "something was invented"
+
+
+class SlowLedger(Ledger):
+    """Consumes less than is sent, with large messages in between that are never whole."""
+
+    senders = 20
+    #: Parts of those that were sent.
+    begun = 0
+
+    async def work(self, url: str, kill: trio.Event, luck: random.Random) -> None:
+        with suppress_lost():
+            async with connect(url, reconnect=None) as peer, trio.open_nursery() as nursery:
+                nursery.start_soon(self.produce, peer)
+                nursery.start_soon(self.consume, peer)
+                nursery.start_soon(self.begin_large, peer)
+                await trio.sleep(luck.uniform(0.2, 0.5))
+                kill.set()
+
+    async def begin_large(self, peer: Connection) -> None:
+        async with peer.sender("work") as out, out.stream(durable=True) as body:
+            while True:
+                await body.write(b"cut" * 10_000)
+                self.begun += 1
+                await trio.sleep(0.01)
+
+    async def consume(self, peer: Connection) -> None:
+        async with peer.receiver("work", credit=5, rcv_settle_mode=RCV_SECOND) as messages:
+            last = -1
+            async for delivery in messages:
+                number = number_of(delivery.body)
+                assert number not in self.done, "something settled came back"
+                assert number > last, "the order is another one"
+                last = number
+                self.received.add(number)
+                delivery.accept()
+                await delivery.settled()
+                self.done.add(number)
+                await trio.sleep(0.005)
+
+
+@pytest.mark.req("B7", "B24", "B26")
+async def test_a_broker_that_is_killed_finds_what_was_not_in_memory(
+    tmp_path: Path, long_run: bool
+) -> None:
+    luck = random.Random(11)
+    ledger = SlowLedger()
+    path = tmp_path / "broker.db"
+    for _ in range(100 if long_run else 3):
+        served = await trio.to_thread.run_sync(Served, paged_of(path))
+        kill = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ledger.work, served.url, kill, luck)
+            await kill.wait()
+            await trio.to_thread.run_sync(served.end, signal.SIGKILL)
+    assert ledger.begun > 10
+    assert len(ledger.acknowledged - ledger.done) > 100, "there was nothing but what is in memory"
+    served = await trio.to_thread.run_sync(Served, paged_of(path))
+    left: list[int] = []
+    async with connect(served.url) as peer, peer.receiver("work", credit=500) as messages:
+        while (delivery := await messages.get(within=1)) is not None:
+            left.append(number_of(delivery.body))
+            delivery.accept()
+    assert await trio.to_thread.run_sync(served.end, signal.SIGTERM) == 0
+    assert len(set(left)) == len(left), "something is there twice"
+    assert left == sorted(left), "the order is another one"
+    assert not ledger.done & set(left), "something settled came back"
+    lost = ledger.acknowledged - ledger.received - set(left)
+    assert not lost, f"{len(lost)} acknowledged messages are lost"
+    assert all(number < ledger.sent for number in left), "something was invented"
+    store = SQLiteStore(path)
+    store.open()
+    while store.tidy():
+        pass
+    for node in range(1, 4):
+        assert store.summary(node)[0] == 0, "something is left in the store"
+    store.close()
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM pieces").fetchone() == (0,)

@@ -13,7 +13,8 @@ import trio.testing
 from amqp_rt import Broker, Message
 from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Queue, Topic
-from amqp_rt.errors import AmqpError, DeliveryRejected, LocalProtocolError
+from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
+from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.stores.base import Batch, Opened, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
@@ -238,6 +239,38 @@ async def test_after_a_failure_the_store_is_opened_anew_and_nothing_is_lost() ->
             await out.send("in memory")
     async with Broker(store=store) as broker:
         assert await bodies(broker, "work") == ["one", "two"]
+
+
+@pytest.mark.req("B7")
+async def test_nobody_waits_for_an_outcome_of_a_store_that_is_given_up() -> None:
+    store = Troubled()
+    async with Broker(store=store) as broker:
+        await broker.declare(Queue("work"), Queue("idle"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            for n in range(3):
+                await out.send(n, durable=True)
+            second = {"credit": 1, "rcv_settle_mode": RCV_SECOND}
+            async with (
+                peer.receiver("work", **second) as messages,
+                peer.receiver("idle", **second) as idle,
+            ):
+                delivery = await messages.receive()
+                store.fails = 2
+                delivery.accept()
+                with pytest.raises(LinkDetached, match="store of the broker was given up"):
+                    await delivery.settled()
+                with pytest.raises(LinkDetached) as detached:
+                    await idle.receive()
+                assert detached.value.condition == "amqp:internal-error"
+            # So it is for those who come afterwards.
+            async with peer.receiver("work", **second) as messages:
+                delivery = await messages.receive()
+                assert delivery.message.body == 1
+                delivery.accept()
+                with pytest.raises(LinkDetached, match="start"):
+                    await delivery.settled()
+    async with Broker(store=store) as broker:
+        assert await bodies(broker, "work") == [0, 1, 2]
 
 
 @pytest.mark.req("B7")

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 from brokers import Controller, World
 
 from amqp_rt import Broker
 from amqp_rt.broker import LifeCycles, Log, Queue, Topic
-from amqp_rt.broker.lifecycles import INTERVAL_S, JOURNAL, life_cycles_by
+from amqp_rt.broker.lifecycles import JOURNAL, life_cycles_by
 from amqp_rt.broker.observed import ObservedQueue
 from amqp_rt.broker.positions import Position
 from amqp_rt.broker.queues import MessageQueue
@@ -219,19 +218,21 @@ def test_each_virtual_host_has_its_own() -> None:
 
 
 @pytest.mark.req("K8")
-async def test_a_store_keeps_it(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_store_keeps_it(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'broker.db'}"
+    first = {"s": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}
     async with Broker(store=store, journal=True) as broker:
         await broker.declare(Queue("q"))
         async with broker.local() as peer, peer.sender("q") as out:
             await out.send("x", durable=True)
-            await trio.sleep(2 * INTERVAL_S)
+            # It is seen when it is in the log, whenever that may be.
+            async with peer.receiver(JOURNAL, filter=first) as reader:
+                await reader.receive()
             await broker.host.wait_kept()
     for journal in (True, False):
         async with Broker(store=store, journal=journal) as broker, broker.local() as peer:
-            first = {"s": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}
             async with peer.receiver(JOURNAL, filter=first) as reader:
-                record = await reader.receive(within=5)
+                record = await reader.receive()
                 assert record.message.application_properties["event"] == "published"
             held = broker.host._spaces[""][JOURNAL]
             assert held.is_sealed is journal

@@ -110,6 +110,40 @@ async def test_consumers_with_filters_reach_beyond_memory(kept: Callable[[], Any
         assert world.store.summary(1)[0] == 0
 
 
+@pytest.mark.req("B24", "B5")
+async def test_what_a_filter_took_out_of_turn_comes_back_at_its_place(
+    kept: Callable[[], Any],
+) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        sender = world.client().sender("q")
+        for n in range(300):
+            sender.send(n, durable=True, application_properties={"n": n})
+        await world.settle()
+        far = await world.take(3, filter=selector("n IN (150, 250, 299)"))
+        assert far.bodies == [150, 250, 299]
+        far.settle(RELEASED)
+        far.detach()
+        await world.settle()
+        # Who looks for some of them gets older ones first, too, and so does who only looks.
+        some = await world.take(4, filter=selector("n > 148 AND n < 252"))
+        assert some.bodies == [149, 150, 151, 152]
+        some.settle(RELEASED)
+        some.detach()
+        await world.settle()
+        assert world.queue().paged
+        browser = await world.take(1_000, distribution_mode=COPY)
+        assert browser.bodies == list(range(300))
+        receiver = await world.take(0)
+        for _ in range(30):
+            receiver.grant(10)
+            await world.settle()
+        assert receiver.bodies == list(range(300))
+        receiver.settle(ACCEPTED)
+        await world.settle()
+        assert (world.host.stats("q").bytes, world.host.memory.held) == (0, 0)
+        assert world.store.summary(1)[0] == 0
+
+
 @pytest.mark.req("B24", "B22")
 async def test_a_browser_sees_everything_and_leaves_it(kept: Callable[[], Any]) -> None:
     async with world_of(kept(), Queue("q")) as world:

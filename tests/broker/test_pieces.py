@@ -268,3 +268,36 @@ def test_memory_is_bounded_however_large_a_message_is(tmp_path: Path, long_run: 
     )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) < bound, f"{found.stdout.strip()} MiB more for {size} MiB"
+
+
+@pytest.mark.req("B7", "B24", "B22")
+async def test_browsers_that_are_past_its_place_see_it_too(kept: Callable[[], Any]) -> None:
+    body, payload = large()
+    few = Limits(
+        message_size_max=20_000,
+        frame_size_max=4_096,
+        queue_memory_bytes_max=1_000,
+        queue_memory_messages_max=20,
+    )
+    async with world_of(kept(), Queue("q"), limits=few) as world:
+        await world.put(*range(60))
+        delivery = world.client(limits=CLIENT).sender("q").link.send(payload[:60_000], more=True)
+        await world.settle()
+        await world.put(*range(60, 120))
+        past = await take(world, credit=1_000, distribution_mode=COPY)
+        behind = await take(world, credit=30, distribution_mode=COPY)
+        assert (past.bodies, behind.bodies) == ([*range(120)], [*range(30)])
+        delivery.write(payload[60_000:], more=False)
+        await world.settle()
+        assert world.queue().paged
+        assert past.bodies == [*range(120), body]
+        behind.grant(1_000)
+        await world.settle()
+        in_turn = [*range(60), body, *range(60, 120)]
+        assert behind.bodies == in_turn
+        receiver = await take(world, credit=1_000)
+        assert receiver.bodies == in_turn
+        receiver.settle(ACCEPTED)
+        await world.settle()
+        assert (world.host.stats("q").bytes, world.host.memory.held) == (0, 0)
+        assert world.store.summary(1)[0] == 0

@@ -124,7 +124,10 @@ def test_browsing_takes_nothing(broker: Served) -> None:
 def test_the_most_specific_pattern_makes_the_node(broker: Served) -> None:
     ok("send", "orders-eu", "x", url=broker.url)
     ok("send", "orders-live-eu", "x", url=broker.url)
+    # The queue in which the answer comes is one too.
+    assert "dynamic/" in ok("node", "list", "--all", url=broker.url)
     rows = [line.split() for line in ok("node", "list", url=broker.url).splitlines()]
+    assert not [row for row in rows if row[0].startswith("dynamic/")]
     kinds = {row[0]: row[1] for row in rows}
     assert kinds["orders-eu"] == "queue"
     assert kinds["orders-live-eu"] == "topic"

@@ -738,3 +738,14 @@ async def test_what_a_receiver_is_shows() -> None:
             await far.until(lambda: far.link.draining)
             far.link.drained()
         assert messages.available == 7
+
+
+@pytest.mark.req("M38")
+async def test_a_durable_receiver_has_a_name() -> None:
+    far = FarEnd()
+    async with connected(far) as peer:
+        with pytest.raises(ValueError, match="a durable receiver needs a name"):
+            peer.receiver("news", durable=1)
+        with pytest.raises(ValueError, match="a durable receiver needs a name"):
+            peer.default_session.receiver("news", durable=2)
+        assert peer.receiver("news", name="inbox", durable=1).name == "inbox"

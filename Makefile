@@ -38,7 +38,7 @@ setup: .venv/ready
 
 .PHONY: peers
 peers: .venv/ready
-	$(call heading,Peers: proton and rhea)
+	$(call heading,Peers: proton, azure-servicebus and rhea)
 	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
 
@@ -75,6 +75,7 @@ test-long:
 .PHONY: format
 format: .venv/ready
 	$(BIN)/python docs/_tools/sync_stub.py
+	$(BIN)/python docs/_tools/security_matrix.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .container.recovery import Reconnect, connect
     from .container.routes import Deadline, Modify, Reject, Release, Router, node, rpc, source
     from .container.sending import Sender
-    from .container.tokens import BearerToken, Sas
+    from .container.tokens import Sas
     from .container.transactions import Transaction
     from .events import Peer
     from .limits import Limits
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .security.jwts import Jwt
     from .security.mechanisms import Anonymous, External, Plain
     from .security.scram import Scram
-    from .security.tokens import Cbs, SasKey, SasKeys, Swt
+    from .security.tokens import BearerToken, Cbs, SasKey, SasKeys, Swt
 
 __all__ = [
     "COMPILED",
@@ -88,7 +88,7 @@ COMPILED: bool
 _HOMES: dict[str, str] = {
     "Access": "amqp_rt.security.access",
     "Anonymous": "amqp_rt.security.mechanisms",
-    "BearerToken": "amqp_rt.container.tokens",
+    "BearerToken": "amqp_rt.security.tokens",
     "Broker": "amqp_rt.runtime",
     "Cbs": "amqp_rt.security.tokens",
     "CbsLogin": "amqp_rt.security.bearer",

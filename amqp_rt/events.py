@@ -38,7 +38,8 @@ class Peer(Struct, kw_only=True):
     ``identity`` is whatever the application's verifier returned for that user. ``trusted`` is the
     process itself, by a connection in memory. ``tokens`` are those of the connection
     (:class:`amqp_rt.security.tokens.Tokens`), None where none are taken. ``secure`` says that the
-    connection is encrypted, and ``certificate`` what the peer showed then.
+    connection is encrypted, ``certificate`` what the peer showed then, and ``server_name`` the host
+    that it asked for (SNI).
     """
 
     container_id: str = ""
@@ -51,6 +52,7 @@ class Peer(Struct, kw_only=True):
     address: str = ""
     secure: bool = False
     certificate: Certificate | None = None
+    server_name: str = ""
     protocol: str = "amqp1.0"
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
@@ -70,6 +72,11 @@ class LoginRequested(Struct):
     response: bytes | None
     hostname: str | None
     exchange: Any
+
+    def __repr__(self) -> str:
+        """What is secret in it is in no log."""
+        said = "None" if self.response is None else "***"
+        return f"LoginRequested({self.mechanism!r}, {said}, {self.hostname!r})"
 
 
 class Opened(Struct):

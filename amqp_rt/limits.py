@@ -46,6 +46,10 @@ class Limits(Struct, frozen=True, gc=False):
     #: Sections that are counted to say how far a delivery has come when its link is resumed. One of
     #: more is resumed from its beginning: a peer that comes back all the time must not make us count.
     resume_sections_max: int = 100
+    #: Deliveries that a peer may begin on a link that it attaches before it has any credit there (S3
+    #: 2.3.8). The standard knows none; all of them together have at most ``message_size_max`` bytes as
+    #: long as the attach is not answered.
+    early_deliveries_max: int = 0
     #: Delivery tags are at most 32 octets by Part 2 §2.8.7.
     delivery_tag_max: int = 32
     #: Bytes waiting for a peer that does not read, before we stop producing.
@@ -58,6 +62,14 @@ class Limits(Struct, frozen=True, gc=False):
     tls_handshake_s: float = 5.0
     #: Octets of one WebSocket message; it may hold several frames.
     websocket_message_max: int = 1 * MIB
+    #: Octets of a WebSocket's handshake, the body of a refusal among them; and octets that may come
+    #: without a whole message, before the peer has logged in.
+    websocket_stranger_max: int = 64 * KIB
+    #: Octets that may come without a whole message beside those of messages, from then on: heads of
+    #: frames, which may be as small as nothing, and pings.
+    websocket_overhead_max: int = 64 * KIB
+    #: Seconds that a WebSocket's peer has to hear our last word, and to say its own.
+    websocket_linger_s: float = 1.0
     #: Seconds that a peer has to answer our close.
     close_grace_s: float = 5.0
     #: Idle timeout that we advertise (seconds); the peer is dropped after twice as long.
@@ -66,7 +78,10 @@ class Limits(Struct, frozen=True, gc=False):
     idle_timeout_min_s: float = 0.1
     #: Connections per listener.
     connections_max: int = 10_000
-    #: Connections that have not logged in yet, per listener.
+    #: Connections of one address, and of one user: at all listeners together.
+    connections_per_address_max: int = 5_000
+    connections_per_user_max: int = 1_000
+    #: Connections that have not logged in yet, at all listeners together.
     connections_unauthenticated_max: int = 1_000
     #: Connections that have not logged in yet, per address.
     connections_unauthenticated_per_address_max: int = 100
@@ -122,6 +137,9 @@ class Limits(Struct, frozen=True, gc=False):
     bindings_max: int = 1_000_000
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
+    #: Message-ids that a queue remembers to know again what comes twice; beyond it the first are
+    #: forgotten before their time.
+    duplicates_max: int = 100_000
     #: Messages that wait for one subscriber of a topic before its link is detached.
     backlog_max: int = 10_000
     #: Bytes of those messages.
@@ -154,6 +172,19 @@ class Limits(Struct, frozen=True, gc=False):
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0
+    #: Bytes that are staged for epochs, attempts that have staged something, and seconds after which
+    #: what nobody has committed is forgotten.
+    staged_bytes_max: int = 1024 * MIB
+    stages_max: int = 10_000
+    stage_s: float = 86_400.0
+    #: Producers that publish by epochs at one node, and runs of each that are remembered.
+    epoch_producers_max: int = 1_000
+    epoch_runs_max: int = 100
+    #: Groups that lease messages of one queue, messages that each may have, and seconds that what it
+    #: has may stay aside without a word from it, if it asks for an end at all.
+    leases_max: int = 100
+    lease_messages_max: int = 100_000
+    lease_ttl_max_s: float = 604_800.0
     #: Times that a message was given up, of which it tells in its annotations.
     dead_letter_history_max: int = 16
     #: Bytes to which modified outcomes may let the annotations of a message grow.

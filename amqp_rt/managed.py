@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
+import trio
 from msgspec import Struct
 
 from .broker.broker import BrokerHost
@@ -284,6 +285,11 @@ class _Users(_Collection):
     attributes = UserEntity
     operations: Mapping[str, list[str]] = {"CREATE": [], "READ": [], "UPDATE": [], "DELETE": []}
 
+    def __init__(self, entities: _Entities) -> None:
+        super().__init__(entities)
+        #: Hashing and writing a file take a thread: one change at a time.
+        self._changing = trio.Lock()
+
     def _each(self, virtual_host: str) -> Iterator[Struct]:
         container = self._in.container
         if virtual_host:
@@ -311,7 +317,8 @@ class _Users(_Collection):
             raise AmqpError(
                 "a user has one attribute to give: password, a text", condition="amqp:invalid-field"
             ) from None
-        users.add(name, given.password)
+        async with self._changing:
+            await trio.to_thread.run_sync(users.store, name, given.password)
 
     async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
         await self.create(name, attributes, virtual_host)
@@ -319,7 +326,8 @@ class _Users(_Collection):
     async def delete(self, name: str, virtual_host: str) -> None:
         container = self._in.container
         assert container.users is not None
-        container.users.remove(name)
+        async with self._changing:
+            await trio.to_thread.run_sync(container.users.forget, name)
         gone = Error("amqp:unauthorized-access", "the user has been deleted")
         for each in container.connections:
             if each.peer.user == name:

@@ -27,11 +27,13 @@ from .broker.nodes import (
 )
 from .clock import Clock
 from .container.connections import Connection
-from .container.container import Authorize, Container
+from .container.container import Authorize, Container, SaslPolicy
 from .container.routes import Context
 from .errors import AmqpError
 from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
+from .management.epochs import add_epochs
+from .management.leases import add_leases
 from .management.node import ADDRESS, Management, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
@@ -61,9 +63,12 @@ class Broker:
             ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
         limits: Bounds of connections, queues and memory.
-        clock: Where times to live take the time from.
+        clock: Where times to live, locks and schedules take the time from. By default they follow the
+            clocks of the system, and the event loop's clock where that is virtual, such as
+            ``trio.testing.MockClock``.
         users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
+        sasl_policy: Whether clients log in: ``"required"``, ``"optional"`` or ``"off"``.
         tokens: Judges OAuth 2.0 tokens.
         authorize: May this peer attach there?
         access: Who may do what where; see :mod:`amqp_rt.security.access`.
@@ -71,6 +76,7 @@ class Broker:
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
         tls_required: Let nobody in on ``amqp://`` without TLS.
+        settle_second: Whether senders may settle before us; Azure's clients need False.
         origins: Web pages that may connect to ``ws://`` and ``wss://``.
         network: Where ``memory://`` addresses live.
         trace: A folder for traces of connections; see :class:`~amqp_rt.Container`.
@@ -97,6 +103,7 @@ class Broker:
         clock: Clock | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
         sasl: Collection[str | ServerMechanism] | None = None,
+        sasl_policy: SaslPolicy | None = None,
         tokens: VerifyToken | None = None,
         authorize: Authorize | None = None,
         access: Access | None = None,
@@ -104,6 +111,7 @@ class Broker:
         plain_in_clear: bool = False,
         tls: ServerTls | None = None,
         tls_required: bool = False,
+        settle_second: bool = True,
         origins: Collection[str] = (),
         network: MemoryNetwork | None = None,
         trace: str | PathLike[str] | None = None,
@@ -120,6 +128,7 @@ class Broker:
             limits=limits,
             users=users,
             sasl=sasl,
+            sasl_policy=sasl_policy,
             tokens=tokens,
             authorize=authorize,
             access=access,
@@ -127,6 +136,7 @@ class Broker:
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            settle_second=settle_second,
             origins=origins,
             network=network,
             trace=trace,
@@ -141,6 +151,8 @@ class Broker:
             virtual_hosts=virtual_hosts,
             life_cycles=LifeCycles() if journal is True else journal or None,
         )
+        if self.container.guarded:
+            self.host.may_send = self.container.may_be_sent
         self.container.add_host(self.host)
         self.management: Management | None = None
         if management:
@@ -150,6 +162,8 @@ class Broker:
                 collections=collections_of(self.container, self.host),
                 limits=self.container.limits,
             )
+            add_epochs(self.management, self.host)
+            add_leases(self.management, self.host)
             self.container.rpc(ADDRESS)(self._answer)
         self._running: AbstractAsyncContextManager[Self] | None = None
 
@@ -382,15 +396,15 @@ class _Managed:
     def delete(self, name: str) -> int:
         return self._host.delete(name, virtual_host=self._in)
 
-    def peek(self, name: str, count: int) -> list[bytes]:
-        return self._host.peek(name, count, virtual_host=self._in)
+    async def peek(self, name: str, count: int, bytes_max: int) -> list[bytes]:
+        return await self._host.peek(name, count, bytes_max=bytes_max, virtual_host=self._in)
 
     async def purge(self, name: str) -> int:
         if self._host.stats(name, virtual_host=self._in).kind == LOG:
             return await self._host.purge_log(name, virtual_host=self._in)
-        dropped = self._host.purge(name, virtual_host=self._in)
+        dropped = await self._host.purge(name, virtual_host=self._in)
         await self._host.wait_kept()
         return dropped
 
-    def move(self, name: str, to: str, count: int) -> int:
-        return self._host.move(name, to, count, virtual_host=self._in)
+    async def move(self, name: str, to: str, count: int) -> int:
+        return await self._host.move(name, to, count, virtual_host=self._in)

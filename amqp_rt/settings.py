@@ -24,8 +24,6 @@ _WHERE: Final = re.compile(r" - at `\$([^`]*)`$")
 _PARTS: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _WRONG_VALUE: Final = re.compile(r"Invalid enum value '([^']*)'")
 _TOML_LINE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
-_HEADER: Final = re.compile(r"\s*(\[\[?)([^\[\]]+)\]")
-_KEY: Final = re.compile(r"\s*([\w\-.\"' ]+?)\s*=")
 
 
 class SettingsError(AmqpError):
@@ -70,7 +68,7 @@ def parse_settings(text: str, kind: type[T], name: str) -> T:
 
 def mistake(name: str, text: str, where: Where, what: str) -> SettingsError:
     """The error for *what* is wrong at *where*."""
-    return SettingsError(f"{name}, line {_line_of(text, where)}: {what}")
+    return SettingsError(f"{name}, line {line_of(text, where)}: {what}")
 
 
 def suggestion(wrong: str, known: Iterator[str] | list[str]) -> str:
@@ -117,28 +115,58 @@ def _words(kind: Any) -> Iterator[str]:
             pending.append(each.item_type)
 
 
-def _line_of(text: str, where: Where) -> int:
-    """The line that says what is at *where*, or the nearest thing around it."""
+def line_of(text: str, where: Where) -> int:
+    """The line of *text*, a TOML file, that goes furthest towards *where*; the parser tells no lines."""
     best, found = 0, 1
     table: tuple[str | int, ...] = ()
-    counts: dict[tuple[str | int, ...], int] = {}
+    #: Arrays of tables → the index of the last one.
+    last: dict[tuple[str | int, ...], int] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.match(line):
-            table = _keys(header[2])
-            if header[1] == "[[":
-                counts[table] = counts.get(table, -1) + 1
-                table = (*table, counts[table])
-            here = table
-        elif key := _KEY.match(line):
-            here = (*table, *_keys(key[1]))
+        if line.lstrip().startswith("["):
+            keys, is_array = _keys(line)
+            if not keys:
+                continue
+            here: tuple[str | int, ...] = ()
+            for at, key in enumerate(keys, 1):
+                here = (*here, key)
+                if is_array and at == len(keys):
+                    last[here] = last.get(here, -1) + 1
+                if here in last:
+                    here = (*here, last[here])
+            table = here
+        elif keys := _key_of(line):
+            here = (*table, *keys)
         else:
             continue
-        if best < len(here) <= len(where) and all(
-            wanted is None or each == wanted for each, wanted in zip(here, where, strict=False)
-        ):
-            best, found = len(here), number
+        common = 0
+        for each, wanted in zip(here, where, strict=False):
+            if wanted is not None and each != wanted:
+                break
+            common += 1
+        if common > best:
+            best, found = common, number
     return found
 
 
-def _keys(text: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in text.split("."))
+def _key_of(line: str) -> tuple[str, ...]:
+    """The keys that *line* gives a value to; none if it gives none. A quoted key may hold a ``=``."""
+    at = line.find("=")
+    while at >= 0:
+        if keys := _keys(line[:at] + "= 0")[0]:
+            return keys
+        at = line.find("=", at + 1)
+    return ()
+
+
+def _keys(line: str) -> tuple[tuple[str, ...], bool]:
+    """The keys of *line* by itself, and whether they name an array of tables; none if it is a part of
+    something larger."""
+    try:
+        found: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return (), False
+    keys: list[str] = []
+    while isinstance(found, dict) and found:
+        ((key, found),) = found.items()
+        keys.append(key)
+    return tuple(keys), isinstance(found, list)

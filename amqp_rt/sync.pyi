@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import msgspec
+import trio
 
 from amqp_rt.broker.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.clock import Clock
 from amqp_rt.container.connections import State, T
-from amqp_rt.container.container import Authorize, Hook
+from amqp_rt.container.container import Authorize, Hook, SaslPolicy
 from amqp_rt.container.receiving import ReceiverOptions
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.container.routes import (
@@ -68,7 +69,8 @@ class Container:
         tls: ServerTls | None = ...,
         tls_required: bool = ...,
         origins: Collection[str] = ...,
-        sasl_required: bool | None = ...,
+        sasl_policy: SaslPolicy | None = ...,
+        settle_second: bool = ...,
         limits: Limits = ...,
         on_error: OnError = ...,
         drain_s: float = ...,
@@ -103,9 +105,12 @@ class Container:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None: ...
+    @property
+    def connection_nursery(self) -> trio.Nursery: ...
     def listen(self, *urls: str) -> list[str]: ...
     @property
     def guarded(self) -> bool: ...
+    def may_be_sent(self, peer: Peer, address: str) -> bool: ...
     def connect(
         self, urls: str | Sequence[str] | None = ..., **options: Any
     ) -> AbstractContextManager[Connection]: ...
@@ -368,6 +373,7 @@ class Broker:
         clock: Clock | None = ...,
         users: Mapping[str, str] | Users | Verifier | None = ...,
         sasl: Collection[str | ServerMechanism] | None = ...,
+        sasl_policy: SaslPolicy | None = ...,
         tokens: VerifyToken | None = ...,
         authorize: Authorize | None = ...,
         access: Access | None = ...,
@@ -375,6 +381,7 @@ class Broker:
         plain_in_clear: bool = ...,
         tls: ServerTls | None = ...,
         tls_required: bool = ...,
+        settle_second: bool = ...,
         origins: Collection[str] = ...,
         network: MemoryNetwork | None = ...,
         trace: str | PathLike[str] | None = ...,
@@ -410,6 +417,7 @@ def connect(
     container: Container | None = ...,
     auth: ClientMechanism | Sequence[ClientMechanism] | None = ...,
     token: TokenProvider | None = ...,
+    set_token: bool | None = ...,
     sasl: bool = ...,
     virtual_host: str | None = ...,
     limits: Limits | None = ...,

@@ -261,31 +261,28 @@ def proton_c() -> Contestant | str:
     # Debian ships no pkg-config file for the proactor, nor a name without the version.
     flags += ["-l:libqpid-proton-core.so.10", "-l:libqpid-proton-proactor.so.1", "-lpthread"]
 
-    # Built when it is first started, and there until this process ends.
-    scratch = tempfile.TemporaryDirectory()
-
     @contextlib.contextmanager
     def broker() -> Iterator[Running]:
-        binary = Path(scratch.name) / "broker"
-        if not binary.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            binary = Path(scratch) / "broker"
             built = subprocess.run(
                 ["cc", "-O2", "-o", str(binary), str(PROTON_C_BROKER), *flags],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             if built.returncode:
                 raise RoleFailed(f"proton's C broker does not build: {built.stderr[-300:]}")
-        port = free_port()
-        process = subprocess.Popen(
-            [str(binary), "127.0.0.1", str(port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            wait_for(port, process)
-            yield Running(port, (process.pid,))
-        finally:
-            terminate(process)
+            port = free_port()
+            process = subprocess.Popen(
+                [str(binary), "127.0.0.1", str(port)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                wait_for(port, process)
+                yield Running(port, (process.pid,))
+            finally:
+                terminate(process)
 
     return Contestant("proton-c", f"proton C example broker {version}, {cores()} cores", broker=broker)  # fmt: skip
 

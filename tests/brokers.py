@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import trio
+
+from amqp_rt import Broker, Connection, Container
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.events import AttachRequested
@@ -15,6 +20,18 @@ from amqp_rt.outcomes import Error, Outcome, Rejected
 from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.transactions import Declare, Declared, Discharge, TransactionalState
+
+
+@asynccontextmanager
+async def client_of(
+    broker: Broker, name: str = "c", *, url: str = "memory://b", **options: Any
+) -> AsyncIterator[Connection]:
+    """A connection to a running broker, in memory, of a container called *name*."""
+    async with (
+        Container(name, network=broker.container.network) as container,
+        container.connect(url, reconnect=None, **options) as peer,
+    ):
+        yield peer
 
 
 class Time:
@@ -53,6 +70,17 @@ class World:
             if not any(client.pump() for client in self.clients):
                 return
         raise AssertionError("the engines never stop talking")
+
+    # In a test that has no event loop.
+
+    def peek(self, address: str, count: int = 1) -> list[bytes]:
+        return trio.run(self.host.peek, address, count)
+
+    def purge(self, address: str) -> int:
+        return trio.run(self.host.purge, address)
+
+    def move(self, address: str, to: str, count: int) -> int:
+        return trio.run(self.host.move, address, to, count)
 
 
 class Client:

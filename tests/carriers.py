@@ -18,7 +18,7 @@ from amqp_rt.net.layers import LayeredStream
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.reactor import Reactor
 from amqp_rt.net.tls import ClientTls, ServerTls, TlsLayer, client_layer, encrypt
-from amqp_rt.net.websocket import accept_websocket, request_websocket
+from amqp_rt.net.websocket import WebSocketStream, accept_websocket, request_websocket
 from amqp_rt.outcomes import Error
 
 #: Over these, time is virtual and costs nothing; over sockets it is real.
@@ -26,14 +26,37 @@ VIRTUAL = ["memory", "stream", "tls", "tls-stream", "ws"]
 REAL = ["tcp", "unix", "tcp-reactor", "unix-reactor", "tls-tcp-reactor", "ws-tls-tcp-reactor"]
 
 
+class Closing(trio.abc.SendStream):
+    """A WebSocket as a peer's way of sending: what it says after the end goes nowhere, and at its
+    own end both directions end."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            await self.stream.send_all(data)
+        except trio.BrokenResourceError:
+            pass
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
 class Carried:
     """One way: pairs of streams, and a driver for one end of them."""
 
-    def __init__(self, kind: str, reactor: Reactor | None, owned: AsyncExitStack) -> None:
+    def __init__(
+        self, kind: str, reactor: Reactor | None, owned: AsyncExitStack, nursery: trio.Nursery
+    ) -> None:
         self.kind = kind
         self.virtual = kind in VIRTUAL
         self._reactor = reactor
         self._owned = owned
+        self._nursery = nursery
 
     def seconds(self, wanted: float) -> float:
         """*wanted*, or nearly nothing where waiting is real."""
@@ -44,7 +67,11 @@ class Carried:
         ours, theirs = await self._pair()
         if "tls" in self.kind:
             ours, theirs = await encrypted(ours, theirs)
-        return await websockets(ours, theirs) if "ws" in self.kind else (ours, theirs)
+        if "ws" in self.kind:
+            ours, theirs = await websockets(ours, theirs, self._nursery)
+            self._owned.push_async_callback(trio.aclose_forcefully, theirs)
+            return ours, trio.StapledStream(Closing(theirs), theirs)
+        return ours, theirs
 
     async def _pair(self) -> tuple[trio.abc.Stream, Any]:
         if self.virtual:
@@ -91,18 +118,25 @@ async def encrypted(
 
 
 async def websockets(
-    ours: trio.abc.Stream, theirs: trio.abc.Stream
-) -> tuple[LayeredStream, LayeredStream]:
-    """Both ends of a WebSocket; we are the server."""
-    ends: dict[str, LayeredStream] = {}
-    limits = Limits(websocket_message_max=1 << 30)
+    ours: trio.abc.Stream, theirs: trio.abc.Stream, home: trio.Nursery
+) -> tuple[WebSocketStream, WebSocketStream]:
+    """Both ends of a WebSocket, whose tasks run in *home*, and that know each other; we are the server."""
+    ends: dict[str, WebSocketStream] = {}
+    # How long a write may wait is the driver's to say here.
+    limits = Limits(websocket_message_max=1 << 30, write_stall_s=600)
 
     async def accept() -> None:
-        ends["ours"] = await accept_websocket(ours, path="/", origins=(), limits=limits, within=5)
+        ends["ours"] = await accept_websocket(
+            ours, path="/", origins=(), limits=limits, within=5, nursery=home
+        )
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(accept)
-        ends["theirs"] = await request_websocket(theirs, host="localhost", path="/", limits=limits)
+        ends["theirs"] = await request_websocket(
+            theirs, host="localhost", path="/", limits=limits, nursery=home
+        )
+    for end in ends.values():
+        end.trust()
     return ends["ours"], ends["theirs"]
 
 

@@ -112,18 +112,26 @@ class Requirements:
         Path(path).write_text(json.dumps(proofs, indent=1, sort_keys=True) + "\n")
 
 
+#: Peer → what is imported of it, and what is installed.
+_PYTHON_PEERS = {
+    "proton": ("proton", "python-qpid-proton"),
+    "azure": ("azure.servicebus", "azure-servicebus"),
+}
+
+
 @cache
 def _peer_command(name: str) -> list[str] | str:
     """How to run a program written on peer *name*, or why that is not possible."""
-    if name == "proton":
-        # In the compiled run proton stays where `make peers` put it: peers are processes of their own.
+    if name in _PYTHON_PEERS:
+        module, package = _PYTHON_PEERS[name]
+        # In the compiled run they stay where `make peers` put them: peers are processes of their own.
         for python in (sys.executable, str(ROOT / ".venv" / "bin" / "python")):
-            probe = [python, "-c", "import proton"]
+            probe = [python, "-c", f"import {module}"]
             if not shutil.which(python):
                 continue
             if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
                 return [python]
-        return "python-qpid-proton is not installed (make peers)"
+        return f"{package} is not installed (make peers)"
     if name == "rhea":
         if not (node := shutil.which("node")):
             return "node is not installed"
@@ -140,7 +148,7 @@ def _peer_command(name: str) -> list[str] | str:
 
 
 def require_peer(name: str) -> list[str]:
-    """The command that runs a program written on peer *name*, "proton", "rhea" or "chromium".
+    """The command that runs a program written on peer *name*: "proton", "azure", "rhea" or "chromium".
 
     Without that peer the test is skipped, with the reason; on CI it fails.
     """
@@ -156,6 +164,12 @@ def require_peer(name: str) -> list[str]:
 def proton() -> list[str]:
     """The Python that has proton, as the start of a command."""
     return require_peer("proton")
+
+
+@pytest.fixture(scope="session")
+def azure() -> list[str]:
+    """The Python that has azure-servicebus, as the start of a command."""
+    return require_peer("azure")
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
 import trio.testing
 from brokers import Receiving, World
@@ -17,24 +15,37 @@ from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.queues import MessageQueue
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED
-from amqp_rt.stores.memory import MemoryStore
-from amqp_rt.stores.sqlite import SQLiteStore
 
 #: Some twenty messages of these tests are in memory.
 FEW = Limits(queue_memory_bytes_max=1_000, queue_memory_messages_max=20)
 
 
 async def in_line(call: Callable[..., Any], *args: Any) -> Any:
+    """Write at once, since virtual time does not wait for threads."""
     await trio.lowlevel.checkpoint()
     return call(*args)
+
+
+class Gate:
+    """An executor that waits for a sign before it writes."""
+
+    def __init__(self) -> None:
+        self.opened = trio.Event()
+        self.opened.set()
+
+    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+        if getattr(call, "__name__", "") == "commit":
+            await self.opened.wait()
+        await trio.lowlevel.checkpoint()
+        return call(*args)
 
 
 class PagedWorld(World):
     """Clients and such a broker, step by step."""
 
-    def __init__(self, store: Any, limits: Limits = FEW) -> None:
+    def __init__(self, store: Any, limits: Limits = FEW, **options: Any) -> None:
         self.store = store
-        super().__init__(limits=limits, journal=Journal(store, in_line))
+        super().__init__(limits=limits, journal=Journal(store, in_line), **options)
 
     async def settle(self) -> None:
         """Let everything happen that is to happen."""
@@ -64,10 +75,11 @@ class PagedWorld(World):
 
 @asynccontextmanager
 async def world_of(
-    store: Any, *declared: Declaration, limits: Limits = FEW
+    store: Any, *declared: Declaration, limits: Limits = FEW, **options: Any
 ) -> AsyncIterator[PagedWorld]:
-    world = PagedWorld(store, limits)
+    world = PagedWorld(store, limits, **options)
     await world.host.restore()
+    world.host.declare_journals()
     for each in declared:
         world.host.declare(each)
     async with trio.open_nursery() as nursery:
@@ -82,11 +94,3 @@ async def world_of(
 def in_memory(queue: MessageQueue) -> int:
     """How many of the available messages are."""
     return queue.available - queue.paged
-
-
-def kept_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")

@@ -92,7 +92,9 @@ class PeerPrograms:
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
-        suffix = {"proton": "proton_peer.py", "rhea": "rhea_peer.js"}[name]
+        suffix = {"proton": "proton_peer.py", "rhea": "rhea_peer.js", "azure": "azure_peer.py"}[
+            name
+        ]
         self.command = [*command, str(PROGRAMS / suffix)]
 
     @asynccontextmanager

@@ -17,14 +17,18 @@ from pathlib import Path
 import amqp_rt
 
 #: Modules that need what an extra installs: module → extra.
-EXTRAS: dict[str, str] = {"amqp_rt.testing.pytest_plugin": "test"}
+EXTRAS: dict[str, str] = {
+    "amqp_rt.testing.conformance": "test",
+    "amqp_rt.testing.plugin": "test",
+}
 
 
 def check_imports() -> None:
     assert Path(amqp_rt.__file__).is_relative_to(sys.prefix), amqp_rt.__file__
     assert amqp_rt.__version__ == version("amqp-rt")
     assert amqp_rt.COMPILED is False
-    assert (Path(amqp_rt.__file__).parent / "py.typed").is_file()
+    for name in ("py.typed", "sync.pyi"):
+        assert (Path(amqp_rt.__file__).parent / name).is_file()
     for name in amqp_rt.__all__:
         assert getattr(amqp_rt, name) is not None
     for module in pkgutil.walk_packages(amqp_rt.__path__, "amqp_rt."):

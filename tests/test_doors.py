@@ -145,18 +145,8 @@ async def a_transaction(door: Any) -> None:
 async def a_body_in_pieces(door: Any) -> None:
     sizes: list[int] = []
 
-    @node("store", streaming=True)
-    async def store(body: AsyncIterator[bytes]) -> None:
-        size = 0
-        async for chunk in body:
-            size += len(chunk)
-        sizes.append(size)
-
     async with door.Container("disk") as disk:
-        if door.name != "sync":
-            disk.add(store)
-        else:
-            disk.add(door.streamed(sizes))
+        disk.add(streamed(sizes))
         (url,) = await disk.listen(ANYWHERE)
         async with (
             door.connect(url) as peer,
@@ -239,7 +229,7 @@ def without_await(scenario: Callable[[Any], Awaitable[None]]) -> Callable[[Any],
 
 
 def streamed(sizes: list[int]) -> Any:
-    """The handler of a body in pieces, for threads."""
+    """The handler of a body in pieces, which is a coroutine for threads as well."""
 
     @node("store", streaming=True)
     async def store(body: AsyncIterator[bytes]) -> None:
@@ -253,26 +243,22 @@ def streamed(sizes: list[int]) -> Any:
 
 DOORS: dict[str, Any] = {
     "trio": SimpleNamespace(
-        name="trio",
         Broker=amqp_rt.Broker,
         Container=amqp_rt.Container,
         connect=amqp_rt.connect,
         sleep=trio.sleep,
     ),
     "aio": SimpleNamespace(
-        name="aio",
         Broker=aio.Broker,
         Container=aio.Container,
         connect=aio.connect,
         sleep=asyncio.sleep,
     ),
     "sync": SimpleNamespace(
-        name="sync",
         Broker=sync.Broker,
         Container=sync.Container,
         connect=sync.connect,
         sleep=time.sleep,
-        streamed=streamed,
     ),
 }
 

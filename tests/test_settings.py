@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from msgspec import Struct
 
-from amqp_rt.settings import SettingsError, parse_settings, read_settings
+from amqp_rt.settings import SettingsError, Where, line_of, parse_settings, read_settings
 
 
 class Inner(Struct, forbid_unknown_fields=True):
@@ -70,6 +70,51 @@ def test_a_mistake_has_its_line(right: str, wrong: str, sentence: str) -> None:
     with pytest.raises(SettingsError) as caught:
         parse_settings(GOOD.replace(right, wrong), Outer, "x.toml")
     assert f"x.toml, {sentence}" in str(caught.value)
+
+
+NESTED = """
+top = 1
+[[fleet]]
+name = "a"
+[[fleet.ship]]
+sails = 3
+[[fleet.ship]]
+sails = 4
+[[fleet]]
+[[fleet.ship]]
+sails = 5
+["quoted.name" . plain]  # with a comment
+"a = b" = 1
+inline = { deep = { deeper = 1 } }
+dotted.key = 2
+[many]
+sizes = [
+  "x = 1",
+  [1],
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        (("top",), 2),
+        (("fleet", 0, "name"), 4),
+        (("fleet", 0, "ship", 1, "sails"), 8),
+        (("fleet", 1), 9),
+        (("fleet", 1, "ship", 0, "sails"), 11),
+        (("fleet", None, "ship", 1), 7),
+        (("quoted.name", "plain", "a = b"), 13),
+        (("quoted.name", "plain", "inline", "deep", "deeper"), 14),
+        (("quoted.name", "plain", "dotted"), 15),
+        (("quoted.name", "plain", "nothing"), 12),
+        (("many", "sizes", 1), 17),
+        (("nothing",), 1),
+        ((), 1),
+    ],
+)
+def test_the_line_of_a_key(where: Where, line: int) -> None:
+    assert line_of(NESTED, where) == line
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:

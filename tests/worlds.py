@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
-from amqp_rt import Message
+from amqp_rt import Delivery, Message, Receiver
 from amqp_rt.broker import Log, Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.recovery import Reconnect
 from amqp_rt.errors import AmqpError, ConnectionLost, DeliveryRejected, LinkDetached
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
-from amqp_rt.testing.ledger import Ledger
+from amqp_rt.testing.ledger import Broken, Ledger
 from amqp_rt.testing.simulation import Host, Simulation
 
 #: Frames of 512 octets, so that some messages take several.
@@ -50,6 +51,52 @@ def serving(net: Simulation, *nodes: Any) -> Callable[[Host], Awaitable[None]]:
     return main
 
 
+class Copies:
+    """The books of everybody who gets a copy of what is sent."""
+
+    def __init__(self, *ledgers: Ledger) -> None:
+        self.ledgers = ledgers
+
+    def body(self, sender: str, size: int = 0) -> bytes:
+        (body,) = {ledger.body(sender, size) for ledger in self.ledgers}
+        return body
+
+    def was_acknowledged(self, body: bytes) -> None:
+        for ledger in self.ledgers:
+            ledger.was_acknowledged(body)
+
+    def was_refused(self, body: bytes) -> None:
+        for ledger in self.ledgers:
+            ledger.was_refused(body)
+
+
+#: What a message is to be like: a suffix of its sender's name, and fields.
+Dress: TypeAlias = Callable[[Random], tuple[str, dict[str, Any]]]
+
+
+def _plain(luck: Random) -> tuple[str, dict[str, Any]]:
+    return "", {}
+
+
+def _overlook(delivery: Delivery) -> None:
+    """Nothing about it matters."""
+
+
+def _refuse_to_resume(error: AmqpError) -> None:
+    """A link that both sides keep is over: that is right only when the store was given up."""
+    if error.condition != "amqp:internal-error":
+        raise Broken("a link that is kept was not resumed") from error
+
+
+@asynccontextmanager
+async def _left(inbox: Receiver) -> AsyncIterator[None]:
+    """What *inbox* had is there for the next link of its name."""
+    try:
+        yield
+    finally:
+        await inbox.suspend()
+
+
 class Client:
     """Someone on a host of their own, who sends or receives until they are done."""
 
@@ -80,51 +127,85 @@ class Client:
                     await self.pause()
 
     async def produce(
-        self, ledger: Ledger, address: str, count: int, *, together: int = 3, **options: Any
+        self,
+        ledger: Ledger | Copies,
+        address: str,
+        count: int,
+        *,
+        together: int = 3,
+        dress: Dress = _plain,
+        **options: Any,
     ) -> None:
-        """Send *count* messages, a few at a time."""
+        """Send *count* messages, a few at a time.
+
+        What *dress* draws is added to our name in the ledger, and to each message: messages that are
+        dressed alike keep their order.
+        """
         left = count
 
         async def work(peer: Connection) -> None:
             nonlocal left
             async with peer.sender(address, settled=False, **options) as out:
                 while left:
-                    bodies = [
-                        ledger.body(self.host, self.luck.choice([0, 30, 300, 2000]))
-                        for _ in range(min(left, self.luck.randint(1, together)))
-                    ]
-                    receipts = [(body, out.send_nowait(body, durable=True)) for body in bodies]
-                    left -= len(bodies)
+                    receipts = []
+                    for _ in range(min(left, self.luck.randint(1, together))):
+                        lane, fields = dress(self.luck)
+                        size = self.luck.choice([0, 30, 300, 2000])
+                        body = ledger.body(self.host + lane, size)
+                        receipts.append((body, out.send_nowait(body, durable=True, **fields)))
+                        left -= 1
                     for body, receipt in receipts:
                         try:
                             await receipt.accepted()
                             ledger.was_acknowledged(body)
                         except DeliveryRejected:
                             ledger.was_refused(body)
-                        except LOST:
+                        except LOST as error:
                             # It may be there or not, and is not sent again.
-                            assert not options.get("timeout"), "this link is resumed"
+                            if options.get("timeout"):
+                                _refuse_to_resume(error)
                     await self.pause()
 
         await self.until(lambda: not left, work)
 
     async def consume(
-        self, ledger: Ledger, address: str, finished: trio.Event, **options: Any
+        self,
+        ledger: Ledger,
+        address: str,
+        finished: trio.Event,
+        *,
+        attached: trio.Event | None = None,
+        look: Callable[[Delivery], None] = _overlook,
+        stays: bool = False,
+        **options: Any,
     ) -> None:
-        """Receive until *finished*, and nothing more comes."""
+        """Receive until *finished*, and nothing more comes.
+
+        Args:
+            ledger: Its books.
+            address: The node.
+            finished: Nothing more is sent.
+            attached: Set when the link is there for the first time.
+            look: Called with each delivery.
+            stays: The link is left as it is in the end, such as that of a subscription.
+            options: Of the link.
+        """
         empty = False
 
         async def work(peer: Connection) -> None:
             nonlocal empty
-            async with peer.receiver(
-                address, credit=4, rcv_settle_mode=RCV_SECOND, **options
-            ) as inbox:
+            inbox = peer.receiver(address, credit=4, rcv_settle_mode=RCV_SECOND, **options)
+            async with _left(inbox) if stays else inbox:
+                await inbox.wait_attached()
+                if attached is not None:
+                    attached.set()
                 while not empty:
                     delivery = await inbox.get(within=5)
                     if delivery is None:
                         empty = finished.is_set()
                         continue
                     body = ledger.was_delivered(delivery.body)
+                    look(delivery)
                     await self.pause(0.3)
                     if self.luck.random() < 0.1:
                         ledger.was_returned(body)
@@ -135,8 +216,13 @@ class Client:
                         delivery.accept()
                         await delivery.settled()
                         ledger.was_settled(body)
-                    except LOST:
-                        assert not options.get("timeout"), "this link is resumed"
+                    except LOST as error:
+                        if not options.get("timeout"):
+                            continue
+                        # The next one of its name knows nothing of what this one had in hand.
+                        _refuse_to_resume(error)
+                        for each in set(ledger.delivered) - ledger.settled:
+                            ledger.was_returned(each)
 
         await self.until(lambda: empty, work)
 

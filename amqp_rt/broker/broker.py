@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import heapq
 import logging
+import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, cast
@@ -20,12 +21,13 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from ..clock import Clock, SystemClock
+from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
+from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import MESSAGE_FORMAT, AnnotationPolicy
-from ..outcomes import Error
+from ..outcomes import Error, Rejected
 from ..stores.base import SEQUENCE_MAX
 from ..termini import (
     SHARED_SUBS,
@@ -38,9 +40,12 @@ from ..termini import (
 )
 from ..values import Int, Symbol
 from .claims import check_claims
+from .clocks import RunClock
+from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
 from .journal import Journal, QueueLedger
-from .keyed import Field, marker
+from .keyed import marker
+from .leases import Leases, LeaseState
 from .lifecycles import JOURNAL, Journals, LifeCycles
 from .logs import Entrance, MessageLog, Reading
 from .nodes import (
@@ -66,9 +71,11 @@ from .nodes import (
 )
 from .observed import ObservedQueue
 from .pager import Pager
+from .paging import NOWHERE_PAGED
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
+from .staging import Part, Staging, claim_of
 from .subscriptions import Subscription
 from .termini import (
     DELIVERY,
@@ -113,6 +120,25 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dead_lettered: int
     expired: int
     dropped: int
+
+
+class SubscriptionStats(Struct, frozen=True, kw_only=True):
+    """One subscription of a topic in numbers."""
+
+    #: Container-id of its subscriber, and the name of its link; of a shared subscription, the name
+    #: that its links have in common.
+    container: str
+    name: str
+    #: It stays when its links go.
+    kept: bool
+    #: Waiting, delivered and not settled, and payload bytes of both.
+    available: int
+    acquired: int
+    #: Not due yet; their bytes are counted too.
+    delayed: int
+    bytes: int
+    #: Its links that are attached.
+    consumers: int
 
 
 class PartitionStats(Struct, frozen=True, kw_only=True):
@@ -194,8 +220,10 @@ class _Node:
         return [*found, *(producer.link for producer in self.intake.producers)]
 
 
+_WHOLE_LOG: Final = Error(
+    "amqp:not-implemented", "epochs are published to a log, not to one of its partitions"
+)
 _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to this log")
-_REPLY_TO: Final = Field("properties.reply-to")
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
@@ -241,11 +269,6 @@ def _way_in(
     return held, ledger
 
 
-def _check(declared: Declaration) -> Check | None:
-    wished = isinstance(declared, Queue) and declared.check_properties
-    return check_claims if wished else None
-
-
 def _locked(node: _Node, terms: Terms) -> bool:
     """Whether a consumer with *terms* has to stay away because of another one."""
     return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
@@ -288,7 +311,8 @@ class BrokerHost:
 
     Args:
         limits: Bounds; those of messages and nodes are read here.
-        clock: Where times to live take the time from.
+        clock: Where times to live, locks and schedules take the time from; by default the system, or
+            the event loop where its clock is virtual.
         auto_create: Called with an address that has no node; returns the declaration of the node
             to make for it, or None.
         annotations: What to do about annotation keys that nobody knows (decision 13).
@@ -314,7 +338,7 @@ class BrokerHost:
         life_cycles: LifeCycles | None = None,
     ) -> None:
         self.limits = limits
-        self.clock = clock or SystemClock()
+        self.clock = clock or RunClock()
         self.memory = Memory(limits.broker_bytes_max)
         self._auto_create = auto_create
         self._door = Door(annotations, limits)
@@ -324,8 +348,15 @@ class BrokerHost:
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
+        self.staging = Staging(self.memory, journal, self.clock, limits, self._new_number)
+        self.leases = Leases(journal, self.clock, limits, self._new_number)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
+        #: Whether a peer may send to an address; None where everybody may. It is asked only for what
+        #: a peer does not send there itself.
+        self.may_send: Callable[[Peer, str], bool] | None = None
+        #: What knows again what comes twice, of each queue that wants to.
+        self._windows: dict[Duplicates, None] = {}
         #: Virtual host → address → node. "" is the default one.
         self._spaces: dict[str, dict[str, _Node]] = {"": {}}
         for name in virtual_hosts or ():
@@ -369,6 +400,8 @@ class BrokerHost:
         Raises:
             AmqpError: The store cannot be opened, or holds what this release does not understand.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         journal = self.journal
         if journal is None:
             return
@@ -388,8 +421,27 @@ class BrokerHost:
                 await self._restore_queue(journal, number, node.held)
             elif isinstance(node.held, MessageLog):
                 await node.held.restore()
+        await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
+        nodes = [node for space in self._spaces.values() for node in space.values()]
+        numbered = {node.number: node for node in nodes}
+        staged = await self.staging.restore(numbered)
+        leased = await self.leases.restore(numbered, partial(self._pager.fetch, journal))
+        self._number = max(self._number, staged + 1, leased + 1)
+
+    async def _restore_ids(self, journal: Journal) -> None:
+        intakes = {
+            node.number: node.intake for space in self._spaces.values() for node in space.values()
+        }
+        for key, value in await journal.call(journal.store.facts, DUPLICATES):
+            intake = intakes.get(int.from_bytes(key[:4], "big"))
+            if intake is not None and intake.duplicates is not None:
+                intake.duplicates.recall(key, value)
+            else:
+                journal.loose.forget(DUPLICATES, key)
+        for duplicates in self._windows:
+            duplicates.expire()
 
     async def _restore_termini(self, journal: Journal) -> None:
         nodes = {node.number: node for space in self._spaces.values() for node in space.values()}
@@ -430,6 +482,10 @@ class BrokerHost:
         self, journal: Journal, node: _Node, described: Described, number: int
     ) -> Terminus:
         kept = decode_kept(described)
+        found = split_partition(kept.address or "") if isinstance(node.held, MessageLog) else None
+        if found is not None:
+            # The store knows the log only.
+            node = self._partition(described.virtual_host, node, str(kept.address), found[1])
         key = self.termini.restored_key(described, kept)
         if isinstance(kept, Target):
             terms = Terms(
@@ -602,12 +658,18 @@ class BrokerHost:
             held.single_active = declared.single_active
             held.exclusive = declared.exclusive
             held.lock(declared.lock_s or 0.0)
-            node.inlet.check = _check(declared)
+            self._remember_ids(node.intake, declared, node.number)
+            node.inlet.check = self._check(declared)
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.check = node.inlet.check
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Topic) and isinstance(held, MessageTopic):
             held.backlog_max = declared.backlog_max or self.limits.backlog_max
             held.backlog_bytes_max = declared.backlog_bytes_max or self.limits.backlog_bytes_max
             node.inlet.ttl_s = declared.ttl_s
+            for producer in node.intake.producers:
+                producer.ttl_s = node.inlet.ttl_s
         elif isinstance(declared, Log) and isinstance(held, MessageLog):
             held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
@@ -746,6 +808,8 @@ class BrokerHost:
         elif journal is not None and number and isinstance(held, MessageTopic):
             ledger = TopicLedger(journal, held)
         intake = Intake(held)
+        if isinstance(declared, Queue):
+            self._remember_ids(intake, declared, number)
         place, ledger = _way_in(held, ledger)
         inlet = Inlet(
             intake,
@@ -757,7 +821,7 @@ class BrokerHost:
             transactions=self.transactions,
             # Topics and dynamic nodes promise nothing beyond the links that there are now.
             volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
-            check=_check(declared),
+            check=self._check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
         if not isinstance(held, MessageLog):
@@ -789,6 +853,66 @@ class BrokerHost:
             self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
         return held
 
+    def _new_number(self) -> int:
+        """A number that nothing else has in the store."""
+        number = self._number
+        self._number += 1
+        return number
+
+    def _check(self, declared: Declaration) -> Check | None:
+        """What a node that is *declared* so looks at in each message that is sent to it."""
+        if not isinstance(declared, Queue):
+            return None
+        returns = declared.return_to_sender and self.may_send is not None
+        if not (declared.check_properties and returns):
+            return (
+                check_claims
+                if declared.check_properties
+                else self._mark_returnable
+                if returns
+                else None
+            )
+
+        def both(entry: Entry, peer: Peer) -> Rejected | None:
+            self._mark_returnable(entry, peer)
+            return check_claims(entry, peer)
+
+        return both
+
+    def _mark_returnable(self, entry: Entry, peer: Peer) -> Rejected | None:
+        """Find out whether *entry* may be returned to where its sender wants it; nobody can ask who
+        that was once it is gone."""
+        address = self._reply_to(entry)
+        may_send = self.may_send
+        entry.returnable = address is not None and may_send is not None and may_send(peer, address)
+        return None
+
+    def _reply_to(self, entry: Entry) -> str | None:
+        if entry.message_format != MESSAGE_FORMAT:
+            return None
+        try:
+            address = MessageView(entry, self.limits).properties().reply_to
+        except DecodeError:
+            return None
+        return None if address is None else str(address)
+
+    def _remember_ids(self, intake: Intake, declared: Queue, number: int) -> None:
+        """Let *intake* know again what comes twice, as *declared*."""
+        window_s = declared.duplicate_window_s
+        duplicates = intake.duplicates
+        if window_s is None:
+            if duplicates is not None:
+                duplicates.clear()
+                del self._windows[duplicates]
+            intake.duplicates = None
+        elif duplicates is not None:
+            duplicates.window_s = window_s
+        else:
+            duplicates = intake.duplicates = Duplicates(
+                window_s, self.clock.wall, self.journal, number, self.limits
+            )
+            self._windows[duplicates] = None
+
     def _queue_bytes_max(self, number: int) -> int:
         """Bytes that a queue may hold which says nothing about it: one that is in the store has
         little of them in memory."""
@@ -800,6 +924,8 @@ class BrokerHost:
         self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
         self._disown(node)
+        self.staging.delete(node)
+        self.leases.delete(node)
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
@@ -820,6 +946,9 @@ class BrokerHost:
         else:
             self._expiring.pop(held, None)
         self.memory.waiting.pop(node.intake, None)
+        if node.intake.duplicates is not None:
+            node.intake.duplicates.clear()
+            del self._windows[node.intake.duplicates]
         messages = held.available + held.acquired
         if isinstance(held, MessageQueue):
             messages += held.delayed
@@ -864,6 +993,9 @@ class BrokerHost:
         error: Error | None,
     ) -> bool:
         node = self._sender(space, declared, entry) if declared.return_to_sender else None
+        if node is not None and entry.pieces and not isinstance(node.ledger, QueueLedger):
+            # It is too large for whoever sent it.
+            node = None
         if node is None and declared.dead_letter is None:
             return False
         if node is None:
@@ -898,13 +1030,10 @@ class BrokerHost:
 
         It goes nowhere from there but to a dead-letter address: its ``reply-to`` stays the same.
         """
-        if entry.message_format != MESSAGE_FORMAT:
+        if self.may_send is not None and not entry.returnable:
             return None
-        try:
-            address = _REPLY_TO.read(MessageView(entry, self.limits))
-        except DecodeError:
-            return None
-        node = None if address == declared.name else space.get(address)
+        address = self._reply_to(entry)
+        node = None if address is None or address == declared.name else space.get(address)
         return None if node is None or node.is_sealed else node
 
     # --- Links (fronts.base.Host) ---
@@ -960,6 +1089,17 @@ class BrokerHost:
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
+        if sending and self.leases.attach(node, cast("SendingLink", link)):
+            return True
+        claim = None if sending else claim_of(cast("ReceivingLink", link))
+        if claim is not None and node.partition is not None:
+            claim = _WHOLE_LOG
+        if isinstance(claim, Error):
+            link.refuse(claim)
+            return True
+        if claim is not None:
+            self.staging.attach(node, cast("ReceivingLink", link), claim, terms.target)
+            return True
         if kept is not None:
             kept.interrupt()
             if not kept.over and not kept.same(terms, node.declared.name):
@@ -1005,7 +1145,7 @@ class BrokerHost:
     def _means(self, node: _Node, link: Any, kept: Terminus | None) -> Means:
         return Means(
             room=kept is not None or self.termini.has_room(link),
-            stored=node.number > 0 and not isinstance(node.held, MessageLog),
+            stored=node.number > 0,
             volatile=self.volatile,
         )
 
@@ -1191,8 +1331,7 @@ class BrokerHost:
             number = 0
             source = terms.source if sending else terms.target
             if isinstance(source, Source | Target) and source.durable and self.journal is not None:
-                number = self._number
-                self._number += 1
+                number = self._new_number()
             kept = self._make_terminus(node, key, terms, number)
             if number:
                 self.termini.keep(kept, node.number)
@@ -1376,35 +1515,160 @@ class BrokerHost:
             dropped=counts.dropped,
         )
 
-    def peek(self, address: str, count: int = 1, *, virtual_host: str = "") -> list[bytes]:
+    async def peek(
+        self,
+        address: str,
+        count: int = 1,
+        *,
+        bytes_max: int = sys.maxsize,
+        virtual_host: str = "",
+    ) -> list[bytes]:
         """The first *count* available messages of a queue, encoded as they would be sent now.
 
+        Those that are in the store only are read, and stay there. Of a message in pieces there is
+        what comes before its body.
+
+        Args:
+            address: The queue.
+            count: How many at most.
+            bytes_max: Bytes of them together, but for the first one; by default any number.
+            virtual_host: Where the queue is.
+
         Raises:
-            AmqpError: There is no such queue.
+            AmqpError: There is no such queue, or the store cannot be read.
         """
+        return await self._peek(self._queue(address, virtual_host), count, bytes_max)
+
+    async def _peek(
+        self, queue: MessageQueue, count: int, bytes_max: int = sys.maxsize
+    ) -> list[bytes]:
+        await trio.lowlevel.checkpoint()
+        if self.journal is None:
+            entries = queue.peek(count)
+        else:
+            entries = await self._pager.peek(self.journal, queue, count, bytes_max)
         now = self.clock.wall()
-        found = []
-        for entry in self._queue(address, virtual_host).peek(count):
+        found: list[bytes] = []
+        size = 0
+        for entry in entries:
             payload = departing(entry, now) if entry.altered else entry.payload
-            found.append(payload if isinstance(payload, bytes) else b"".join(payload))
+            encoded = payload if isinstance(payload, bytes) else b"".join(payload)
+            size += len(encoded)
+            if found and size > bytes_max:
+                break
+            found.append(encoded)
         return found
 
-    def purge(self, address: str, *, virtual_host: str = "") -> int:
-        """Drop the available messages of a queue; how many there were.
+    def subscriptions(self, address: str, *, virtual_host: str = "") -> list[SubscriptionStats]:
+        """The subscriptions of a topic in numbers, in the order in which they were made.
 
         Raises:
-            AmqpError: There is no such queue.
+            AmqpError: There is no such topic.
         """
-        return self._queue(address, virtual_host).purge()
+        return [stats for stats, _ in self._subscriptions(address, virtual_host)]
 
-    def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
+    def subscription(
+        self, address: str, name: str, *, container: str | None = None, virtual_host: str = ""
+    ) -> SubscriptionStats:
+        """A topic's subscription *name*, of *container* if that is named, in numbers.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        return self._subscription(address, name, container, virtual_host)[0]
+
+    async def peek_subscription(
+        self,
+        address: str,
+        name: str,
+        count: int = 1,
+        *,
+        container: str | None = None,
+        virtual_host: str = "",
+    ) -> list[bytes]:
+        """The first *count* available messages of a topic's subscription, encoded as they would be
+        sent now.
+
+        Raises:
+            AmqpError: There is no such topic or subscription, or there are several.
+        """
+        queue = self._subscription(address, name, container, virtual_host)[1]
+        return await self._peek(queue, count)
+
+    def _subscription(
+        self, address: str, name: str, container: str | None, virtual_host: str
+    ) -> tuple[SubscriptionStats, MessageQueue]:
+        every = self._subscriptions(address, virtual_host)
+        found = [each for each in every if each[0].name == name]
+        if container is not None:
+            found = [each for each in found if each[0].container == container]
+        if len(found) != 1:
+            known = ", ".join(f"{stats.name!r} of {stats.container!r}" for stats, _ in every)
+            raise AmqpError(
+                f"{address!r} has {len(found) or 'no'} subscriptions {name!r}; there are: "
+                f"{known or 'none'}",
+                condition="amqp:not-found",
+            )
+        return found[0]
+
+    def _subscriptions(
+        self, address: str, virtual_host: str
+    ) -> list[tuple[SubscriptionStats, MessageQueue]]:
+        node = self._find(self._space(virtual_host), address)
+        topic = node.held
+        if not isinstance(topic, MessageTopic):
+            raise AmqpError(f"{address!r} is not a topic", condition="amqp:not-allowed")
+        kept = {each.queue: each.key for each in node.termini if each.queue is not None}
+        found = []
+        for queue in topic.queues:
+            consumers = list(queue.consumers.values())
+            links = [each.link for each in consumers if each.link and each.link.attached]
+            if queue in kept:
+                _, _, container, _, name, _ = kept[queue]
+            elif links:
+                container, name = links[0].peer.container_id, links[0].name
+            else:
+                continue  # its link attaches at this moment
+            stats = SubscriptionStats(
+                container=container,
+                name=name,
+                kept=queue in kept,
+                available=queue.available,
+                acquired=queue.acquired,
+                delayed=queue.delayed,
+                bytes=queue.bytes,
+                consumers=len(links),
+            )
+            found.append((stats, queue))
+        return found
+
+    async def purge(self, address: str, *, virtual_host: str = "") -> int:
+        """Drop the available messages of a queue; how many there were.
+
+        What is in the store only goes at once, unless each of them is recorded in ``$journal``: then
+        they are read for that. Cancelled, some of them may be left.
+
+        Raises:
+            AmqpError: There is no such queue, or the store cannot be read.
+        """
+        queue = self._queue(address, virtual_host)
+        await trio.lowlevel.checkpoint()
+        if queue.paged and self.journal is not None and isinstance(queue, ObservedQueue):
+            return await self._pager.work_off(self.journal, queue, queue.available, queue.drop)
+        return queue.purge()
+
+    async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
         """Move the first *count* available messages of a queue to another node, in order.
+
+        Each of them is in one of the two whenever the broker stops. What is in the store only is read
+        for it a chunk at a time; cancelled, or when it raises, some of them may have been moved.
 
         Returns:
             How many were moved.
 
         Raises:
-            AmqpError: There is no such queue, or no such node to move to.
+            AmqpError: There is no such queue, or no such node to move to; a message is too large for
+                that node; or the store cannot be read.
         """
         queue = self._queue(address, virtual_host)
         target = self._find(self._space(virtual_host), to)
@@ -1412,17 +1676,122 @@ class BrokerHost:
             raise AmqpError(_SEALED.description or "", condition=_SEALED.condition)
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
+        await trio.lowlevel.checkpoint()
+        work = partial(self._pass_on, queue, target)
+        if self.journal is None:
+            return work(count, NOWHERE_PAGED)
+        return await self._pager.work_off(self.journal, queue, count, work)
+
+    def _pass_on(self, queue: MessageQueue, target: _Node, count: int, before: int) -> int:
+        """Move messages that are in memory, and come before a place."""
+        if target.held.deleted:
+            raise AmqpError(
+                f"{target.declared.name!r} has been deleted", condition="amqp:resource-deleted"
+            )
         if not isinstance(target.ledger, QueueLedger) and any(
-            entry.pieces for entry in queue.peek(count)
+            entry.pieces for entry in queue.peek(count, before=before)
         ):
             raise AmqpError(
-                f"there are messages that are too large for {to!r}, which is not in the store",
-                condition="amqp:not-allowed",
+                f"there are messages that are too large for {target.declared.name!r}, which is no"
+                " queue in the store",
+                condition="amqp:link:message-size-exceeded",
             )
-        entries = queue.withdraw(count)
+        entries = queue.withdraw(count, before)
         for entry in entries:
             target.inlet.take(entry.again())
         return len(entries)
+
+    async def commit_epoch(
+        self,
+        address: str,
+        producer: str,
+        run: str,
+        epoch: int,
+        parts: Sequence[tuple[int, int, int, int]],
+        *,
+        virtual_host: str = "",
+    ) -> bool:
+        """Publish what was staged at *address*, once; see :mod:`~amqp_rt.broker.staging`.
+
+        Args:
+            address: The node.
+            producer: Who publishes there.
+            run: Its run; the latest one, or a new one.
+            epoch: What is committed, higher than what was committed before.
+            parts: Of each part the attempt that counts, how many messages it has sent, and their
+                CRC-32: ``(part, attempt, count, crc)``.
+            virtual_host: Where the node is.
+
+        Returns:
+            Whether it was not done before.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.staging.Staging.commit`, or there is no such
+                node.
+        """
+        node = self._find(self._space(virtual_host), address)
+        named = [Part(*each) for each in parts]
+        return await self.staging.commit(node, producer, run, epoch, named)
+
+    def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
+        """The epoch that *producer* has committed last at *address*, -1 if none.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self.staging.committed(self._find(self._space(virtual_host), address), producer)
+
+    # --- Leases ---
+
+    async def open_lease(
+        self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Let *group* take messages of a queue aside; see :mod:`~amqp_rt.broker.leases`.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.open`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.open(node, group, ttl_s)
+
+    def lease_state(self, address: str, group: str, *, virtual_host: str = "") -> LeaseState:
+        """How far *group* has come.
+
+        Raises:
+            AmqpError: There is no such queue, or no such group.
+        """
+        return self.leases.state(self._find(self._space(virtual_host), address), group)
+
+    async def lease(
+        self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Set up to *count* more messages aside for *group*.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.extend`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.extend(node, group, generation, count)
+
+    async def accept_lease(
+        self, address: str, group: str, generation: int, to: int, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """Be done with what *group* has before the number *to*.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.accept`, or there is no such queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.accept(node, group, generation, to)
+
+    async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int:
+        """Forget *group*; how many messages go back to the queue.
+
+        Raises:
+            AmqpError: There is no such queue, or no such group.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.release(node, group)
 
     # --- Logs ---
 
@@ -1634,6 +2003,11 @@ class BrokerHost:
         self.tick()
         self.transactions.sweep()
         self.termini.sweep()
+        self.staging.sweep()
+        self.leases.sweep()
+
+        for duplicates in self._windows:
+            duplicates.expire()
         for node, space in list(self._leaving.items()):
             self._judge(space, node)
         for held in list(self._expiring):
@@ -1667,6 +2041,8 @@ class BrokerHost:
 
         What has been changed until then is kept before the store is closed.
         """
+        if isinstance(self.clock, RunClock):
+            self.clock.begin()
         async with trio.open_nursery() as nursery:
             if self.journal is not None:
                 nursery.start_soon(self.journal.run)
@@ -1676,6 +2052,7 @@ class BrokerHost:
                 nursery.start_soon(self._reading.run)
             nursery.start_soon(self._look_on_always)
             nursery.start_soon(self._tick_always)
+            nursery.start_soon(self.staging.run)
             if self.journals is not None:
                 nursery.start_soon(self.journals.run)
             while True:

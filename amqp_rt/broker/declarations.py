@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl
 
 from ..errors import AmqpError
+from ..settings import line_of
 from .nodes import KINDS, LOG, QUEUE, TOPIC, Declaration, declaration_of, similar
 
 #: Virtual host → its nodes. "" is the default one.
@@ -55,14 +55,14 @@ def declared_by(text: str) -> Declaration:
     name, _, query = rest.partition("?")
     if not colon or not name or kind not in KINDS:
         raise AmqpError(
-            f"{text!r} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
+            f"{text!r:.80} is not KIND:NAME with queue, topic or log as its kind, such as queue:orders",
             condition="amqp:invalid-field",
         )
     try:
         options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         return declaration_of({**dict(options), "kind": kind, "name": name}, strict=False)
     except ValueError as error:
-        raise AmqpError(f"{text!r}: {error}", condition="amqp:invalid-field") from error
+        raise AmqpError(f"{text!r:.80}: {error}", condition="amqp:invalid-field") from error
 
 
 def declarations_of(document: Mapping[str, Any]) -> Declarations:
@@ -165,41 +165,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, Callable[[tuple[str, ...]], 
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise AmqpError(f"{path}: {error}", condition="amqp:invalid-field") from error
-    return document, lambda keys: _toml_line(text, keys)
-
-
-def _toml_line(text: str, keys: tuple[str, ...]) -> int:
-    """The line that goes furthest towards *keys*; the parser itself tells no lines."""
-    table: tuple[str, ...] = ()
-    best = 0
-    found = 1
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("["):
-            path = table = _toml_keys(line)
-        else:
-            path = _toml_keys(line.partition("=")[0] + "= 0")
-            if not path:
-                continue
-            path = table + path
-        common = len(
-            list(takewhile(lambda pair: pair[0] == pair[1], zip(path, keys, strict=False)))
-        )
-        if common > best:
-            best, found = common, number
-    return found
-
-
-def _toml_keys(line: str) -> tuple[str, ...]:
-    """The keys that *line*, by itself, sets; none if it is a part of something larger."""
-    try:
-        found: Any = tomllib.loads(line)
-    except tomllib.TOMLDecodeError:
-        return ()
-    keys: list[str] = []
-    while isinstance(found, dict) and len(found) == 1:
-        ((key, found),) = found.items()
-        keys.append(key)
-    return tuple(keys)
+    return document, lambda keys: line_of(text, keys)
 
 
 # --- YAML ------------------------------------------------------------------------------------

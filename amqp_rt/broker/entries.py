@@ -82,6 +82,8 @@ class Entry(Struct, gc=False):
     pieces: int = 0
     #: The node and the place of the pieces.
     origin: tuple[int, int] | None = None
+    #: Who sent it may send to its ``reply-to`` too.
+    returnable: bool = False
 
     def again(self) -> Entry:
         """The same message for another node."""
@@ -100,6 +102,7 @@ class Entry(Struct, gc=False):
             rest=self.rest,
             pieces=self.pieces,
             origin=self.origin,
+            returnable=self.returnable,
         )
 
 
@@ -122,6 +125,7 @@ class _Known(Struct, gc=False, array_like=True):
     front: bytes = b""
     rest: int = 0
     pieces: int = 0
+    returnable: bool = False
 
 
 _head_encoder = msgspec.msgpack.Encoder()
@@ -146,6 +150,7 @@ def head_of(entry: Entry) -> bytes:
             entry.payload if entry.pieces else b"",
             entry.rest,
             entry.pieces,
+            entry.returnable,
         )
     )
 
@@ -175,6 +180,7 @@ def restored(node: int, sequence: int, head: bytes, payload: bytes) -> Entry:
         rest=known.rest,
         pieces=known.pieces,
         origin=(node, sequence) if known.pieces else None,
+        returnable=known.returnable,
     )
 
 
@@ -222,7 +228,7 @@ class Door:
                 payload = head.header + head.message_annotations + head.rest
             if head.message_annotations:
                 due = due_of(head.message_annotations, now, self.limits)
-        return Entry(
+        entry = Entry(
             payload,
             MESSAGE_FORMAT,
             head.durable,
@@ -231,9 +237,11 @@ class Door:
             head.delivery_count,
             expiry(head.ttl_ms, ttl_s, now),
             head.ttl_ms is not None,
-            sequence=NOWHERE if due is None else LATER,
-            due=due,
         )
+        if due is not None:
+            entry.sequence = LATER
+            entry.due = due
+        return entry
 
 
 def departing(entry: Entry, now: float) -> Payload:
@@ -311,4 +319,5 @@ def dead_letter(
         rest=entry.rest,
         pieces=entry.pieces,
         origin=entry.origin,
+        returnable=entry.returnable,
     )

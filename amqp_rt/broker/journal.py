@@ -384,12 +384,34 @@ class Journal:
         except AmqpError as again:
             _log.critical("the store is given up: %s", again)
             self.failure = again
-            units += self._take()
-            for unit in units:
-                if unit.refused is not None:
-                    unit.refused(Error.of(again))
+            doubt = InDoubt(
+                "amqp:internal-error",
+                f"whether it was kept is not known, because the store was given up: {again}",
+            )
+            for waiting, why in ((units, doubt), (self._take(), Error.of(again))):
+                for unit in waiting:
+                    if unit.refused is not None:
+                        unit.refused(why)
             if self.on_given_up is not None:
                 self.on_given_up(_no_outcomes(again))
+
+
+class InDoubt(Error, gc=False):
+    """Nobody knows whether it was kept: no outcome may be said, since either may be a lie."""
+
+
+def accept(delivery: IncomingDelivery) -> None:
+    """What *delivery* brought is kept."""
+    delivery.settle(ACCEPTED)
+
+
+def refuse(delivery: IncomingDelivery, error: Error) -> None:
+    """Say that what *delivery* brought is not taken because of *error*; if that is in doubt, say
+    nothing of it, and let its sender know by the end of its link."""
+    if isinstance(error, InDoubt):
+        delivery.link.detach(Error(error.condition, error.description))
+    else:
+        delivery.settle(Rejected(error))
 
 
 def _no_outcomes(failure: AmqpError) -> Error:
@@ -450,11 +472,12 @@ class QueueLedger:
 
         def refused(error: Error) -> None:
             _log.warning("%d messages were refused: %s", len(entries), error)
+            unit.undo()
             for entry in entries:
                 entry.stored = False
                 self._queue.withhold(entry)
             for delivery in deliveries:
-                delivery.settle(Rejected(error))
+                refuse(delivery, error)
             if done is not None:
                 done()
 
@@ -567,17 +590,26 @@ class QueueLedger:
             kept()
 
         def failed(error: Error) -> None:
+            unit.undo()
             self.cancel(entry)
             refused(error)
 
         unit = Unit(failed)
-        entry.stored = True
-        unit.put(
-            self.number, entry.sequence, head_of(entry), b"" if entry.pieces else entry.payload
-        )
+        self._put_head(unit, entry)
         note(unit)
         unit.then(arrived)
         self._journal.add(unit)
+
+    def make(self, entry: Entry) -> None:
+        """All pieces of *entry* are kept: it is a message with what is changed next."""
+        unit = self._journal.loose
+        self._put_head(unit, entry)
+        unit.then(partial(self._queue.arrive, entry), partial(self.cancel, entry))
+
+    def _put_head(self, unit: Unit, entry: Entry) -> None:
+        entry.stored = True
+        payload = b"" if entry.pieces else entry.payload
+        unit.put(self.number, entry.sequence, head_of(entry), payload)
 
     def cancel(self, entry: Entry) -> None:
         """The rest of *entry* does not come."""

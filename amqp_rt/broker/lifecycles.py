@@ -172,7 +172,7 @@ class Watch:
                 event,
                 self._message_id(entry),
                 sequence,
-                len(entry.payload),
+                len(entry.payload) + entry.rest,
                 entry.delivery_count,
                 (entry.publisher or "") if link is None else link.peer.container_id,
                 "" if link is None else link.name,

@@ -19,6 +19,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -35,12 +36,12 @@ from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, Payload, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import JOIN_MAX, MESSAGE_FORMAT, merge_annotations
-from ..outcomes import ACCEPTED, Accepted, Error, Modified, Rejected, Released
+from ..outcomes import Accepted, Error, Modified, Rejected, Released
 from ..stores.base import Batch, Chunk, Store
 from ..transactions import TransactionalState
 from ..values import Symbol, Timestamp, ULong
 from .entries import Entry
-from .journal import Journal, Unit
+from .journal import Journal, Unit, accept, refuse
 from .positions import Position
 from .queues import Counts, Memory
 
@@ -314,14 +315,14 @@ class Appending:
             if not log.deleted:
                 partition.bytes += self._plans[partition][1]
                 log.extend(partition, records)
-        self._answer(ACCEPTED)
+        self._answer(accept)
         log.tell_of_room()
 
     def refused(self, error: Error) -> None:
         """There was no room for them: let those know who sent them."""
         _log.warning("records were refused: %s", error)
         self.undo()
-        self._answer(Rejected(error))
+        self._answer(partial(refuse, error=error))
 
     def undo(self) -> None:
         """They are not kept."""
@@ -335,10 +336,10 @@ class Appending:
         self.log.pending -= self.size
         self.log.memory.held -= self.size
 
-    def _answer(self, outcome: Accepted | Rejected) -> None:
+    def _answer(self, say: Callable[[IncomingDelivery], None]) -> None:
         for deliveries, done in self.answers:
             for delivery in deliveries:
-                delivery.settle(outcome)
+                say(delivery)
             if done is not None:
                 done()
 
@@ -391,6 +392,7 @@ class MessageLog:
         #: Bytes of records that wait for the disk, or for their transaction.
         self.pending = 0
         self._gathering: Appending | None = None
+        self._gathered_in = Unit()
         #: Group → partition → the offset that it goes on at.
         self.cursors: dict[str, dict[int, int]] = {}
         #: Holder → partition → the offset from which on nothing is dropped, and until when.
@@ -580,22 +582,24 @@ class MessageLog:
         entries: list[Entry],
         deliveries: list[IncomingDelivery],
         done: Callable[[], None] | None,
-    ) -> None:
+    ) -> Unit:
         """Append *entries* with all that comes before the next batch is written, whoever sent it:
-        each batch has one chunk of a partition."""
+        each batch has one chunk of a partition. The unit that they are written in."""
         assert self.reading is not None
         appending = self._gathering
         new = appending is None or appending.closed or appending.size >= _GATHERED_BYTES
         if appending is None or new:
             appending = self._gathering = Appending(self)
+            self._gathered_in = Unit(appending.refused)
         for entry in entries:
             appending.add(*entrance.record(entry))
         appending.answers.append((deliveries, done))
+        unit = self._gathered_in
         if new:
-            unit = Unit(appending.refused)
             unit.append(appending)
             unit.then(appending.kept)
             self.reading.journal.add(unit)
+        return unit
 
     def join(self, partition: Partition, record: Record) -> None:
         """Append *record* with what else the journal's loose unit changes."""
@@ -1090,9 +1094,12 @@ class Entrance:
     ) -> None:
         """Append *entries* once they are kept, and answer *deliveries* then, which brought them.
 
-        Nothing is kept of the deliveries themselves: no target here is durable.
+        *done* is called last, whatever became of them. *note* adds to the unit what is to be kept
+        of the deliveries themselves.
         """
-        self.log.gather(self, entries, deliveries, done)
+        unit = self.log.gather(self, entries, deliveries, done)
+        if note is not None:
+            note(unit, deliveries)
 
     def receive(self, entry: Entry) -> None:
         """Append *entry*, which is in the broker already and cannot be refused, once it is kept,

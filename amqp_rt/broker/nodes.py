@@ -117,14 +117,14 @@ _LIFETIME: Final = Symbol("lifetime-policy")
 _DIST_MODES: Final = Symbol("supported-dist-modes")
 
 
-class Declaration(Struct, frozen=True):
+class Declaration(Struct, frozen=True, repr_omit_defaults=True):
     """A node as it was declared. Two declarations of one name must be equal."""
 
     name: str
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= NAME_MAX:
-            raise ValueError(f"a node's name has 1 to {NAME_MAX} characters, not {self.name!r}")
+            raise ValueError(f"a node's name has 1 to {NAME_MAX} characters, not {self.name!r:.50}")
 
     @property
     def kind(self) -> str:
@@ -146,7 +146,7 @@ class Addressed(Declaration, frozen=True, kw_only=True):
         for alias in self.aliases:
             if not 0 < len(alias) <= NAME_MAX or alias == self.name:
                 raise ValueError(
-                    f"an alias is another address of 1 to {NAME_MAX} characters, not {alias!r}"
+                    f"an alias is another address of 1 to {NAME_MAX} characters, not {alias!r:.50}"
                 )
 
 
@@ -191,10 +191,14 @@ class Queue(Addressed, frozen=True, kw_only=True):
             with the highest priority takes over, of equal ones the one that came first.
         exclusive: A second consumer is refused.
         return_to_sender: A message that is given up goes to the node of its ``reply-to``, if it names
-            another one here; to ``dead_letter`` otherwise. It is the sender who chooses that node.
+            another one here to which its sender may send; to ``dead_letter`` otherwise.
         check_properties: Look at what the properties of arriving messages claim (§3.2.4): a
             ``user-id`` is that of the user who is logged in, or the message is rejected, and what
             has an ``absolute-expiry-time`` expires then.
+        duplicate_window_s: Seconds for which the ``message-id`` of what was sent here is remembered:
+            another message with the same one is accepted and not put. At most
+            ``Limits.duplicates_max`` are remembered; those of durable messages outlive a restart. By
+            default none are.
     """
 
     max_deliveries: int | None = None
@@ -213,6 +217,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
     exclusive: bool = False
     return_to_sender: bool = False
     check_properties: bool = False
+    duplicate_window_s: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,6 +235,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
         if not 0 <= self.groups <= GROUPS_MAX:
             raise ValueError(f"groups is 0 to {GROUPS_MAX}, not {self.groups}")
         _at_least("lock_s", self.lock_s, 0.001)
+        _at_least("duplicate_window_s", self.duplicate_window_s, 0.001)
         _at_least("max_deliveries", self.max_deliveries, 1)
         _at_least("max_attempts", self.max_attempts, 1)
         _at_least("ttl_s", self.ttl_s, 0)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ..outcomes import Accepted, Error, Modified, Rejected, Released
 from .entries import Entry
+from .paging import NOWHERE_PAGED
 from .queues import DEAD_LETTERED, DROPPED, MessageQueue
 from .subscriptions import Subscription
 
@@ -85,13 +86,13 @@ class ObservedQueue(MessageQueue):
         self.watch.note(DROP, entry, entry.sequence, None, "replaced")
         super()._replaced(entry)
 
-    def withdraw(self, count: int) -> list[Entry]:
-        found = super().withdraw(count)
+    def withdraw(self, count: int, before: int = NOWHERE_PAGED) -> list[Entry]:
+        found = super().withdraw(count, before)
         for entry in found:
             self.watch.note(MOVED, entry, entry.sequence, None, "")
         return found
 
-    def purge(self) -> int:
-        for entry in self.peek(self.available):
+    def drop(self, count: int, before: int = NOWHERE_PAGED) -> int:
+        for entry in self.peek(count, before=before):
             self.watch.note(DROP, entry, entry.sequence, None, "purged")
-        return super().purge()
+        return super().drop(count, before)

@@ -17,7 +17,7 @@ from ..limits import Limits
 from ..outcomes import RELEASED, rejected
 from ..stores.base import Store
 from .entries import NEVER, Entry, restored
-from .journal import Journal
+from .journal import Journal, Unit
 from .paging import AHEAD, CHUNK
 from .queues import MessageQueue
 from .subscriptions import Subscription
@@ -75,6 +75,18 @@ def _survey(store: Store, number: int, first: int) -> _Survey:
     return found
 
 
+class _Waiting:
+    """Somebody waits until the next messages of a queue have been read, or cannot be."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self.error: AmqpError | None = None
+
+
+def _nothing(unit: Unit) -> None:
+    """Waits for what was changed before."""
+
+
 class _Feed:
     """A message that is sent in pieces."""
 
@@ -108,6 +120,7 @@ class Pager:
         self._asking: dict[MessageQueue, None] = {}
         #: Those that are asked to try again.
         self._failed: dict[MessageQueue, None] = {}
+        self._waiting: dict[MessageQueue, _Waiting] = {}
         self._asked = trio.Event()
         #: Large messages that links have begun with.
         self._feeds: deque[_Feed] = deque()
@@ -133,6 +146,7 @@ class Pager:
         self._numbers.pop(queue, None)
         self._asking.pop(queue, None)
         self._failed.pop(queue, None)
+        self._tell(queue, None)
 
     def _ask(self, queue: MessageQueue) -> None:
         self._asking[queue] = None
@@ -189,6 +203,96 @@ class Pager:
                     del self._asking[queue]
                     await self._serve(journal, queue)
 
+    # --- What operators do ---
+
+    async def peek(
+        self, journal: Journal, queue: MessageQueue, count: int, bytes_max: int
+    ) -> list[Entry]:
+        """The first *count* available messages of *queue*, in order: no more than *bytes_max* bytes
+        of them, but one. Those in the store only are read a chunk at a time, and stay there.
+
+        What comes and goes meanwhile is seen or not.
+
+        Raises:
+            AmqpError: The store cannot be read.
+        """
+        number = self._numbers.get(queue)
+        if number is None:
+            return queue.peek(count)
+        found: list[Entry] = []
+        size = 0
+        after = -1
+        while len(found) < count:
+            some = queue.peek(min(count - len(found), CHUNK), after)
+            last = some[-1].sequence if some else -1
+            if not some and queue.paged:
+                some, last = await self._look(
+                    journal, queue, number, max(after + 1, queue.paged_from)
+                )
+            if last < 0:
+                break
+            after = last
+            for entry in some:
+                size += len(entry.payload)
+                if len(found) >= count or (found and size > bytes_max):
+                    return found
+                found.append(entry)
+        return found
+
+    async def _look(
+        self, journal: Journal, queue: MessageQueue, number: int, first: int
+    ) -> tuple[list[Entry], int]:
+        """Some available messages from the place *first* on, and the place up to which there are no
+        others; -1 if the store has none."""
+        size_max = max(1, self._limits.queue_memory_bytes_max // 4)
+        read: list[Entry] = []
+        queue.begin_reading()
+        try:
+            read = await journal.call(_read, journal.store, number, first, AHEAD, size_max)
+        except msgspec.DecodeError as error:
+            raise AmqpError(f"messages of the queue cannot be read: {error}") from error
+        finally:
+            some = queue.seen(read)
+        return some, read[-1].sequence if read else -1
+
+    async def work_off(
+        self,
+        journal: Journal,
+        queue: MessageQueue,
+        count: int,
+        work: Callable[[int, int], int],
+    ) -> int:
+        """Have *work* done with the first *count* messages that are available now, as they are read.
+
+        *work* gets how many messages it may take away and the place before which they are, and says
+        how many it has taken. What it has changed is on the disk before more is read, so that
+        neither memory nor what waits to be written grows with the queue. How many it took in all.
+
+        Raises:
+            AmqpError: The store cannot be read, or is given up; or what *work* raises.
+        """
+        before = queue.place_next
+        count = min(count, queue.available)
+        done = 0
+        while True:
+            done += work(count - done, before)
+            if done >= count or not queue.paged or queue.paged_from >= before:
+                return done
+            await journal.keep(_nothing)
+            waiting = self._waiting.setdefault(queue, _Waiting())
+            queue.read_on()
+            if queue.paged:
+                await waiting.over.wait()
+            if waiting.error is not None:
+                raise waiting.error
+
+    def _tell(self, queue: MessageQueue, error: AmqpError | None) -> None:
+        """Something of *queue* has been read, or cannot be."""
+        waiting = self._waiting.pop(queue, None)
+        if waiting is not None:
+            waiting.error = error
+            waiting.over.set()
+
     # --- Messages in pieces ---
 
     def _feed_soon(
@@ -237,6 +341,7 @@ class Pager:
         if number is None:
             return
         readings = queue.readings()
+        failed: AmqpError | None = None
         for identity, first, epoch in readings:
             count = (
                 AHEAD
@@ -244,7 +349,9 @@ class Pager:
                 else max(1, min(CHUNK, self._limits.queue_memory_messages_max // 2))
             )
             give = partial(queue.show, identity) if identity else queue.load
-            await self._reading(journal, queue, number, identity, first, epoch, count, give)
+            error = await self._reading(journal, queue, number, identity, first, epoch, count, give)
+            failed = failed or error
+        self._tell(queue, failed)
 
     async def _reading(
         self,
@@ -256,7 +363,8 @@ class Pager:
         epoch: int,
         count: int,
         give: Callable[[list[Entry], int], int],
-    ) -> None:
+    ) -> AmqpError | None:
+        """Read for that subscription, or the queue; why it cannot be done now, None if it is."""
         size_max = max(1, self._limits.queue_memory_bytes_max // 4)
         try:
             found = await journal.call(_read, journal.store, number, first, count, size_max)
@@ -264,10 +372,11 @@ class Pager:
             _log.error("messages of a queue cannot be read now: %s", error)
             queue.not_read(identity)
             self._failed[queue] = None
-            return
+            return error if isinstance(error, AmqpError) else AmqpError(str(error))
         except BaseException:
             queue.not_read(identity)
             raise
         lost = give(found, epoch)
         if lost:
             _log.error("%d messages of node %d are not in the store any more", lost, number)
+        return None

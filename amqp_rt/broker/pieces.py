@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..codec.sections import walk_front
 from ..errors import DecodeError
 from ..outcomes import ACCEPTED, Error, Rejected, rejected
+from ..transactions import TransactionalState
 from .entries import NOWHERE, Entry, Unwelcome
 from .expiry import NEVER
-from .journal import QueueLedger, Unit
+from .journal import QueueLedger, Unit, refuse
+from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION
 
 if TYPE_CHECKING:
     from ..fronts.base import IncomingDelivery, ReceivingLink
+    from .duplicates import Arrived
     from .producers import Producer
 
 _log = logging.getLogger("amqp_rt.broker")
@@ -77,7 +81,8 @@ class Arrival:
             self._begin()
         if self._refusal is None and self._entry is not None:
             self._write(self._entry)
-        if delivery.complete and not self._data and not self._over:
+        # What is not on the disk may still be refused.
+        if delivery.complete and not self._data and self._writing <= 0 and not self._over:
             self._over = True
             self._end()
 
@@ -95,22 +100,33 @@ class Arrival:
             self._refuse(Rejected(Error.of(error)))
             return
         except Unwelcome as error:
+            transaction = producer.transaction_of(self._link, delivery)
+            if transaction is not None:
+                transaction.fail("a message was not welcome, and its link was detached")
             self._detach(Error.of(error))
             return
         if (
             not entry.durable
             or entry.sequence != NOWHERE
-            or delivery.state is not None
+            or type(delivery.state) not in (NoneType, TransactionalState)
             or not isinstance(ledger, QueueLedger)
         ):
             self._detach(
                 Error(
                     "amqp:link:message-size-exceeded",
                     f"of messages that are larger than {self._link.stream_above} bytes only those"
-                    " are taken that are durable, not delayed, and not sent in a transaction",
+                    " are taken that are durable, not delayed, and not resumed",
                 )
             )
             return
+        if type(delivery.state) is TransactionalState:
+            transaction = producer.transaction_of(self._link, delivery)
+            if transaction is None:
+                self._detach(UNKNOWN_TRANSACTION)
+                return
+            if transaction.error is not None:
+                self._refuse(Rejected(transaction.error))
+                return
         body = entry.payload[front:]
         entry.payload = entry.payload[:front]
         entry.publisher = self._link.peer.container_id
@@ -160,20 +176,59 @@ class Arrival:
             self._refuse(_GONE)
         if self._refusal is not None or entry is None or ledger is None:
             _log.warning("a large message was refused: %s", self._refusal)
-            delivery.settle(self._refusal or _FULL)
+            self._answer_refused(self._refusal or _FULL)
+            return
+        if type(delivery.state) is TransactionalState:
+            self._post(entry)
             return
         if entry.expires_at != NEVER:
             self._producer.on_expiring()
+        arrived: Arrived | None = None
+        duplicates = self._producer.intake.duplicates
+        identity = None if duplicates is None else duplicates.identify(entry)
+        if duplicates is not None and identity is not None:
+            first = duplicates.find(identity)
+            if first is not None:
+                self._take_back()
+                first.answer(delivery)
+                return
+            arrived = duplicates.begin()
+            arrived.add(identity, durable=True)
 
         def kept() -> None:
             delivery.settle(ACCEPTED)
 
         def refused(error: Error) -> None:
-            delivery.settle(Rejected(error))
+            refuse(delivery, error)
 
-        ledger.complete(entry, kept, refused, partial(self._note, [delivery]))
+        ledger.complete(entry, kept, refused, partial(self._note, arrived, [delivery]))
 
-    def _note(self, deliveries: list[IncomingDelivery], unit: Unit) -> None:
+    def _answer_refused(self, refusal: Rejected) -> None:
+        delivery = self._delivery
+        transaction = self._producer.transaction_of(self._link, delivery)
+        if transaction is None:
+            delivery.settle(refusal)
+        else:
+            transaction.refuse(delivery, refusal)
+
+    def _post(self, entry: Entry) -> None:
+        """It is in a transaction, the end of which makes a message of it (Part 4 §4.4.1)."""
+        transaction = self._producer.transaction_of(self._link, self._delivery)
+        if transaction is None:
+            self._take_back()
+            self._link.detach(UNKNOWN_TRANSACTION)
+        elif transaction.error is not None or not transaction.has_room:
+            self._take_back()
+            error = transaction.error
+            transaction.refuse(self._delivery, TOO_MUCH if error is None else Rejected(error))
+        else:
+            transaction.post(self._producer, entry, self._delivery)
+
+    def _note(
+        self, arrived: Arrived | None, deliveries: list[IncomingDelivery], unit: Unit
+    ) -> None:
+        if arrived is not None:
+            arrived.note(unit)
         note = self._producer.note
         if note is not None:
             note(unit, deliveries)

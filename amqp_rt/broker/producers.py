@@ -18,11 +18,12 @@ from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..transactions import TransactionalState
 from . import pieces
+from .duplicates import Arrived, Duplicates
 from .entries import Door, Entry, Unwelcome
 from .expiry import NEVER, expiry
 from .journal import Unit
 from .queues import Memory
-from .transactions import Transaction, Transactions
+from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION, Transaction, Transactions
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -34,9 +35,6 @@ _FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for th
 _NOT_KEPT: Final = rejected(
     "amqp:precondition-failed",
     "the message is durable, and this broker has no store: it keeps messages in memory only",
-)
-_TOO_MUCH: Final = rejected(
-    "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
 )
 _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 
@@ -154,13 +152,24 @@ class Inlet:
             WouldBlock: There is no room.
         """
         entry = self.door.admit(payload, message_format, self.wall(), self.ttl_s)
+        # It is the process itself that sends it.
+        entry.returnable = True
+        duplicates = self.intake.duplicates
+        identity = None if duplicates is None else duplicates.identify(entry)
+        if duplicates is not None and duplicates.find(identity) is not None:
+            return
         if not self.admits(len(payload)):
             raise WouldBlock("there is no room for the message")
         if entry.expires_at != NEVER:
             self.on_expiring()
-        if self.ledger is not None and self.ledger.wants(entry):
+        staged = self.ledger is not None and self.ledger.wants(entry)
+        arrived: Arrived | None = None
+        if duplicates is not None and identity is not None:
+            arrived = duplicates.begin(kept=not staged)
+            arrived.add(identity, durable=entry.durable)
+        if self.ledger is not None and staged:
             self.ledger.reserve(entry)
-            self.ledger.stage([entry], [])
+            self.ledger.stage([entry], [], None, self._noting(arrived))
         else:
             self.node.put(entry)
 
@@ -184,7 +193,7 @@ class Inlet:
                 successor.deliver(link, deliveries)
                 return
             for delivery in deliveries:
-                under = self._transaction(link, delivery)
+                under = self.transaction_of(link, delivery)
                 if under is None:
                     delivery.settle(_GONE)
                 else:
@@ -193,11 +202,16 @@ class Inlet:
         admit = self.door.admit
         ledger = self.ledger
         check = self.check
+        duplicates = self.intake.duplicates
         now = self.wall()
         publisher = link.peer.container_id
         #: To be kept before they are put, and the deliveries that brought them.
         durable: list[Entry] = []
         waiting: list[IncomingDelivery] = []
+        #: The ids of those, and of what needs not be kept.
+        pending: Arrived | None = None
+        safe: Arrived | None = None
+        identity: bytes | None = None
         fault: Error | None = None
         for delivery in deliveries:
             payload = delivery.payload
@@ -205,24 +219,31 @@ class Inlet:
             transaction: Transaction | None = None
             if delivery.state is not None and type(delivery.state) is not Received:
                 # Only a transaction has something to say before we do.
-                transaction = self._transaction(link, delivery)
+                transaction = self.transaction_of(link, delivery)
                 if transaction is None:
-                    fault = Error("amqp:transaction:unknown-id", "there is no such transaction")
+                    fault = UNKNOWN_TRANSACTION
                     break
                 if transaction.error is not None:
                     transaction.refuse(delivery, Rejected(transaction.error))
                     continue
                 if not transaction.has_room:
-                    transaction.refuse(delivery, _TOO_MUCH)
+                    transaction.refuse(delivery, TOO_MUCH)
                     continue
             try:
                 entry = admit(payload, delivery.message_format, now, self.ttl_s)
                 if entry.durable and ledger is None and not self.volatile:
                     refusal = _NOT_KEPT
-                elif not self.admits(len(payload)):
-                    refusal = _FULL
                 elif check is not None:
                     refusal = check(entry, link.peer)
+                if duplicates is not None and refusal is None and transaction is None:
+                    # Room or not: it needs none if it is here already.
+                    identity = duplicates.identify(entry)
+                    first = duplicates.find(identity)
+                    if first is not None:
+                        first.answer(delivery)
+                        continue
+                if refusal is None and not self.admits(len(payload)):
+                    refusal = _FULL
             except DecodeError as error:
                 refusal = Rejected(Error.of(error))
             except Unwelcome as error:
@@ -247,17 +268,39 @@ class Inlet:
                 ledger.reserve(entry)
                 durable.append(entry)
                 waiting.append(delivery)
+                if duplicates is not None and identity is not None:
+                    pending = pending or duplicates.begin()
+                    pending.add(identity, durable=entry.durable)
             else:
+                if duplicates is not None and identity is not None:
+                    safe = safe or duplicates.begin(kept=True)
+                    safe.add(identity, durable=False)
                 node.put(entry)
                 delivery.settle(ACCEPTED)
         end = None if fault is None else partial(link.detach, fault)
         if ledger is not None and durable:
             # What came before a fault is answered before the link is.
-            ledger.stage(durable, waiting, end, self.note)
+            ledger.stage(durable, waiting, end, self._noting(pending))
         elif end is not None:
             end()
 
-    def _transaction(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
+    def _noting(
+        self, arrived: Arrived | None
+    ) -> Callable[[Unit, list[IncomingDelivery]], None] | None:
+        """What is to be kept together with messages, their ids included."""
+        if arrived is None:
+            return self.note
+        note = self.note
+
+        def both(unit: Unit, deliveries: list[IncomingDelivery]) -> None:
+            arrived.note(unit)
+            if note is not None:
+                note(unit, deliveries)
+
+        return both
+
+    def transaction_of(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
+        """The transaction that *delivery* says it is posted in, None if there is none."""
         state = delivery.state
         if type(state) is not TransactionalState or self.transactions is None:
             return None
@@ -316,6 +359,9 @@ class Producer(Inlet):
         self.granted = 0
         #: There was no room for more.
         self.waiting = False
+        #: Messages may come before any credit, and some of those in hand may have.
+        self.early = door.limits.early_deliveries_max > 0
+        self.unpromised = False
         #: The terminus that it is the endpoint of, an object with ``attached(link)``,
         #: ``when_ready(call)``, ``delivered(deliveries)`` and ``left(link, closed)``; None if
         #: nothing is kept of it.
@@ -325,7 +371,7 @@ class Producer(Inlet):
 
     def admits(self, size: int) -> bool:
         """Credit was promised; only bytes can still be too many."""
-        return self.node.fits(size)
+        return self.node.fits(size) and not (self.unpromised and self.intake.room() <= 0)
 
     def on_attached(self, link: ReceivingLink) -> None:
         self.link = link
@@ -341,6 +387,7 @@ class Producer(Inlet):
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         # What was promised is used, before the messages that it was promised for take room.
+        self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
         if link.has_streamed:
             self._deliver_large(link, deliveries)
@@ -391,6 +438,8 @@ class Intake:
     def __init__(self, node: Node, window: int = WINDOW) -> None:
         self.node = node
         self.window = window
+        #: Knows again what comes twice; None if nothing does.
+        self.duplicates: Duplicates | None = None
         self.producers: set[Producer] = set()
         #: Credit of all of them together.
         self.promised = 0

@@ -58,6 +58,11 @@ DEAD_LETTERED: Final = 2
 DROPPED: Final = 3
 
 
+_NO_MORE_WORK: Final = Error(
+    "amqp:resource-limit-exceeded", "the transaction holds too many deliveries"
+)
+
+
 class Memory:
     """Bytes of messages over all nodes that share this object, and how many there may be."""
 
@@ -335,12 +340,26 @@ class MessageQueue(DistributionNode):
 
     def _shed(self) -> None:
         """There are too many: the first that are available make room for the last."""
-        while self.available > self.paged and (
-            self.bytes > self.bytes_max
-            or (self.length_max and self.available + self.acquired + self.delayed > self.length_max)
-        ):
+        while self.available > self.paged and self._is_over():
+            if self.paged and not self._begins_here():
+                # The first of them are read, and go then.
+                break
             self._give_up(self._pop_first(), "overflow", None)
         self._tell_of_room()
+
+    def _is_over(self) -> bool:
+        """There are more than there may be, or larger ones."""
+        return self.bytes > self.bytes_max or (
+            self.length_max > 0 and self.available + self.acquired + self.delayed > self.length_max
+        )
+
+    def _begins_here(self) -> bool:
+        """The first available message is in memory, and not one that was taken out of turn."""
+        if self._head < self._next:
+            return True
+        return any(
+            heap and heap[0] < self.paged_from for heap in (self._returned, *self._apart.values())
+        )
 
     def hold(self, entry: Entry) -> None:
         """Give *entry* room and no place: it may come when its transaction is discharged."""
@@ -434,12 +453,14 @@ class MessageQueue(DistributionNode):
                 self._tell_of_room()
                 return
         self._append(entry, sequence)
-        self._came()
+        if self._ring or self._levels or self.browsers or self.overflow == DROP_HEAD:
+            self._came()
 
     def _came(self) -> None:
         """There are messages that were not there before."""
-        for browser in list(self.browsers.values()):
-            self._browse(browser)
+        if self.browsers:
+            for browser in list(self.browsers.values()):
+                self._browse(browser)
         if self._ring or self._levels:
             self.pump()
         if self.overflow == DROP_HEAD:
@@ -679,8 +700,7 @@ class MessageQueue(DistributionNode):
             if subscription.active:
                 self._active = subscription
         if subscription.selective:
-            # Of what came back, it is to get only what it wants, like everybody who is there then.
-            self._regroup()
+            self._part(subscription)
         return subscription
 
     def locked(self, exclusive: bool) -> bool:
@@ -689,6 +709,11 @@ class MessageQueue(DistributionNode):
             # If one is exclusive, there is no other.
             return exclusive or self.exclusive or consumer.exclusive
         return False
+
+    @property
+    def locks_deliveries(self) -> bool:
+        """Deliveries that are not settled in time come back."""
+        return self._locks is not None
 
     def _ring_of(self, subscription: Subscription) -> deque[Subscription]:
         return self._rings[subscription.priority] if self._levels else self._ring
@@ -903,7 +928,7 @@ class MessageQueue(DistributionNode):
 
     def _hand(self, subscription: Subscription, entry: Entry) -> bool:
         """Send *entry*; false if the link is gone, or cannot take this one."""
-        if entry.pieces:
+        if self.beyond and entry.pieces:
             return self._hand_in_pieces(subscription, entry)
         if subscription.acquiring is not None:
             return self._hand_in(subscription, entry)
@@ -962,9 +987,7 @@ class MessageQueue(DistributionNode):
         link = subscription.link
         transaction = subscription.acquiring
         if not transaction.has_room:
-            link.detach(
-                Error("amqp:resource-limit-exceeded", "the transaction holds too many deliveries")
-            )
+            link.detach(_NO_MORE_WORK)
             return False
         payload = departing(entry, self.wall()) if entry.altered else entry.payload
         enlisted = Enlisted(subscription, transaction, entry, acquired=True)
@@ -1011,7 +1034,9 @@ class MessageQueue(DistributionNode):
         Nobody else sees it before :meth:`carry_out`; what has its end here is in the ledger no
         more, and its dead letter, if there is one, is.
         """
-        ledger = self.ledger if entry.stored else None
+        ledger = self.ledger
+        if ledger is not None and not entry.stored:
+            ledger = None
         kind = type(outcome)
         reason = ""
         error: Error | None = None
@@ -1091,7 +1116,7 @@ class MessageQueue(DistributionNode):
 
     def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
         """Answer *delivery*, whose peer waits for it, once its outcome cannot be lost any more."""
-        if entry.stored and self.ledger is not None:
+        if self.ledger is not None and entry.stored:
             self.ledger.settle(delivery, outcome)
         else:
             delivery.settle(outcome)
@@ -1209,8 +1234,29 @@ class MessageQueue(DistributionNode):
             heap = self._apart.setdefault(avoid, [])
         heapq.heappush(heap, self._rank(entry))
 
+    def _part(self, subscription: Subscription) -> None:
+        """Of what came back, *subscription*, which is new, is to get only what it wants.
+
+        It looks at each of them once, however many others look for something else.
+        """
+        parted: dict[frozenset[int], list[int]] = {}
+        everything = list(self._apart.items())
+        everything.append((frozenset(), self._returned))
+        for avoid, heap in everything:
+            without = avoid | {subscription.identity}
+            for rank in heap:
+                entry = self._look(rank & _PLACE)
+                if entry is not None:
+                    key = avoid if subscription.wants(entry) else without
+                    parted.setdefault(key, []).append(rank)
+        for heap in parted.values():
+            heapq.heapify(heap)
+        self._stale = 0
+        self._returned = parted.pop(frozenset(), [])
+        self._apart = parted
+
     def _regroup(self) -> None:
-        """Somebody else has come: sort what came back anew by who may have it."""
+        """Sort what came back anew by who may have it."""
         older = self._older()
         self._returned.clear()
         self._apart.clear()
@@ -1221,14 +1267,17 @@ class MessageQueue(DistributionNode):
                 self._file(entry)
 
     def _archive(self, entry: Entry) -> None:
+        # Most queues have nothing of these kinds: they ask themselves, and not each entry.
         size = len(entry.payload)
-        self.bytes -= size + entry.rest
-        self.beyond -= entry.rest
+        self.bytes -= size
         self.memory.held -= size
+        if self.beyond:
+            self.bytes -= entry.rest
+            self.beyond -= entry.rest
         self._freed = True
-        if entry.stored and self.ledger is not None:
+        if self.ledger is not None and entry.stored:
             self.ledger.remove(entry)
-        if entry.sequence >= self.paged_from:
+        if self.paged_from != NOWHERE_PAGED and entry.sequence >= self.paged_from:
             self._left_from_among_paged(entry.sequence)
         if self._latest and entry.marks is not None and self._latest.get(entry.marks.key) is entry:
             del self._latest[entry.marks.key]
@@ -1314,32 +1363,46 @@ class MessageQueue(DistributionNode):
     def _hand_in_pieces(self, subscription: Subscription, entry: Entry) -> bool:
         """Begin to send *entry*; the subscription gets nothing else until it is through."""
         link = subscription.link
-        if subscription.acquiring is not None or subscription.recorder is not None:
+        transaction = subscription.acquiring
+        settled = subscription.settled
+        if subscription.recorder is not None:
             # What is to be remembered of a delivery includes its payload.
             entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
+        context: Any = None if settled else entry
+        enlisted: Enlisted | None = None
+        if transaction is not None:
+            if not transaction.has_room:
+                link.detach(_NO_MORE_WORK)
+                return False
+            context = enlisted = Enlisted(subscription, transaction, entry, acquired=True)
         payload = departing(entry, self.wall()) if entry.altered else entry.payload
-        settled = subscription.settled
         size = len(entry.payload) + entry.rest
         try:
             if 0 < link.max_message_size < size:
                 raise LocalProtocolError("the message is larger than the peer takes")
             delivery = link.send(
                 payload,
-                None if settled else entry,
+                context,
                 settled=settled,
                 message_format=entry.message_format,
+                state=None if transaction is None else transaction.state,
                 more=True,
             )
         except LocalProtocolError:
             if link.attached:
                 entry.avoid = (entry.avoid or frozenset()) | {subscription.identity}
             return False
+        if enlisted is not None:
+            enlisted.delivery = delivery
+            transaction.enlist(enlisted)
         entry.attempts += 1
         self.counts.delivered += 1
         self.acquired += 1
         if self._locks is not None and not settled:
             self._lock(subscription, delivery)
+        if self._groups is not None:
+            self._give(subscription, entry)
         self._feed(subscription, delivery, entry)
         return True
 
@@ -1368,9 +1431,17 @@ class MessageQueue(DistributionNode):
         subscription.on_writable = None
         if self.deleted:
             return
-        if isinstance(subscription, Browser):
+        enlisted = delivery.context
+        if isinstance(enlisted, Enlisted):
+            if outcome is not None:
+                # Nobody can decide about what did not come whole.
+                enlisted.transaction.fail("a large message could not be sent whole")
+            elif subscription.settled and enlisted.outcome is None:
+                enlisted.outcome = ACCEPTED
+        context = delivery.context
+        if isinstance(subscription, Browser) or isinstance(context, Enlisted):
             pass
-        elif subscription.settled:
+        elif subscription.settled and (context is None or context is entry):
             self.conclude(subscription, entry, ACCEPTED if outcome is None else outcome)
             self.concluded()
         elif outcome is not None and delivery.context is entry:
@@ -1457,6 +1528,8 @@ class MessageQueue(DistributionNode):
         if (
             self.available == self.paged
             or self._has_few(paging)
+            # It is to be dropped, to make room.
+            or (self.overflow == DROP_HEAD and self._is_over() and not self._begins_here())
             # What is here is not for those who wait.
             or any(
                 not each.selective and each.link.credit > 0 and each.link.writable
@@ -1558,6 +1631,39 @@ class MessageQueue(DistributionNode):
             paging.asked = False
         elif identity in paging.ahead:
             paging.ahead[identity].wanted = False
+
+    def read_on(self) -> None:
+        """Have the next messages read although nobody waits for them."""
+        paging = self._paging
+        if self.paged and paging is not None and not paging.asked:
+            paging.asked = True
+            paging.ask()
+
+    def begin_reading(self) -> None:
+        """Somebody reads what is in the store only, and leaves it there: :meth:`seen` follows."""
+        paging = self._paging
+        assert paging is not None
+        paging.reads += 1
+
+    def seen(self, found: list[Entry]) -> list[Entry]:
+        """Which of *found*, that were read, are available now; those that are here as they are."""
+        paging = self._paging
+        assert paging is not None
+        available: list[Entry] = []
+        for entry in found:
+            sequence = entry.sequence
+            if (
+                self.paged_from <= sequence <= paging.last
+                and sequence not in paging.out
+                and self.paged
+            ):
+                available.append(entry)
+                continue
+            here = self._look(sequence)
+            if here is not None:
+                available.append(here)
+        paging.read()
+        return available
 
     def read_again(self) -> None:
         """Reading may succeed now: ask once more."""
@@ -1767,11 +1873,14 @@ class MessageQueue(DistributionNode):
         """What is available and not in the run of those never taken: its ranks, in no order."""
         return [*self._returned, *chain.from_iterable(self._apart.values())]
 
-    def peek(self, count: int, after: int = -1) -> list[Entry]:
-        """The first *count* available messages with higher sequence numbers than *after*."""
+    def peek(self, count: int, after: int = -1, before: int = NOWHERE_PAGED) -> list[Entry]:
+        """The first *count* available messages with sequence numbers higher than *after* and lower
+        than *before*: of a queue that is paged, of those that come before what is in the store only.
+        """
         found: list[Entry] = []
-        older = sorted(rank for rank in self._older() if rank & _PLACE > after)
-        fresh = range(max(self._head, after + 1), self._next)
+        before = min(before, self.paged_from)
+        older = sorted(rank for rank in self._older() if after < rank & _PLACE < before)
+        fresh = range(max(self._head, after + 1), min(self._next, before))
         last = -1
         for sequence in heapq.merge(older, fresh):
             if len(found) >= count:
@@ -1785,20 +1894,31 @@ class MessageQueue(DistributionNode):
                 found.append(entry)
         return found
 
-    def withdraw(self, count: int) -> list[Entry]:
-        """Take away the first *count* available messages."""
-        found = self.peek(count)
+    @property
+    def place_next(self) -> int:
+        """The place that the next message gets."""
+        return self._place_next
+
+    def withdraw(self, count: int, before: int = NOWHERE_PAGED) -> list[Entry]:
+        """Take away the first *count* available messages, of those that :meth:`peek` sees."""
+        found = self.peek(count, before=before)
         self._forget(found)
         return found
 
+    def drop(self, count: int, before: int = NOWHERE_PAGED) -> int:
+        """Drop the first *count* available messages, of those that :meth:`peek` sees; how many there
+        were."""
+        found = self.peek(count, before=before)
+        self._forget(found)
+        self.counts.dropped += len(found)
+        return len(found)
+
     def purge(self) -> int:
         """Drop every available message; how many there were."""
-        found = self.peek(self.available)
-        dropped = len(found) + self.paged
+        dropped = self.paged
         self._drop_paged()
-        self._forget(found)
         self.counts.dropped += dropped
-        return dropped
+        return dropped + self.drop(self.available)
 
     def sweep(self) -> None:
         """Give up what has expired at the front; messages behind it are not looked at."""

@@ -18,9 +18,9 @@ from typing import Any
 
 from ..fronts.base import IncomingDelivery
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import ACCEPTED, Error, Rejected
+from ..outcomes import Error
 from .entries import Entry, head_of
-from .journal import Journal, QueueLedger, Unit
+from .journal import Journal, QueueLedger, Unit, accept, refuse
 from .observed import ObservedQueue
 from .queues import Counts, Memory, MessageQueue
 from .subscriptions import Subscription
@@ -84,6 +84,11 @@ class MessageTopic:
         #: Messages that wait until they are kept.
         self.pending = 0
         self._identities = 0
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """What waits, and is with consumers, of each subscription, in the order of their making."""
+        return list(self._queues.values())
 
     @property
     def consumers(self) -> list[Subscription]:
@@ -316,23 +321,23 @@ class TopicLedger:
         """Put *entries* once they are kept, and answer *deliveries* then, which brought them."""
         topic = self._topic
 
-        def answer(outcome: Any) -> None:
+        def answer(say: Callable[[IncomingDelivery], None]) -> None:
             topic.pending -= len(entries)
             for delivery in deliveries:
-                delivery.settle(outcome)
+                say(delivery)
             if done is not None:
                 done()
 
         def kept() -> None:
             for entry, copies in staged:
                 topic.put_reserved(entry, copies)
-            answer(ACCEPTED)
+            answer(accept)
 
         def refused(error: Error) -> None:
             _log.warning("%d messages were refused: %s", len(entries), error)
             for _, copies in staged:
                 topic.withhold(copies)
-            answer(Rejected(error))
+            answer(partial(refuse, error=error))
 
         unit = Unit(refused)
         staged = [(entry, self._write(unit, entry)) for entry in entries]

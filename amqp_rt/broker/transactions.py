@@ -23,16 +23,17 @@ from ..errors import AmqpError, DecodeError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
-from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected
+from ..outcomes import ACCEPTED, RELEASED, Error, Received, Rejected, rejected
 from ..termini import Coordinator
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Symbol
 from .entries import NEVER, Entry
-from .journal import Journal, Unit
+from .journal import InDoubt, Journal, QueueLedger, Unit
 from .queues import MessageQueue
 from .subscriptions import Enlisted, Subscription
 
 if TYPE_CHECKING:
+    from .duplicates import Arrived, Duplicates
     from .producers import Inlet
 
 #: What a coordinator here can do: any number of transactions in a session, each usable from all
@@ -50,8 +51,18 @@ CAPABILITIES: Final = tuple(
 _CREDIT: Final = 100
 _MESSAGE_MAX: Final = 16 * 1024
 
+UNKNOWN_TRANSACTION: Final = Error("amqp:transaction:unknown-id", "there is no such transaction")
+TOO_MUCH: Final = rejected(
+    "amqp:resource-limit-exceeded", "there is no room for the message in its transaction"
+)
+
 _ROLLBACK: Final = "amqp:transaction:rollback"
 _REJECTED: Final = "amqp:rejected:list"
+
+
+def _has_come(entry: Entry) -> bool:
+    """Whether a posted *entry* came in pieces, and has its place."""
+    return entry.sequence >= 0
 
 
 class Transaction:
@@ -89,8 +100,13 @@ class Transaction:
     # --- Work ---
 
     def post(self, inlet: Inlet, entry: Entry, delivery: IncomingDelivery) -> None:
-        """Put *entry* once discharged; its sender hears that it will be accepted then (§4.4.1)."""
-        inlet.node.hold(entry)
+        """Put *entry* once discharged; its sender hears that it will be accepted then (§4.4.1).
+
+        One that came in pieces has its place and its room, and the pieces are on the disk: it becomes
+        a message with what else is written then.
+        """
+        if not _has_come(entry):
+            inlet.node.hold(entry)
         waits = delivery.second and not delivery.settled
         self._posts.append((inlet, entry, delivery if waits else None))
         delivery.settle(TransactionalState(self.id, ACCEPTED))
@@ -174,7 +190,7 @@ class Transaction:
         """
         posts, self._posts = self._posts, []
         for inlet, entry, _ in posts:
-            inlet.node.let_go(entry)
+            self._let_go(inlet, entry)
         for inlet in dict.fromkeys(inlet for inlet, _, _ in posts):
             inlet.node.room_again()
         work, self._work = self._work, {}
@@ -194,17 +210,29 @@ class Transaction:
         self._tell(work)
 
     def commit(self, done: Callable[[Error | None], None]) -> None:
-        """Let all of it happen, and call *done* then; with an error if nothing has happened."""
+        """Let all of it happen, and call *done* then; with an error if nothing has happened, or if
+        whether it has is in doubt (:class:`~amqp_rt.broker.journal.InDoubt`)."""
         self.over = True
         if any(inlet.node.deleted for inlet, _, _ in self._posts):
             self.roll_back()
             done(Error(_ROLLBACK, "a node to which a message was posted has been deleted"))
             return
+        if any(self._is_undecided(inlet, entry) for inlet, entry, _ in self._posts):
+            self.roll_back()
+            done(Error(_ROLLBACK, "the first message with the id of a posted one is being written"))
+            return
         self._stop_acquiring()
         journal = self._journal
+        #: The ids of what was posted to queues that remember them.
+        arrived: dict[Duplicates, Arrived] = {}
         if journal is None:
             for inlet, entry, _ in self._posts:
-                self._put(inlet, entry)
+                if self._comes_again(inlet, entry, arrived):
+                    self._give_room(inlet, entry)
+                else:
+                    self._put(inlet, entry)
+            for each in arrived.values():
+                each.kept()
             self._finish({}, done)
             return
         #: What becomes of stored messages, which is written now and done when it is kept.
@@ -219,18 +247,26 @@ class Transaction:
                 node.reprieve(enlisted.entry, entry)
             self._posts.clear()
             self.roll_back()
-            done(Error(_ROLLBACK, f"it cannot be kept: {error.description or error.condition}"))
+            why = f"it cannot be kept: {error.description or error.condition}"
+            done(error if isinstance(error, InDoubt) else Error(_ROLLBACK, why))
 
         unit = Unit(refused)
         with journal.joined(unit):
             for inlet, entry, _ in self._posts:
-                if inlet.ledger is None:
+                if self._comes_again(inlet, entry, arrived):
+                    give_room = partial(self._give_room, inlet, entry)
+                    unit.then(give_room, give_room)
+                elif inlet.ledger is None:
                     unit.then(
                         partial(self._put, inlet, entry), partial(self._give_room, inlet, entry)
                     )
+                elif _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
+                    inlet.ledger.make(entry)
                 else:
                     inlet.node.let_go(entry)
                     inlet.ledger.receive(entry)
+            for each in arrived.values():
+                each.note(unit)
             for enlisted in self._work:
                 node = enlisted.subscription.node
                 entry = enlisted.entry
@@ -240,13 +276,41 @@ class Transaction:
         unit.then(partial(self._finish, verdicts, done))
         journal.add(unit)
 
+    def _is_undecided(self, inlet: Inlet, entry: Entry) -> bool:
+        """Whether *entry* is a duplicate of what may still be refused."""
+        duplicates = inlet.intake.duplicates
+        if duplicates is None:
+            return False
+        first = duplicates.find(duplicates.identify(entry))
+        return first is not None and first.pending
+
+    def _comes_again(self, inlet: Inlet, entry: Entry, arrived: dict[Duplicates, Arrived]) -> bool:
+        """Whether *entry* is not to be put, because its queue has had it; if not, it has now."""
+        duplicates = inlet.intake.duplicates
+        identity = None if duplicates is None else duplicates.identify(entry)
+        if duplicates is None or identity is None:
+            return False
+        if duplicates.find(identity) is not None:
+            return True
+        if duplicates not in arrived:
+            arrived[duplicates] = duplicates.begin()
+        arrived[duplicates].add(identity, durable=entry.durable)
+        return False
+
     def _put(self, inlet: Inlet, entry: Entry) -> None:
         inlet.node.let_go(entry)
         inlet.node.put(entry)
 
     def _give_room(self, inlet: Inlet, entry: Entry) -> None:
-        inlet.node.let_go(entry)
+        self._let_go(inlet, entry)
         inlet.node.room_again()
+
+    def _let_go(self, inlet: Inlet, entry: Entry) -> None:
+        """What was posted does not come."""
+        if _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
+            inlet.ledger.cancel(entry)
+        else:
+            inlet.node.let_go(entry)
 
     def _finish(self, verdicts: dict[Enlisted, int], done: Callable[[Error | None], None]) -> None:
         """It is kept, and the posts are there: do the rest."""
@@ -449,6 +513,8 @@ class CoordinatorEndpoint:
     def _discharged(self, delivery: IncomingDelivery, error: Error | None) -> None:
         if error is None:
             delivery.settle(ACCEPTED)
+        elif isinstance(error, InDoubt):
+            self.abort(Error(error.condition, error.description))
         else:
             self._refuse(delivery, error)
 

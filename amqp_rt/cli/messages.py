@@ -13,7 +13,7 @@ import trio
 
 from ..container.container import Container
 from ..message import Message
-from .running import Where, client_options, run
+from .running import Seconds, Where, client_options, run
 
 
 def body_of(text: str | None, content_type: str | None) -> tuple[Any, str | None]:
@@ -97,10 +97,10 @@ def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
 @click.option("--subject", metavar="TEXT")
 @click.option("--message-id", metavar="TEXT")
 @click.option("--correlation-id", metavar="TEXT")
-@click.option("--reply-to", metavar="ADDRESS")
-@click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="Time to live.")
+@click.option("--reply-to", metavar="ADDRESS", help="Where an answer is to be sent.")
+@click.option("--ttl", "ttl_s", type=Seconds(), metavar="SECONDS", help="Time to live.")
 @click.option("--priority", type=click.IntRange(0, 255), default=4, show_default=True)
-@click.option("--durable", is_flag=True)
+@click.option("--durable", is_flag=True, help="It is to outlive the peer's process.")
 @click.option(
     "--property", "properties", metavar="NAME=VALUE", multiple=True,
     help="An application-property. Repeatable.",
@@ -117,9 +117,11 @@ def send(
     """Send BODY, or standard input, to ADDRESS, and wait until it is accepted."""
     payload, kind = body_of(body, content_type)
     given = {name: value for name, value in fields.items() if value is not None}
-    message = Message(
-        payload, content_type=kind, application_properties=_pairs(properties) or None, **given
-    )
+    pairs = _pairs(properties)
+    try:
+        message = Message(payload, content_type=kind, application_properties=pairs or None, **given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
     async def main() -> None:
         async with (
@@ -136,7 +138,9 @@ def send(
 @click.argument("address")
 @client_options
 @click.option("--count", type=click.IntRange(1), help="Stop after so many; by default go on.")
-@click.option("--timeout", type=float, metavar="SECONDS", help="Stop after so long without one.")
+@click.option(
+    "--timeout", type=Seconds(), metavar="SECONDS", help="Stop after so long without one."
+)
 @click.option("--browse", is_flag=True, help="Look without taking (distribution-mode copy).")
 @click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
 def receive(
@@ -180,7 +184,10 @@ def receive(
 @click.argument("address")
 @click.argument("body", required=False)
 @client_options
-@click.option("--timeout", type=float, default=10.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--timeout", type=Seconds(), default=10.0, show_default=True, metavar="SECONDS",
+    help="How long to wait for the reply.",
+)  # fmt: skip
 @click.option("--content-type", metavar="TYPE", help="Of the body; by default it is guessed.")
 @click.option("--json", "whole", is_flag=True, help="Show the whole reply as a JSON object.")
 def request(

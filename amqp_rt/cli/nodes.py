@@ -128,7 +128,9 @@ def show(name: str, where: Where) -> None:
 @node.command()
 @click.argument("name")
 @client_options
-@click.option("--count", type=click.IntRange(1, 100), default=10, show_default=True)
+@click.option(
+    "--count", type=click.IntRange(1, 100), default=10, show_default=True, help="How many."
+)
 @click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
 def peek(name: str, where: Where, count: int, whole: bool) -> None:
     """Show the first messages of a queue, or records of a log, without taking them."""

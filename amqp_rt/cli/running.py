@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
+from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
@@ -28,11 +29,24 @@ URL_OPTION = click.option(
     default="amqp://127.0.0.1:5672",
     show_default=True,
     show_envvar=True,
-    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, or "
-    "amqp+unix:///PATH.",
+    help="The peer to talk to: amqp://[USER[:PASSWORD]@]HOST[:PORT][/VHOST], amqps:// for TLS, "
+    "ws:// and wss:// for WebSocket, or amqp+unix:///PATH.",
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """The type of options that say how long: 0 or more, and a number."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if isnan(seconds):
+            self.fail("that is no number of seconds", param, ctx)
+        return seconds
 
 
 class Where(NamedTuple):
@@ -50,8 +64,18 @@ def client_options(command: F) -> F:
     """The options that say where to connect to; the command gets them as ``where``."""
 
     @wraps(command)
+    def with_where(*args: Any, url: str, tls: ClientTls | None, **options: Any) -> Any:
+        return command(*args, where=Where(url, tls), **options)
+
+    return cast("F", URL_OPTION(tls_options(with_where)))
+
+
+def tls_options(command: F) -> F:
+    """The options that say whom to believe; the command gets them as ``tls``."""
+
+    @wraps(command)
     def with_tls(
-        *args: Any, url: str, ca: str | None, cert: str | None, key: str | None, **options: Any
+        *args: Any, ca: str | None, cert: str | None, key: str | None, **options: Any
     ) -> Any:
         tls = None
         if ca or cert:
@@ -61,7 +85,7 @@ def client_options(command: F) -> F:
                 raise click.UsageError(error.description) from None
         elif key:
             raise click.UsageError("--key goes with --cert")
-        return command(*args, where=Where(url, tls), **options)
+        return command(*args, tls=tls, **options)
 
     with_files = with_tls
     for option in (
@@ -74,7 +98,6 @@ def client_options(command: F) -> F:
             show_envvar=True,
             help="PEM file of the authorities to believe; by default those of the system.",
         ),
-        URL_OPTION,
     ):
         with_files = option(with_files)
     return cast("F", with_files)
@@ -126,19 +149,15 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     """
     try:
         return trio.run(work)
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(130) from None
-    except BaseExceptionGroup as group:
-        error = first_of(group)
+    except BaseException as raised:
+        error = first_of(raised) if isinstance(raised, BaseExceptionGroup) else raised
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(130) from None
-        if isinstance(error, SystemExit):
-            raise error from None
+        if isinstance(error, SystemExit | BrokenPipeError):
+            raise error from None  # Nobody reads any more: click ends without a word.
         if isinstance(error, AmqpError | OSError):
             raise click.ClickException(str(error)) from None
         raise
-    except (AmqpError, OSError) as error:
-        raise click.ClickException(str(error)) from None
 
 
 async def signalled(

@@ -13,22 +13,24 @@ from pathlib import Path
 import click
 import trio
 
+from ..addresses import Url, parse_url
 from ..broker.declarations import declarations_in, declared_by
 from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
-from ..container.container import Container
+from ..container.container import SASL_POLICIES, Container, SaslPolicy
 from ..errors import AmqpError
 from ..net.tls import ServerTls
 from ..net.traces import Traces
 from ..runtime import Broker, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
+from .configured import ConfiguredCommand
 from .running import run, set_up_logs, signalled
 
 log = logging.getLogger("amqp_rt.cli")
 
 
-@click.command()
+@click.command(cls=ConfiguredCommand)
 @click.argument("application", metavar="[FILE.py:container]", required=False)
 @click.option(
     "--listen",
@@ -59,6 +61,13 @@ log = logging.getLogger("amqp_rt.cli")
     "--anonymous",
     is_flag=True,
     help="Let everybody in. The default when there is no --user and all listeners are local.",
+)
+@click.option(
+    "--sasl",
+    "sasl_policy",
+    type=click.Choice(SASL_POLICIES),
+    help="Whether clients log in: required, optional (they may leave SASL out, and are nobody then), "
+    "or off. The default is required, and optional where everybody is let in.",
 )
 @click.option(
     "--access",
@@ -160,6 +169,7 @@ def serve(
     users: tuple[str, ...],
     users_file: str | None,
     anonymous: bool,
+    sasl_policy: SaslPolicy | None,
     rules: str | None,
     nodes: tuple[str, ...],
     files: tuple[Path, ...],
@@ -185,6 +195,7 @@ def serve(
     line on standard output says where: ready {"listeners": [...], "pid": ...}.
     """
     set_up_logs(log_level, log_format)
+    places = [_place(url) for url in urls]
     try:
         kept = store_of(store)
     except AmqpError as error:
@@ -208,20 +219,31 @@ def serve(
         try:
             known.add(*parse_user(text))
         except Exception as error:
-            raise click.BadParameter(str(error), param_hint="--user") from None
+            raise _mistake(error, "--user") from None
     if users_file is not None:
         try:
             known.load(users_file)
         except AmqpError as error:
             raise click.BadParameter(error.description, param_hint="--users") from None
     tls = _certificates(tls_cert, tls_key, tls_client_ca)
-    if tls is None and (tls_required or any(url.startswith(("amqps:", "wss:")) for url in urls)):
+    if tls is None and (tls_required or any(place.tls for place in places)):
         raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
     named = bool(known or tls_client_ca)
-    if not named and not anonymous and not all(_is_local(url) for url in urls):
+    if not named and not anonymous and not all(_is_local(place) for place in places):
         raise click.UsageError(
             "who may connect? Give --user NAME:PASSWORD, --users FILE, --tls-client-ca FILE, or "
             "--anonymous."
+        )
+    if sasl_policy == "off" and known:
+        raise click.UsageError("--sasl off lets nobody log in: leave --user and --users out.")
+    if (
+        sasl_policy in ("optional", "off")
+        and not anonymous
+        and not all(_is_local(place) for place in places)
+    ):
+        raise click.UsageError(
+            f"--sasl {sasl_policy} lets everybody in: say so by --anonymous, or listen on this "
+            "machine only."
         )
     sasl = ["EXTERNAL"] if tls_client_ca else []
     if known:
@@ -236,7 +258,8 @@ def serve(
             name,
             auto_create=auto_create,
             users=known or None,
-            sasl=sasl,
+            sasl=None if sasl_policy == "off" else sasl,
+            sasl_policy=sasl_policy,
             access=access,
             plain_in_clear=plain_in_clear,
             tls=tls,
@@ -248,7 +271,7 @@ def serve(
             journal=recorded,
         )
     else:
-        if named or anonymous or rules or tls is not None:
+        if named or anonymous or sasl_policy or rules or tls is not None:
             raise click.UsageError(
                 "who may connect, and do what, is up to the container of FILE.py"
             )
@@ -262,7 +285,7 @@ def serve(
         )
 
     if trace is not None:
-        broker.container.traces = Traces(trace, limits=broker.container.limits)
+        broker.container.traces = _traces(trace, broker.container)
 
     async def main() -> None:
         # The signals are heard until the very end: a second one stops the waiting.
@@ -317,18 +340,39 @@ def declared_in(option: str, text: str) -> Declaration:
     try:
         return declared_by(text)
     except Exception as error:
-        raise click.BadParameter(
-            str(getattr(error, "description", error)), param_hint=option
-        ) from None
+        raise _mistake(error, option) from None
 
 
-def _is_local(url: str) -> bool:
-    host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-    return url.startswith("amqp+unix:") or host.rpartition(":")[0].strip("[]") in (
+def _mistake(error: Exception, option: str) -> click.BadParameter:
+    return click.BadParameter(str(getattr(error, "description", error)), param_hint=option)
+
+
+def _place(url: str) -> Url:
+    try:
+        return parse_url(url, listening=True)
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--listen") from None
+
+
+def _is_local(place: Url) -> bool:
+    """Whether only this machine can connect there."""
+    return place.scheme in ("amqp+unix", "memory") or place.host in (
         "127.0.0.1",
         "::1",
         "localhost",
     )
+
+
+def _traces(folder: str, container: Container) -> Traces:
+    """Traces in *folder*, which there has to be before the first connection is."""
+    traces = Traces(folder, limits=container.limits)
+    try:
+        traces.make_folder()
+    except OSError as error:
+        raise click.BadParameter(
+            f"{folder} cannot be made a folder: {error.strerror}", param_hint="--trace"
+        ) from None
+    return traces
 
 
 def load(application: str) -> Container:

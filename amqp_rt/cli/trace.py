@@ -4,40 +4,117 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import click
 
+from ..addresses import Url, parse_url
 from ..errors import AmqpError
+from ..net.endpoints import check_scheme
+from ..net.tls import ClientTls
 from ..net.traces import read_trace
 from ..testing.ladder import draw_html, draw_svg, draw_text, rungs
+from .live import Drawing, trace_live
+from .running import run, tls_options
+
+#: Frames of a file that are drawn unless it is said otherwise.
+_FRAMES: Final = 2_000
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--html", "page", metavar="PATH", help="Draw it as a page in this file instead.")
-@click.option("--svg", "picture", metavar="PATH", help="Draw it as a picture in this file instead.")
+@click.argument("target", metavar="FILE|URL")
+@click.option("--html", "page", metavar="PATH", help="Draw FILE as a page in this file instead.")
+@click.option(
+    "--svg", "picture", metavar="PATH", help="Draw FILE as a picture in this file instead."
+)
+@click.option(
+    "--listen",
+    metavar="[HOST]:PORT",
+    help="Of a URL: where the clients connect to; without a host, from this machine only. Also "
+    "amqp+unix:///PATH.  [default: :5673]",
+)
+@click.option(
+    "--write",
+    "kept",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Of a URL: keep the trace of the first connection in FILE, of the others beside it, "
+    "messages included.",
+)
 @click.option(
     "--frames",
     type=click.IntRange(1),
-    default=2_000,
-    show_default=True,
-    help="How many frames to draw, from the first one on.",
+    help="How many frames to draw, from the first one on; by default 2000 of a FILE.",
 )
 @click.option("--width", type=click.IntRange(40), help="Characters of a line; by default all.")
+@tls_options
 def trace(
-    file: Path, page: str | None, picture: str | None, frames: int, width: int | None
+    target: str,
+    page: str | None,
+    picture: str | None,
+    listen: str | None,
+    kept: Path | None,
+    frames: int | None,
+    width: int | None,
+    tls: ClientTls | None,
 ) -> None:
-    """Draw the ladder of frames in FILE, as serve --trace has recorded it.
+    """Draw the ladder of frames in FILE, as serve --trace has recorded it, or of connections to URL,
+    as they pass through here.
+
+    With a URL, connect the client to --listen instead of its server. What passes is drawn until
+    Ctrl-C, and then summed up; it is passed on as it is, in clear on this side, whatever the URL.
+    Passwords are not shown, nor are messages.
 
     Of a file that is damaged what comes before the damage is drawn, and the exit code is 1.
     """
+    encoding = str(sys.stdout.encoding)
+    drawing = Drawing(
+        width=width or shutil.get_terminal_size((100, 24)).columns,
+        plain=not encoding.lower().replace("-", "").startswith("utf"),
+        frames=frames,
+    )
+    if "://" not in target:
+        if listen is not None or kept is not None:
+            raise click.UsageError(
+                "--listen and --write go with a URL, such as amqp://127.0.0.1:5672"
+            )
+        _draw(Path(target), page, picture, drawing)
+        return
+    if page is not None or picture is not None:
+        raise click.UsageError("--html and --svg draw a FILE: keep the trace with --write first")
+    try:
+        url = parse_url(target)
+        check_scheme(url)
+        if url.scheme == "memory":
+            raise AmqpError("memory:// is within one process: nothing can stand between")
+        where = _place(listen or ":5673")
+    except AmqpError as error:
+        raise click.UsageError(error.description) from None
+    if url.user is not None:
+        raise click.UsageError("the client logs in by itself: leave the user out of the URL")
+    run(partial(trace_live, url, where, tls=tls, drawing=drawing, kept=kept))
+
+
+def _place(text: str) -> Url:
+    """Where to listen; of a port alone, for this machine."""
+    if text.isdigit():
+        text = f":{text}"
+    url = parse_url(f"127.0.0.1{text}" if text.startswith(":") else text, listening=True)
+    if url.scheme not in ("amqp", "amqp+unix"):
+        raise AmqpError(f"it listens on amqp or amqp+unix, not on {url.scheme}")
+    return url
+
+
+def _draw(file: Path, page: str | None, picture: str | None, drawing: Drawing) -> None:
+    """The ladder of a trace that was kept."""
     try:
         found = read_trace(file)
     except AmqpError as error:
         raise click.ClickException(error.description) from None
     every = rungs(found)
-    shown = every[:frames]
+    shown = every[: drawing.frames or _FRAMES]
     try:
         if page is not None:
             Path(page).write_text(draw_html(found, shown), "utf-8")
@@ -46,11 +123,9 @@ def trace(
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
     if page is None and picture is None:
-        encoding = str(sys.stdout.encoding)
-        plain = not encoding.lower().replace("-", "").startswith("utf")
-        columns = width or shutil.get_terminal_size((100, 24)).columns
-        click.echo(draw_text(found, shown, width=columns, plain=plain))
-    if len(every) > frames:
-        click.echo(f"{len(every) - frames} more: --frames {len(every)} draws them all", err=True)
+        click.echo(draw_text(found, shown, width=drawing.width, plain=drawing.plain))
+    if len(every) > len(shown):
+        left = len(every) - len(shown)
+        click.echo(f"{left} more: --frames {len(every)} draws them all", err=True)
     if found.damage:
         raise click.ClickException(f"{file} is damaged: {found.damage}")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import click
 
 from ..errors import AmqpError
-from ..security.identities import Users, parse_user, password_line
+from ..security.identities import Users, parse_user, password_line, rewrite
 
 _HASHES = {"sha-1": "SHA-1", "sha-256": "SHA-256", "sha-512": "SHA-512"}
 
@@ -43,8 +41,7 @@ def add(file: Path, name: str, scram: tuple[str, ...]) -> None:
             Users().load(file)
     except AmqpError as error:
         raise click.UsageError(error.description) from None
-    kept = [each for each in _lines(file) if _name_of(each) != who]
-    _write(file, [*kept, line])
+    _rewrite(file, who, line)
 
 
 @user.command()
@@ -52,10 +49,8 @@ def add(file: Path, name: str, scram: tuple[str, ...]) -> None:
 @click.argument("name")
 def remove(file: Path, name: str) -> None:
     """Remove a user from FILE. Who is connected stays until the connection ends."""
-    kept = [each for each in _lines(file) if _name_of(each) != name]
-    if len(kept) == len(_lines(file)):
+    if not _rewrite(file, name, None):
         raise click.UsageError(f"there is no user {name!r} in {file}")
-    _write(file, kept)
 
 
 @user.command("list")
@@ -67,27 +62,13 @@ def list_(file: Path) -> None:
         users.load(file)
     except AmqpError as error:
         raise click.UsageError(error.description) from None
-    for name in sorted(filter(None, map(_name_of, _lines(file)))):
+    for name in users:
         scram = [f"SCRAM-{each}" for each in _HASHES.values() if users.scram(name, each)]
         click.echo("  ".join([name, "PLAIN", *scram]))
 
 
-def _lines(file: Path) -> list[str]:
-    return file.read_text("utf-8").splitlines() if file.exists() else []
-
-
-def _name_of(line: str) -> str | None:
-    """Whose line it is; None for a comment."""
-    line = line.strip()
-    return None if not line or line.startswith("#") else line.partition(":")[0]
-
-
-def _write(file: Path, lines: list[str]) -> None:
-    """Put *lines* into *file* at one stroke, for its owner's eyes only."""
+def _rewrite(file: Path, name: str, line: str | None) -> bool:
     try:
-        descriptor, path = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
-            output.write("".join(f"{line}\n" for line in lines))
-        os.replace(path, file)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {file}: {error.strerror}") from None
+        return rewrite(file, name, line, create=True)
+    except AmqpError as error:
+        raise click.ClickException(error.description) from None

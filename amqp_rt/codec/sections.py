@@ -381,6 +381,8 @@ def walk_head(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Head:
         DecodeError: The header or an annotation section is cut off, twice there, out of order, or
             not what it should be.
     """
+    # The loop of walk_front, written out: every message of a broker comes through here, and a call
+    # and a list that grows cost a third more.
     end = len(payload)
     at = 0
     ends = [0, 0, 0]

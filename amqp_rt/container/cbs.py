@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("amqp_rt.security")
 
-#: Open capability of the draft (§3.1).
-CBS_CAPABILITY: Final = "AMQP_CBS_V1_0"
 #: ``status-code`` by condition.
 _STATUS: Final = {
     "amqp:invalid-field": 400,

@@ -243,6 +243,7 @@ class Connection:
         self.ended_with: Error | None = None
         #: The latest engine has been open.
         self.stood = False
+        self._trust: Callable[[], None] | None = None
         self._state: State = "opening"
         self._changes = trio.lowlevel.ParkingLot()
         self._closing = False
@@ -324,9 +325,10 @@ class Connection:
 
     # --- what the driver says ----------------------------------------------------------------
 
-    def start(self, engine: Any) -> None:
-        """*engine* takes over, from one that is gone."""
+    def start(self, engine: Any, trust: Callable[[], None] | None = None) -> None:
+        """*engine* takes over, from one that is gone; *trust* is called once the peer is open."""
         self.engine = engine
+        self._trust = trust
         self.ended_with = None
         self.stood = False
 
@@ -352,6 +354,8 @@ class Connection:
 
     def _on_opened(self) -> None:
         self.stood = True
+        if self._trust is not None:
+            self._trust()
         if self.tokens is not None:
             self.tokens.restart()
         self._become("open")

@@ -8,7 +8,6 @@ leaving it with an exception does the same without waiting for handlers.
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import logging
 import os
 from collections.abc import (
@@ -30,7 +29,7 @@ from contextlib import (
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast
 
 import msgspec
 import trio
@@ -39,12 +38,14 @@ from ..addresses import AddressError, AddressTable, address_of, parse_url
 from ..errors import AmqpError, ConnectFailed
 from ..events import LoginRequested, Peer
 from ..fronts.amqp10 import Front as Amqp10
-from ..fronts.base import SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
+from ..fronts.base import RCV_FIRST, SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
+from ..net.endpoints import is_loopback
 from ..net.entrance import Entrance, enter
 from ..net.listeners import (
+    Crowd,
     Door,
     bound_address,
     network_of,
@@ -60,26 +61,24 @@ from ..net.traces import Traces, traced
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
 from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
 from ..security.backoff import Backoff
-from ..security.bearer import BearerServer, CbsLoginServer, VerifyToken
+from ..security.bearer import VerifyToken
 from ..security.identities import Users
 from ..security.mechanisms import (
-    AnonymousServer,
     Challenge,
-    ExternalServer,
     Failure,
-    PlainServer,
     ServerMechanism,
     Success,
     Verifier,
     offered,
 )
-from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
-from ..security.tokens import Cbs
+from ..security.tokens import CBS_CAPABILITY, Cbs
 from ..termini import ANONYMOUS_RELAY, Coordinator, Source, Target
 from ..values import Symbol
-from .cbs import CBS_CAPABILITY, TokenWatch, answer_cbs
+from .cbs import TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
+from .logins import mechanisms_of
+from .namesakes import SOLE_CONNECTION, Namesakes
 from .recovery import connect, local
 from .replies import (
     LINK_PAIR_CAPABILITY,
@@ -110,6 +109,9 @@ log = logging.getLogger("amqp_rt.container")
 #: ``await authorize(peer, address, role)``: whether *peer* may be the ``"sender"`` or the
 #: ``"receiver"`` of a link to *address*.
 Authorize: TypeAlias = Callable[[Peer, str, str], Awaitable[bool]]
+#: Whether clients log in, see :class:`Container`.
+SaslPolicy: TypeAlias = Literal["required", "optional", "off"]
+SASL_POLICIES: Final = ("required", "optional", "off")
 #: Called when a container starts or has stopped.
 Hook: TypeAlias = Callable[[], Any]
 
@@ -138,8 +140,8 @@ class Container:
             ask for by type.
         middleware: Wrapped around every handler of this container.
         sasl: Mechanisms to offer, by name or as objects. By default what *users* and *tokens* are
-            for, else ANONYMOUS: PLAIN, SCRAM where every user has what it takes, OAUTHBEARER and
-            XOAUTH2.
+            for: PLAIN, SCRAM where every user has what it takes, OAUTHBEARER and XOAUTH2. Without
+            either, ANONYMOUS, and where there is *cbs* what logs in with its tokens.
         users: Who may log in with PLAIN: names and passwords, or a verifier
             ``await users(user, password, peer)`` that returns an identity or None.
         tokens: ``await tokens(token, peer)`` for OAuth 2.0 tokens, which returns a ``Login`` or None.
@@ -153,7 +155,12 @@ class Container:
         tls_required: Let nobody in on ``amqp://`` without TLS.
         origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
             ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
-        sasl_required: Whether clients must log in; by default they must unless ANONYMOUS is offered.
+        sasl_policy: ``"required"``: clients have to log in. ``"optional"``: they may also leave the
+            SASL layer out, and are nobody then. ``"off"``: there is none. By default it is required
+            unless ANONYMOUS is offered, which makes it optional.
+        settle_second: Whether senders that ask to settle before us (``rcv-settle-mode`` second) get that.
+            False answers ``first``, as a receiver may (Part 2 §2.7.3): outcomes are settled at once.
+            Azure's clients ask for it, and then wait for just that.
         limits: Bounds of its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
         drain_s: How long handlers may take to finish when the block is left.
@@ -180,7 +187,8 @@ class Container:
         tls: ServerTls | None = None,
         tls_required: bool = False,
         origins: Collection[str] = (),
-        sasl_required: bool | None = None,
+        sasl_policy: SaslPolicy | None = None,
+        settle_second: bool = True,
         limits: Limits = DEFAULT_LIMITS,
         on_error: OnError = MODIFIED_FAILED,
         drain_s: float = 10.0,
@@ -192,6 +200,7 @@ class Container:
         self.limits = limits
         self.on_error = on_error
         self.drain_s = drain_s
+        self._settle_second = settle_second
         self.authorize = authorize
         # Where tokens give rights, nobody has any without.
         self.access = Access() if access is None and cbs is not None else access
@@ -215,7 +224,13 @@ class Container:
             users = Users(users)
         #: Who may log in, as far as we keep their passwords.
         self.users = users if isinstance(users, Users) else None
-        self._mechanisms = _mechanisms(sasl, users, tokens, cbs)
+        if sasl_policy == "off":
+            if sasl or users is not None or tokens is not None:
+                raise ValueError(
+                    "sasl_policy='off' lets nobody log in: leave sasl, users and tokens out"
+                )
+            sasl = ()
+        self._mechanisms = mechanisms_of(sasl, users, tokens, cbs, limits)
         #: Waits for the sockets of all connections together, where the system has what it takes.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
@@ -224,9 +239,15 @@ class Container:
         self._tls = tls
         self._tls_required = tls_required
         self._origins = origins
+        if sasl_policy not in (None, *SASL_POLICIES):
+            raise ValueError(
+                f"sasl_policy is one of {', '.join(SASL_POLICIES)}, not {sasl_policy!r}"
+            )
         # Whoever may come as nobody need not say so.
         self._sasl_required = (
-            "ANONYMOUS" not in self._mechanisms if sasl_required is None else sasl_required
+            "ANONYMOUS" not in self._mechanisms
+            if sasl_policy is None
+            else sasl_policy == "required"
         )
         self._routes = RouteTable()
         #: The workers of every node, also of those that are served at peers only.
@@ -237,6 +258,8 @@ class Container:
         self._requests: dict[Any, int] = {}
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
+        self._namesakes = Namesakes(limits)
+        self._crowd = Crowd()
         self._logins: dict[Any, ServerMechanism] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
@@ -481,6 +504,11 @@ class Container:
         for connection in list(self._accepted.values()):
             connection.close()
 
+    @property
+    def connection_nursery(self) -> trio.Nursery:
+        """Where the tasks of connections run, until the container has ended."""
+        return self._started().connections
+
     def _started(self) -> _Nurseries:
         if self._nurseries is None:
             raise RuntimeError(f"{self!r} does not run: use it in `async with`")
@@ -513,7 +541,7 @@ class Container:
     async def _listen(self, url: str) -> str:
         nurseries = self._started()
         where = parse_url(url, listening=True)
-        door = Door(self.limits)
+        door = Door(self.limits, self._crowd)
         if where.scheme == "memory":
             try:
                 await nurseries.listeners.start(
@@ -521,7 +549,7 @@ class Container:
                     self.network,
                     where.host,
                     door,
-                    partial(self._serve, scheme=where.scheme),
+                    partial(self.accept, scheme=where.scheme),
                 )
             except OSError as error:
                 raise ConnectFailed(f"cannot listen on {where}: {error}") from error
@@ -540,7 +568,7 @@ class Container:
                     condition="amqp:invalid-field",
                 )
             listeners = await open_tcp(where.host, where.port)
-            serve = partial(self._serve, scheme=where.scheme, path=where.path or "/")
+            serve = partial(self.accept, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
                 nurseries.listeners.start_soon(
                     partial(serve_socket, each, door, serve, nursery=nurseries.connections)
@@ -551,32 +579,21 @@ class Container:
 
     async def _serve_unix(self, listener: trio.SocketListener, door: Door, path: str) -> None:
         try:
-            serve = partial(self._serve, scheme="amqp+unix")
+            serve = partial(self.accept, scheme="amqp+unix")
             await serve_socket(listener, door, serve, nursery=self._started().connections)
         finally:
             with suppress(OSError):
                 os.unlink(path)
 
-    async def _serve(
-        self,
-        stream: trio.abc.Stream,
-        address: str,
-        logged_in: Callable[[], None],
-        *,
-        scheme: str,
-        path: str = "/",
-    ) -> None:
-        await self.accept(stream, address=address, scheme=scheme, path=path, logged_in=logged_in)
-
     async def accept(
         self,
         stream: trio.abc.Stream,
-        *,
         address: str = "",
+        logged_in: Callable[[], None] = lambda: None,
+        *,
         scheme: str = "amqp",
         path: str = "/",
         trusted: bool = False,
-        logged_in: Callable[[], None] = lambda: None,
     ) -> None:
         """Run one connection that a peer opened, until it ends; *stream* is closed then.
 
@@ -585,12 +602,12 @@ class Container:
         Args:
             stream: Any trio stream.
             address: The peer's, in words.
+            logged_in: Called once the peer is known, or needs not be.
             scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
             path: Where a WebSocket is.
             trusted: The peer is known, and needs not log in.
-            logged_in: Called once the peer is known, or needs not be.
         """
-        self._started()
+        nursery = self.connection_nursery
         now = trio.current_time()
         entrance = Entrance(
             fronts=self._fronts,
@@ -601,7 +618,7 @@ class Container:
             origins=self._origins,
             limits=self.limits,
         )
-        entered = await enter(stream, entrance, address=address or "a peer")
+        entered = await enter(stream, entrance, address=address or "a peer", nursery=nursery)
         if entered is None:
             return
         if self._stopping:
@@ -629,11 +646,17 @@ class Container:
         )
         engine.peer.secure = entered.secure
         engine.peer.certificate = entered.certificate
+        # Who names no host when logging in or opening has named it to TLS (Part 2 §2.7.1).
+        engine.peer.virtual_host = engine.peer.server_name = entered.server_name
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
         self._accepted[engine] = connection
-        self._strangers[engine] = logged_in
 
+        def known() -> None:
+            entered.trust()
+            logged_in()
+
+        self._strangers[engine] = known
         try:
             with traced(self.traces, engine, client=False, clock=TrioClock()) as seen:
                 await run_connection(
@@ -650,6 +673,7 @@ class Container:
         finally:
             self._accepted.pop(engine, None)
             self._strangers.pop(engine, None)
+            self._namesakes.leave(connection)
             self._logins.pop(engine, None)
             if (watch := self._watches.pop(connection, None)) is not None:
                 watch.stop()
@@ -662,7 +686,7 @@ class Container:
     @property
     def _capabilities(self) -> tuple[Symbol, ...]:
         """What we offer those who connect."""
-        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY]
+        names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY, SOLE_CONNECTION]
         if self._cbs is not None:
             names.append(CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
@@ -670,7 +694,8 @@ class Container:
     def opened(self, connection: Connection) -> bool:
         """The peer has logged in, and is known unless it has to put a token first (SE13).
 
-        False if it wants a virtual host that is not there, and is told to go.
+        False if it wants a virtual host that is not there, or one of two connections is to be the
+        only one of its container (M42), or its user has too many, and it is told to go.
         """
         peer = connection.peer
         for host in self.hosts:
@@ -682,30 +707,53 @@ class Container:
                 return False
             # From now on it is called by its name, whatever the peer called it.
             peer.virtual_host = found or ""
+        if not peer.trusted and (error := self._namesakes.enter(connection, peer)) is not None:
+            connection.engine.close(error)
+            return False
         owes = False
-        if self._cbs is not None and not peer.trusted:
-            watch = self._watches[connection] = TokenWatch(connection, self._cbs)
+        if (watch := self._watch_of(connection)) is not None:
             owes = not anywhere(self.access, peer)
-            peer.tokens = watch.tokens
             self.start_connection(partial(watch.run, owes=owes))
         if not owes:
             self.became_known(connection)
         return True
 
+    def _watch_of(self, connection: Connection) -> TokenWatch | None:
+        """What keeps the tokens of *connection*, made when it is needed; None if it needs none."""
+        peer = connection.peer
+        if self._cbs is None or peer.trusted:
+            return None
+        watch = self._watches.get(connection)
+        if watch is None:
+            watch = self._watches[connection] = TokenWatch(connection, self._cbs)
+            peer.tokens = watch.tokens
+        return watch
+
+    def _keep_tokens(self, connection: Connection, login: Success) -> Success | Failure:
+        """Have the tokens of *login* on *connection*, as if they were put (CBS draft §4.2.2)."""
+        if not login.tokens or connection.engine not in self._accepted:
+            return login
+        watch = self._watch_of(connection)
+        if watch is None:
+            return Failure("the login has tokens, and none are taken here: pass cbs=Cbs(…)")
+        try:
+            for token in login.tokens:
+                watch.keep(token)
+        except AmqpError as error:
+            return Failure(f"a token was refused: {error.description}")
+        return login
+
     def became_known(self, connection: Connection) -> None:
         """The peer has said who it is, and counts as a stranger no more."""
-        self._known(connection.engine)
+        logged_in = self._strangers.pop(connection.engine, None)
+        if logged_in is not None:
+            logged_in()
 
     async def _answer_cbs(self, message: Message, connection: Connection) -> Message | Accepted:
         watch = self._watches.get(connection)
         if watch is None:
             raise AmqpError("this connection needs no tokens", condition="amqp:not-allowed")
         return await answer_cbs(message, watch)
-
-    def _known(self, engine: Any) -> None:
-        logged_in = self._strangers.pop(engine, None)
-        if logged_in is not None:
-            logged_in()
 
     def start_login(self, connection: Connection, event: LoginRequested) -> None:
         """Judge a client's login (:meth:`login`) beside everything else."""
@@ -732,11 +780,13 @@ class Container:
             except Exception:
                 log.exception("%s failed on a login", event.mechanism)
                 step = Failure("the mechanism failed")
+            if isinstance(step, Success):
+                step = self._keep_tokens(connection, step)
         if isinstance(step, Challenge):
             connection.handle(event.exchange.challenge(step.data))
         elif isinstance(step, Success):
             if self._cbs is None:
-                self._known(engine)
+                self.became_known(connection)
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
             address = engine.peer.address
@@ -769,6 +819,8 @@ class Container:
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
+        if not self._settle_second and not _sends(link):
+            link.rcv_settle_mode = RCV_FIRST
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
@@ -844,6 +896,13 @@ class Container:
             refused = _not_for_you(address)
         # A token may have expired while the application was asked.
         return refused or self._decide(peer, Rights.SEND, name)
+
+    def may_be_sent(self, peer: Peer, address: str) -> bool:
+        """Whether what *peer* has sent elsewhere may go on to *address*, as far as that is known
+        without waiting: nothing may where ``authorize`` would have to be asked."""
+        if self.authorize is not None:
+            return False
+        return self._decide(peer, Rights.SEND, address) is None
 
     def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
         refused = decide(self.access, peer, wanted, address)
@@ -1167,102 +1226,13 @@ def _applied(
     return {name: value for name, value in (asked or {}).items() if name in known} or None
 
 
-#: Logins whose passwords are checked at the same time.
-_CHECKS_MAX: Final = 2
-
-
-def _in_a_thread(users: Users) -> Verifier:
-    """Checking a password takes long on purpose; nobody else is to wait for it."""
-    gate = trio.CapacityLimiter(_CHECKS_MAX)
-
-    async def verify(user: str, password: str, peer: Peer) -> str | None:
-        return await trio.to_thread.run_sync(users.check, user, password, limiter=gate)
-
-    return verify
-
-
-#: Mechanisms in the order in which they are offered: a client takes the first that it can.
-_RANKS: Final = (
-    "EXTERNAL",
-    *(f"SCRAM-{each}" for each in HASHES),
-    "OAUTHBEARER",
-    "XOAUTH2",
-    "PLAIN",
-    "AMQPCBS",
-    "MSSBCBS",
-    "ANONYMOUS",
-)
-
-
-def _mechanisms(
-    sasl: Collection[str | ServerMechanism] | None,
-    users: Mapping[str, str] | Users | Verifier | None,
-    tokens: VerifyToken | None,
-    cbs: Cbs | None,
-) -> dict[str, ServerMechanism]:
-    if isinstance(users, Mapping):
-        users = Users(users)
-    if sasl is None:
-        sasl = [] if users is None else ["PLAIN"]
-        if isinstance(users, Users):
-            sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
-        sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
-        sasl = sasl or ["ANONYMOUS"]
-    found = [
-        each if not isinstance(each, str) else _known(each, users, tokens, cbs) for each in sasl
-    ]
-    # What we do not know comes first: somebody has a reason for it.
-    found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
-    return {each.name: each for each in found}
-
-
-def _known(
-    name: str, users: Users | Verifier | None, tokens: VerifyToken | None, cbs: Cbs | None
-) -> ServerMechanism:
-    """The mechanism of that name.
-
-    Raises:
-        ValueError: There is none, or it needs what was not given.
-    """
-    if name == "ANONYMOUS":
-        return AnonymousServer()
-    if name == "EXTERNAL":
-        return ExternalServer()
-    if name == "PLAIN":
-        if users is None:
-            raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
-        return PlainServer(_in_a_thread(users) if isinstance(users, Users) else users)
-    if name.startswith("SCRAM-") and name.removeprefix("SCRAM-") in HASHES:
-        if not isinstance(users, Users):
-            raise ValueError(f"sasl has {name}, but there are no users: pass users=Users(…)")
-        return ScramServer(
-            name.removeprefix("SCRAM-"), _kept_by(users), iterations=users.scram_iterations
-        )
-    if name in ("OAUTHBEARER", "XOAUTH2"):
-        if tokens is None:
-            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=…")
-        return BearerServer(name, tokens)
-    if name in ("AMQPCBS", "MSSBCBS"):
-        if cbs is None:
-            raise ValueError(f"sasl has {name}, but no tokens are taken: pass cbs=Cbs(…)")
-        return CbsLoginServer(name)
-    raise ValueError(f"the mechanism {name!r} is not known: {', '.join(_RANKS)} are")
-
-
-def _kept_by(users: Users) -> FindSecret:
-    async def find(user: str, hash_name: str) -> ScramSecret | None:
-        return users.scram(user, hash_name)
-
-    return find
-
-
 def _is_local(address: str) -> bool:
     """Whether a peer at *address* is on this machine."""
     if address == "unix" or address.startswith("memory"):
         return True
     host = address.rpartition(":")[0].strip("[]")
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return is_loopback(host)
     except ValueError:
         return False
 

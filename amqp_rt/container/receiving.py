@@ -820,6 +820,9 @@ class Receiver(LinkHandle):
         self._inbox += deliveries
         if self._takers:
             self._wake(len(deliveries))
+        if self._changes and not link.credit:
+            # A drain that was answered with as many messages as it could be: no flow follows.
+            self._changes.unpark_all()
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Streamed messages have gone on."""

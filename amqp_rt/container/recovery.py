@@ -108,6 +108,7 @@ class Plan(Struct, kw_only=True):
     tls_upgrade: bool
     reconnect: Reconnect | None
     token: TokenProvider | None
+    set_token: bool | None
     jitter: Callable[[], float]
 
 
@@ -118,6 +119,7 @@ async def connect(
     container: Container | None = None,
     auth: ClientMechanism | Sequence[ClientMechanism] | None = None,
     token: TokenProvider | None = None,
+    set_token: bool | None = None,
     sasl: bool = True,
     virtual_host: str | None = None,
     limits: Limits | None = None,
@@ -144,6 +146,8 @@ async def connect(
         token: Where tokens for the peer's addresses come from, such as
             :class:`~amqp_rt.container.tokens.Sas`: each link attaches when there is one, and all
             are renewed in time.
+        set_token: True brings tokens by ``set-token`` of the OASIS draft, False by ``put-token``, which
+            Azure knows. By default the first where the peer offers ``AMQP_CBS_V1_0``.
         sasl: False leaves the SASL layer out.
         virtual_host: ``hostname`` of our open; by default the URL's path, else its host.
         limits: Bounds, by default the container's.
@@ -195,6 +199,7 @@ async def connect(
             tls_upgrade=tls_upgrade,
             reconnect=reconnect,
             token=token,
+            set_token=set_token,
             jitter=jitter,
         )
         dialler = Dialler(container, where, plan)
@@ -292,11 +297,15 @@ class Dialler:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
         if plan.token is not None:
-            self.connection.tokens = TokenKeeper(self.connection, plan.token)
+            self.connection.tokens = TokenKeeper(
+                self.connection, plan.token, set_token=plan.set_token
+            )
         self.stopped = trio.Event()
         self._container = container
         self._urls = deque(urls)
         self._plan = plan
+        #: There is a stream, and octets may be on their way.
+        self._carrying = False
         self._scope = trio.CancelScope()
         self._failure: AmqpError | None = None
         #: The next pause, and when the latest connection began: one that was lost soon after it
@@ -329,6 +338,11 @@ class Dialler:
             each.connection.close()
         for each in self._all():
             await each.connection.wait_closed()
+        # The last word may be on its way: a WebSocket's is sent by a task.
+        with trio.move_on_after(HASTY_CLOSE_GRACE_S):
+            for each in self._all():
+                if each._carrying:
+                    await each.stopped.wait()
 
     def stop(self) -> None:
         """Dial no more, and drop what is not closed yet."""
@@ -441,6 +455,7 @@ class Dialler:
                 tls=plan.tls,
                 upgrade=plan.tls_upgrade,
                 limits=plan.limits,
+                nursery=self._container.connection_nursery,
             )
         if timeout.cancelled_caught:
             raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")
@@ -479,17 +494,21 @@ class Dialler:
             connection.tokens.base = f"{scheme}://{hostname or 'localhost'}/"
         self._began = trio.current_time()
         connection.recovers = plan.reconnect is not None and not connection.closing
-        connection.start(engine)
+        connection.start(engine, dialled.trust)
         if connection.closing:
             engine.close()
-        with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:
-            await run_connection(
-                dialled.stream,
-                seen,
-                connection.handle,
-                limits=limits,
-                reactor=self._container.reactor,
-            )
+        self._carrying = True
+        try:
+            with traced(self._container.traces, engine, client=True, clock=TrioClock()) as seen:
+                await run_connection(
+                    dialled.stream,
+                    seen,
+                    connection.handle,
+                    limits=limits,
+                    reactor=self._container.reactor,
+                )
+        finally:
+            self._carrying = False
         self._judge(url, connection)
 
     def _judge(self, url: Url, connection: Connection) -> None:

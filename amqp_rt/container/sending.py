@@ -101,6 +101,7 @@ class SenderOptions(TypedDict, total=False):
     * ``capabilities``: of the target, for example ``"queue"``.
     * ``properties``: of the link.
     * ``source``: our own address, for peers that look at it.
+    * ``outcomes``: the outcomes that we understand, such as ``"amqp:accepted:list"``; by default all.
     """
 
     name: str
@@ -114,6 +115,7 @@ class SenderOptions(TypedDict, total=False):
     capabilities: Sequence[str]
     properties: Mapping[object, object] | None
     source: str | None
+    outcomes: Sequence[str]
 
 
 class Receipt:
@@ -307,6 +309,7 @@ class Sender(LinkHandle):
         capabilities: Sequence[str] = (),
         properties: Mapping[object, object] | None = None,
         source: str | None = None,
+        outcomes: Sequence[str] = (),
     ) -> None:
         if max_pending < 1:
             raise ValueError(f"max_pending must be at least 1, not {max_pending}")
@@ -323,7 +326,7 @@ class Sender(LinkHandle):
         )
         #: As the peer answered it.
         self._answered: Target | None = None
-        self._source = Source(address=source)
+        self._source = Source(address=source, outcomes=tuple(Symbol(each) for each in outcomes))
         self._settled = settled
         self._modes = (
             SND_MIXED if settled is None else SND_SETTLED if settled else SND_UNSETTLED,

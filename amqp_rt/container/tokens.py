@@ -15,13 +15,18 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import trio
-from msgspec import Struct
 
 from ..clock import Clock, SystemClock
-from ..errors import AmqpError, AuthenticationFailed, ConnectionLost
+from ..errors import (
+    AmqpError,
+    AuthenticationFailed,
+    ConnectionLost,
+    DeliveryNotAccepted,
+    DeliveryRejected,
+)
 from ..message import Message
 from ..security.access import CBS, MANAGEMENT
-from ..security.tokens import SAS_TYPE, sas_token
+from ..security.tokens import CBS_CAPABILITY, SAS_TYPE, BearerToken, sas_token
 from ..values import Symbol, Timestamp
 
 if TYPE_CHECKING:
@@ -38,23 +43,6 @@ _AGAIN_S: Final = 5.0
 _LIFE_S: Final = 3600.0
 #: Seconds that the peer has to judge a token.
 _ANSWER_S: Final = 15.0
-
-
-class BearerToken(Struct, frozen=True):
-    """A token as a provider gives it.
-
-    Args:
-        text: The token.
-        expires_at: Seconds since 1970; None if that is not known.
-        type: ``"jwt"``, ``"servicebus.windows.net:sastoken"``, …
-    """
-
-    text: str
-    expires_at: float | None = None
-    type: str = "jwt"
-
-    def __repr__(self) -> str:
-        return f"BearerToken(***, {self.expires_at}, {self.type!r})"
 
 
 #: ``provider(audience)``, a plain function or an async one. *audience* is a URI such as
@@ -120,11 +108,18 @@ class TokenKeeper:
     Args:
         connection: Whose tokens they are.
         provider: Where they come from.
+        set_token: Whether they go by ``set-token`` of the draft (§3.3); None lets that depend on
+            whether the peer offers what the draft describes.
         clock: Whose wall clock the expiry of tokens is meant in.
     """
 
     def __init__(
-        self, connection: Connection, provider: TokenProvider, clock: Clock | None = None
+        self,
+        connection: Connection,
+        provider: TokenProvider,
+        *,
+        set_token: bool | None = None,
+        clock: Clock | None = None,
     ) -> None:
         #: What audiences begin with; whoever dials sets it.
         self.base = "amqp://localhost/"
@@ -137,6 +132,8 @@ class TokenKeeper:
         #: Around the conversation with the present peer.
         self._conversation = trio.CancelScope()
         self._links: tuple[Sender, Receiver] | None = None
+        self._set_token = set_token
+        self._setter: Sender | None = None
         self._count = 0
 
     # --- what the connection says ------------------------------------------------------------
@@ -248,13 +245,44 @@ class TokenKeeper:
         life_s = _LIFE_S
         if token.expires_at is not None:
             life_s = token.expires_at - self._clock.wall()
-        await self._put(uri, token)
+        offered = self._connection.peer.offered_capabilities
+        drafted = CBS_CAPABILITY in offered if self._set_token is None else self._set_token
+        await (self._set(token) if drafted else self._put(uri, token))
         audience.good = True
         audience.due = since + max(life_s * _RENEWED_AT, min(1.0, life_s))
         waiting, audience.waiting = audience.waiting, []
         for member, session, core in waiting:
             session.admitted(member, core)
         _answer(audience, None)
+
+    async def _set(self, token: BearerToken) -> None:
+        """Set *token* on the peer: the outcome is the answer (CBS draft §3.3).
+
+        Raises:
+            AuthenticationFailed: It does not want it.
+        """
+        if self._setter is None or self._setter.closed:
+            # As §3.2 has it: unsettled, settled first, and these two outcomes.
+            session = self._connection.session_for_tokens()
+            self._setter = session.sender(
+                self._node(), settled=False, outcomes=("amqp:accepted:list", "amqp:rejected:list")
+            )
+        message = Message(
+            token.text,
+            body_kind="value",
+            subject="set-token",
+            application_properties={"token-type": token.type},
+        )
+        try:
+            with trio.move_on_after(_ANSWER_S) as timeout:
+                await self._setter.wait_attached()
+                await self._setter.send(message)
+        except (DeliveryRejected, DeliveryNotAccepted) as error:
+            raise AuthenticationFailed(
+                f"the token was not accepted: {error.description}", condition=error.condition
+            ) from None
+        if timeout.cancelled_caught:
+            raise AuthenticationFailed(f"no answer to a token within {_ANSWER_S:g} s")
 
     async def _put(self, uri: str, token: BearerToken) -> None:
         """Put *token* on the peer.
@@ -294,9 +322,7 @@ class TokenKeeper:
     async def _cbs(self) -> tuple[Sender, Receiver]:
         """Our links to the peer's node for tokens, attached."""
         if self._links is None or any(link.closed for link in self._links):
-            connection = self._connection
-            node = connection.peer.properties.get(Symbol("cbs-node"))
-            address = node if isinstance(node, str) else CBS
+            connection, address = self._connection, self._node()
             session = connection.session_for_tokens()
             name = connection.new_name("tokens")
             replies = session.receiver(address, name=name, target=name)
@@ -304,6 +330,11 @@ class TokenKeeper:
         for link in self._links:
             await link.wait_attached()
         return self._links
+
+    def _node(self) -> str:
+        """Where the peer takes tokens (CBS draft §3.1)."""
+        node = self._connection.peer.properties.get(Symbol("cbs-node"))
+        return node if isinstance(node, str) else CBS
 
 
 def _answer(audience: _Audience, error: AmqpError | None) -> None:

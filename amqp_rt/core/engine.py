@@ -665,7 +665,8 @@ class Engine:
         peer = self.peer
         peer.container_id = performative.container_id
         if not self.client:
-            # Who says nothing here has said it when logging in, or wants the default (§2.7.1).
+            # Who says nothing here has said it when logging in or to TLS, or wants the default
+            # (§2.7.1).
             peer.virtual_host = performative.hostname or peer.virtual_host
         peer.offered_capabilities = performative.offered_capabilities
         peer.desired_capabilities = performative.desired_capabilities
@@ -832,7 +833,7 @@ class Engine:
                 self._exchange.refused = f"{mechanism!r:.50} is not offered"
             response = performative.initial_response
             hostname = performative.hostname
-            self.peer.virtual_host = hostname or ""
+            self.peer.virtual_host = hostname or self.peer.virtual_host
         else:
             if self._exchange is None:
                 raise connection_fault("amqp:not-allowed", "sasl-response came before sasl-init")

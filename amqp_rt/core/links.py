@@ -193,6 +193,14 @@ class Link:
     def drop_queued(self) -> None:
         """Forget what has not left yet."""
 
+    @property
+    def has_early(self) -> bool:
+        """Something came before the link was accepted, and was held."""
+        return False
+
+    def take_early(self) -> None:
+        """Take that."""
+
     # --- what the peer did ---------------------------------------------------------------
 
     def on_attach(self, attach: Attach) -> None:
@@ -346,7 +354,8 @@ class Link:
             endpoint.on_detached(self, self._cause, True)
             return False
         self.endpoint = endpoint
-        if self.theirs.stage is not Stage.ATTACHED:
+        gone = self.theirs.stage is not Stage.ATTACHED
+        if gone and not self.has_early:
             # The peer attached and detached before we answered.
             self._say_detach(None, closed=True)
             self.end(None, True)
@@ -359,6 +368,14 @@ class Link:
             self._echo = False
             self.flow_due()
         endpoint.on_attached(self)
+        if self.has_early:
+            self.take_early()
+        if gone:
+            # It did not wait for anything: what it sent is taken, and that is all.
+            if self.attached:
+                self._say_detach(None, closed=True)
+            self.end(None, True)
+            return False
         self.reduce()
         return self.attached
 
@@ -401,6 +418,15 @@ class ReceiverLink(Link):
         self._reserved: int = 0
         #: What had arrived of an unfinished message when the link went.
         self._partial: Delivery | None = None
+        #: How many deliveries may begin without credit, counted from the first one, where that is.
+        self._early_max: int = 0
+        self._first_count: int = 0
+        #: Transfers that came before the attach was answered, as far as they are allowed: how many
+        #: deliveries they begin, whether the last one is unfinished, and what they cost.
+        self._early: list[tuple[Transfer, bytes]] = []
+        self._early_begun: int = 0
+        self._early_more: bool = False
+        self._early_cost: int = 0
 
     def accept(
         self,
@@ -502,19 +528,75 @@ class ReceiverLink(Link):
                 "amqp:invalid-field", "the sender's attach has no initial-delivery-count"
             )
         self.delivery_count = attach.initial_delivery_count or 0
+        if self.ours.stage is Stage.DETACHED:
+            # It is the peer that wants the link.
+            self._early_max = self.session.limits.early_deliveries_max
+            self._first_count = self.delivery_count
+
+    def _is_early(self) -> bool:
+        """Whether the next delivery may begin without credit (S3 2.3.8)."""
+        return serial.difference(self.delivery_count, self._first_count) < self._early_max
+
+    def _keep_early(self, transfer: Transfer, data: bytes) -> None:
+        """Hold a transfer of a link that has not been accepted yet."""
+        session = self.session
+        if not self._early_more:
+            if self._early_begun >= self._early_max:
+                raise link_fault("amqp:link:transfer-limit-exceeded", "transfer before any credit")
+            self._early_begun += 1
+        cost = len(data) + _CHUNK_COST
+        if self._early_cost + cost > session.limits.message_size_max:
+            raise link_fault(
+                "amqp:link:message-size-exceeded",
+                "what came before the link was accepted is larger than a message may be",
+            )
+        self._early_more = transfer.more and not transfer.aborted
+        self._early_cost += cost
+        session.assemble(cost)
+        self._early.append((transfer, data))
+
+    def _let_go_of_early(self) -> list[tuple[Transfer, bytes]]:
+        early = self._early
+        if early:
+            self._early = []
+            self.session.assemble(-self._early_cost)
+        return early
+
+    @property
+    def has_early(self) -> bool:
+        """See :meth:`Link.has_early`."""
+        return bool(self._early)
+
+    def take_early(self) -> None:
+        """The link is accepted: take what came before."""
+        try:
+            for transfer, data in self._let_go_of_early():
+                if not self.attached:
+                    break
+                self.on_transfer(transfer, data, 0, len(data))
+        except Fault as fault:
+            self.flush_batch()
+            self.detach(Error(fault.condition, fault.description))
+        else:
+            self.flush_batch()
 
     def on_transfer(self, transfer: Transfer, data: bytes, at: int, end: int) -> None:
         """Take one frame of a delivery (§2.7.5)."""
         session = self.session
         if not self.attached:
             if self.ours.stage is Stage.DETACHED:
-                raise link_fault("amqp:link:transfer-limit-exceeded", "transfer before any credit")
+                self._keep_early(transfer, data[at:end])
             return
         delivery = self._current
         first = delivery is None
         size = end - at
         if delivery is None:
-            if self.credit <= 0 and self._excess <= 0 and self._reserved <= 0:
+            if (
+                self.credit <= 0
+                and self._excess <= 0
+                and self._reserved <= 0
+                and not self._is_early()
+            ):
                 raise link_fault(
                     "amqp:link:transfer-limit-exceeded", f"link {self.name!r} has no credit"
                 )
@@ -626,7 +708,7 @@ class ReceiverLink(Link):
             self.credit -= 1
         elif self._excess > 0:
             self._excess -= 1
-        else:
+        elif self._reserved > 0:
             self._reserved -= 1
         self.delivery_count = (self.delivery_count + 1) & 0xFFFFFFFF
         if self.available:
@@ -905,6 +987,7 @@ class ReceiverLink(Link):
             endpoint.on_flow(self)
 
     def drop_queued(self) -> None:
+        self._let_go_of_early()
         delivery = self._current
         if delivery is not None:
             self._current = None

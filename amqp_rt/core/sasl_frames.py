@@ -27,6 +27,11 @@ class SaslInit(Struct, gc=False):
     initial_response: bytes | None = None
     hostname: str | None = None
 
+    def __repr__(self) -> str:
+        """What is secret in it is in no log."""
+        said = "None" if self.initial_response is None else "***"
+        return f"SaslInit({self.mechanism!r}, {said}, {self.hostname!r})"
+
 
 @composite(0x42, ("challenge", BINARY, MANDATORY))
 class SaslChallenge(Struct, gc=False):
@@ -40,6 +45,9 @@ class SaslResponse(Struct, gc=False):
     """The client's response (§5.3.3.4)."""
 
     response: bytes
+
+    def __repr__(self) -> str:
+        return "SaslResponse(***)"
 
 
 @composite(0x44, ("code", UBYTE, MANDATORY), ("additional_data", BINARY))

@@ -37,6 +37,7 @@ PEEK_BYTES_MAX: Final = 4 * 1024 * 1024
 _DESCRIPTION_MAX: Final = 500
 
 _STATUS: Final = {
+    "amqp:internal-error": 500,
     "amqp:not-found": 404,
     "amqp:not-allowed": 409,
     "amqp:precondition-failed": 409,
@@ -89,13 +90,13 @@ class Managed(Protocol):
     def delete(self, name: str) -> int:
         """Delete a node; returns the messages that went with it."""
 
-    def peek(self, name: str, count: int) -> list[bytes]:
-        """The first messages, encoded, without taking them."""
+    async def peek(self, name: str, count: int, bytes_max: int) -> list[bytes]:
+        """The first messages, encoded, without taking them: so many bytes at most, but one."""
 
     async def purge(self, name: str) -> int:
         """Drop what waits; returns how many."""
 
-    def move(self, name: str, to: str, count: int) -> int:
+    async def move(self, name: str, to: str, count: int) -> int:
         """Move what waits to another node; returns how many."""
 
 
@@ -257,12 +258,12 @@ class Management:
             "READ": self._read,
             "UPDATE": self._update,
             "DELETE": self._delete,
-            "PEEK": self._peek,
-            "MOVE": self._move,
             "CURSOR": self._cursor,
         }
-        #: Those that wait until what they did is kept.
+        #: Those that wait, for what they read or until what they did is kept.
         self._lasting: dict[str, Callable[[Asked], Awaitable[tuple[int, Any]]]] = {
+            "PEEK": self._peek,
+            "MOVE": self._move,
             "PURGE": self._purge,
             "SET-CURSOR": self._set_cursor,
             "HOLD": self._hold,
@@ -389,27 +390,20 @@ class Management:
         asked.managed.delete(asked.name)
         return 204, {}
 
-    def _peek(self, asked: Asked) -> tuple[int, Any]:
-        found: list[bytes] = []
-        size = 0
+    async def _peek(self, asked: Asked) -> tuple[int, Any]:
         count = _whole(asked.message, "count", 1, PEEK_MAX)
-        for payload in asked.managed.peek(asked.name, count):
-            size += len(payload)
-            if size > PEEK_BYTES_MAX and found:
-                break
-            found.append(payload)
-        return 200, found
+        return 200, await asked.managed.peek(asked.name, count, PEEK_BYTES_MAX)
 
     async def _purge(self, asked: Asked) -> tuple[int, Any]:
         return 200, {"messages": await asked.managed.purge(asked.name)}
 
-    def _move(self, asked: Asked) -> tuple[int, Any]:
+    async def _move(self, asked: Asked) -> tuple[int, Any]:
         to = _request(asked.message, "to")
         if not isinstance(to, str) or not to:
             raise _Failed(400, "where to? set the property to")
         self._check(asked.peer, Rights.MANAGE, to)
         count = _whole(asked.message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
-        return 200, {"messages": asked.managed.move(asked.name, to, count)}
+        return 200, {"messages": await asked.managed.move(asked.name, to, count)}
 
     def _cursor(self, asked: Asked) -> tuple[int, Any]:
         return 200, dict(asked.managed.cursor(asked.name, _text(asked.message, "group")))

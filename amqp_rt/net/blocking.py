@@ -1,17 +1,19 @@
 """The same engines over a plain blocking socket: no event loop, no thread of its own.
 
 For processes that must not start an event loop, and for scripts. Everything happens in the calling
-thread, within the calls below; in between nothing moves, heartbeats neither.
+thread, within the calls below; in between nothing moves, heartbeats neither. TLS is a layer on the
+socket as everywhere (:mod:`.layers`); it is imported where it is used, since trio comes with it.
 """
 
 from __future__ import annotations
 
 import selectors
 import socket
+import ssl
 from collections.abc import Callable
 from math import inf
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from ..addresses import Url
 from ..clock import Clock, SystemClock
@@ -20,14 +22,87 @@ from ..events import Closed, ConnectionFailed, Event
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
-from .carrier import Carrier, Handle
+from .carrier import READ_SIZE, Carrier, Channel, Handle
 from .endpoints import check_scheme, reason
+
+if TYPE_CHECKING:
+    from .tls import ClientTls, TlsLayer
 
 _CLOCK: Final = SystemClock()
 
 
+def connect_blocking(
+    url: Url,
+    engine: ProtocolEngine,
+    handle: Handle | None = None,
+    *,
+    tls: ClientTls | ssl.SSLContext | None = None,
+    timeout_s: float = 10.0,
+    limits: Limits = DEFAULT_LIMITS,
+    clock: Clock = _CLOCK,
+) -> BlockingConnection:
+    """*engine* on a connection to *url*.
+
+    Args:
+        url: ``amqp``, ``amqps`` or ``amqp+unix``.
+        engine: See :class:`BlockingConnection`, as *handle*, *limits* and *clock*.
+        handle: See there.
+        tls: Whom to believe at ``amqps``; by default those whom the system believes.
+        timeout_s: Seconds until there is a connection, or none.
+        limits: See there.
+        clock: See there.
+
+    Raises:
+        ConnectFailed: One sentence says where, and why not.
+    """
+    until = clock.monotonic() + timeout_s
+    sock = dial_blocking(url, timeout_s=timeout_s)
+    layer = None
+    if url.scheme == "amqps":
+        try:
+            layer = _encrypted(sock, url.host, tls, until, clock)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, OSError):
+                raise ConnectFailed(f"cannot connect to {url}: {error}") from error
+            raise
+    return BlockingConnection(sock, engine, handle, tls=layer, limits=limits, clock=clock)
+
+
+def _encrypted(
+    sock: socket.socket,
+    host: str,
+    tls: ClientTls | ssl.SSLContext | None,
+    until: float,
+    clock: Clock,
+) -> TlsLayer:
+    """TLS on *sock*, its hands shaken by *until*.
+
+    Raises:
+        OSError: One clause says why not.
+    """
+    from .tls import client_layer
+
+    layer = client_layer(tls, host)
+    data: bytes | None = None
+    while True:
+        seconds = until - clock.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("the TLS handshake took too long")
+        sock.settimeout(seconds)
+        try:
+            done = layer.shake_hands(data)
+        finally:
+            sock.sendall(layer.outgoing())
+        if done:
+            return layer
+        data = sock.recv(READ_SIZE)
+        if not data:
+            raise ConnectionError("the peer ended the TLS handshake; does it speak TLS there?")
+
+
 def dial_blocking(url: Url, *, timeout_s: float = 10.0) -> socket.socket:
-    """A socket connected to *url*, ``amqp`` or ``amqp+unix``.
+    """A socket connected to *url*, ``amqp``, ``amqps`` (nothing is encrypted yet) or ``amqp+unix``.
 
     Raises:
         ConnectFailed: One sentence says where, and why not.
@@ -35,13 +110,14 @@ def dial_blocking(url: Url, *, timeout_s: float = 10.0) -> socket.socket:
     check_scheme(url)
     if url.scheme == "memory":
         raise ConnectFailed(f"cannot connect to {url}: memory is for event loops only")
-    if url.scheme not in ("amqp", "amqp+unix"):
+    if url.scheme not in ("amqp", "amqps", "amqp+unix"):
         raise ConnectFailed(
-            f"cannot connect to {url}: without an event loop there are amqp:// and amqp+unix:// only",
+            f"cannot connect to {url}: without an event loop there are amqp://, amqps:// and "
+            "amqp+unix:// only",
             condition="amqp:not-implemented",
         )
     try:
-        if url.scheme == "amqp":
+        if url.scheme != "amqp+unix":
             sock = socket.create_connection((url.host, url.port), timeout=timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
@@ -67,6 +143,7 @@ class BlockingConnection:
         sock: A connected socket; it belongs to this object from now on.
         engine: Whose bytes these are, made with the time of *clock*.
         handle: Called with the events of each chunk. A plain call, which must not wait.
+        tls: TLS on the socket, its hands shaken; :func:`connect_blocking` does that.
         limits: ``output_max`` and ``write_stall_s`` are used here.
         clock: The clock of the engine.
     """
@@ -77,6 +154,7 @@ class BlockingConnection:
         engine: ProtocolEngine,
         handle: Handle | None = None,
         *,
+        tls: TlsLayer | None = None,
         limits: Limits = DEFAULT_LIMITS,
         clock: Clock = _CLOCK,
     ) -> None:
@@ -90,9 +168,18 @@ class BlockingConnection:
         self._registered = 0
         self._flush_due = False
         sock.setblocking(False)
-        self._carrier = Carrier(sock, engine, self._handle, limits=limits, clock=clock)
+        channel: Channel = sock
+        initial = b""
+        if tls is not None:
+            from .layers import layered
+
+            initial = tls.pending()
+            channel = layered(sock, tls)
+        self._carrier = Carrier(
+            channel, engine, self._handle, limits=limits, clock=clock, closes=tls is None
+        )
         self._watch(self._carrier)
-        self._step(lambda: self._carrier.start(self))
+        self._step(lambda: self._carrier.start(self, initial))
 
     # --- what users call -----------------------------------------------------------------
 

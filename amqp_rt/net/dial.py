@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
 
@@ -16,7 +17,7 @@ from .endpoints import check_scheme, is_local, reason
 from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
 from .tls import ClientTls, client_layer, encrypt
-from .websocket import request_websocket
+from .websocket import nothing, request_websocket
 
 
 class Dialled(Struct, kw_only=True):
@@ -27,6 +28,8 @@ class Dialled(Struct, kw_only=True):
     secure: bool = False
     #: It does not leave this machine: the address that was reached says so, not a name.
     local: bool = False
+    #: To be called once the peer has let us in: from then on it may say more at a time.
+    trust: Callable[[], None] = nothing
 
 
 async def dial(
@@ -36,6 +39,7 @@ async def dial(
     tls: ClientTls | ssl.SSLContext | None = None,
     upgrade: bool = False,
     limits: Limits = DEFAULT_LIMITS,
+    nursery: trio.Nursery | None = None,
 ) -> Dialled:
     """Connect to *url*; of a host with several addresses, to the one that answers first.
 
@@ -47,7 +51,8 @@ async def dial(
         tls: Whom to believe, for URLs that are encrypted and for *upgrade*; by default those whom
             the system believes.
         upgrade: Ask for TLS within the AMQP port, and go no further without (Part 5 §5.2.1).
-        limits: ``tls_handshake_s`` is used here.
+        limits: ``tls_handshake_s`` and those of WebSockets are used here.
+        nursery: Where the tasks of a WebSocket run until it is closed; others have none.
 
     Raises:
         ConnectFailed: One sentence says where, and why not.
@@ -72,6 +77,7 @@ async def dial(
     except OSError as error:
         raise ConnectFailed(f"cannot connect to {url}: {reason(error)}") from error
     secure = upgrade or url.tls
+    trust: Callable[[], None] = nothing
     try:
         if upgrade:
             await _ask_for_tls(stream)
@@ -79,18 +85,21 @@ async def dial(
             layer = client_layer(tls, url.host)
             stream = await encrypt(stream, layer, within=limits.tls_handshake_s)
         if url.scheme in ("ws", "wss"):
+            assert nursery is not None
             host = f"[{url.host}]" if ":" in url.host else url.host
-            stream = await request_websocket(
+            websocket = await request_websocket(
                 stream,
                 host=host if url.port == PORTS[url.scheme] else f"{host}:{url.port}",
                 path=url.path or "/",
                 limits=limits,
+                nursery=nursery,
             )
+            stream, trust = websocket, websocket.trust
     except ConnectFailed as error:
         raise ConnectFailed(
             f"cannot connect to {url}: {error.description}", condition=error.condition
         ) from error
-    return Dialled(stream=stream, local=local, secure=secure)
+    return Dialled(stream=stream, local=local, secure=secure, trust=trust)
 
 
 async def _ask_for_tls(stream: trio.abc.Stream) -> None:

@@ -1,9 +1,9 @@
 """Carry an engine over a stream until both sides are done.
 
 One function for every stream. A socket, and a stream in memory, are carried directly, without a
-task between the engine and the bytes, TLS and WebSocket on them as well; with a
-:class:`~amqp_rt.net.reactor.Reactor` one task waits for all sockets together. Any other stream gets
-tasks that read and send.
+task between the engine and the bytes, TLS on them as well; with a
+:class:`~amqp_rt.net.reactor.Reactor` one task waits for all sockets together. Any other stream, such
+as a WebSocket's, gets tasks that read and send.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ async def run_connection(
 
     async with AsyncExitStack() as stack:
         carry: Callable[[bytes], Awaitable[None]]
-        bottom, layers, rest = take_apart(stream)
+        bottom, layer, rest = take_apart(stream)
         if isinstance(bottom, trio.SocketStream):
             # trio's socket gives the descriptor up, so that nobody else can close it under us.
             sock = socket.socket(fileno=bottom.socket.detach())
             stack.callback(sock.close)
             carrier = carrier_of(
-                layered(sock, layers), gathers=hasattr(sock, "sendmsg"), closes=not layers
+                layered(sock, layer), gathers=hasattr(sock, "sendmsg"), closes=layer is None
             )
             if reactor is not None:
                 carry = partial(reactor.carry, carrier, sock)
@@ -104,7 +104,7 @@ async def run_connection(
                 ).carry
         elif isinstance(bottom, MemoryStream):
             stack.callback(bottom.close)
-            carrier = carrier_of(layered(bottom, layers), gathers=True, closes=not layers)
+            carrier = carrier_of(layered(bottom, layer), gathers=True, closes=layer is None)
             carry = _Tasks(carrier, bottom.wait_readable, bottom.wait_writable).carry
         else:
             stack.push_async_callback(_close_forcefully, stream)

@@ -57,7 +57,16 @@ def is_local(family: int, address: Any) -> bool:
     """Whether a peer with this socket address is on this machine; names are not believed."""
     if family not in (socket.AF_INET, socket.AF_INET6):
         return True
-    host = ipaddress.ip_address(address[0].partition("%")[0])
-    if isinstance(host, ipaddress.IPv6Address) and host.ipv4_mapped is not None:
-        return host.ipv4_mapped.is_loopback
-    return host.is_loopback
+    return is_loopback(address[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host*, an IP address with or without its zone, is this machine's own.
+
+    Raises:
+        ValueError: It is no IP address.
+    """
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback

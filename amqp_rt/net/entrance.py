@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import trio
 from msgspec import Struct
@@ -14,7 +14,7 @@ from ..fronts.base import Front
 from ..limits import DEFAULT_LIMITS, Limits
 from .preamble import HEADER_SIZE, TLS_HEADER, recognise
 from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
-from .websocket import accept_websocket
+from .websocket import accept_websocket, nothing
 
 log = logging.getLogger("amqp_rt.net")
 
@@ -48,16 +48,24 @@ class Entered(Struct, kw_only=True):
     secure: bool
     #: What the client showed, and we believe.
     certificate: Certificate | None
+    #: The name that it asked for in TLS.
+    server_name: str
+    #: To be called once the client has logged in: from then on it may say more at a time.
+    trust: Callable[[], None]
 
 
-async def enter(stream: trio.abc.Stream, entrance: Entrance, *, address: str) -> Entered | None:
+async def enter(
+    stream: trio.abc.Stream, entrance: Entrance, *, address: str, nursery: trio.Nursery
+) -> Entered | None:
     """See a client in: all that comes before its first AMQP or SASL frame.
 
     None if it does not get so far; *stream* is closed then, and a line of the log says why. All of
-    it together may take ``limits.handshake_s``. Never raises for what the peer does.
+    it together may take ``limits.handshake_s``. A WebSocket's
+    tasks run in *nursery* until it is closed. Never raises for what the peer does.
     """
     deadline = trio.current_time() + entrance.limits.handshake_s
     layer: TlsLayer | None = None
+    trust: Callable[[], None] = nothing
 
     async def secured(received: bytes) -> trio.abc.Stream:
         nonlocal layer
@@ -70,13 +78,15 @@ async def enter(stream: trio.abc.Stream, entrance: Entrance, *, address: str) ->
         if entrance.scheme in ("amqps", "wss"):
             stream = await secured(b"")
         if entrance.scheme in ("ws", "wss"):
-            stream = await accept_websocket(
+            websocket = await accept_websocket(
                 stream,
                 path=entrance.path,
                 origins=entrance.origins,
                 limits=entrance.limits,
                 within=deadline - trio.current_time(),
+                nursery=nursery,
             )
+            stream, trust = websocket, websocket.trust
         while True:
             upgrades = entrance.tls is not None and layer is None and entrance.scheme == "amqp"
             refuses = upgrades and entrance.tls_required
@@ -112,4 +122,6 @@ async def enter(stream: trio.abc.Stream, entrance: Entrance, *, address: str) ->
         received=received,
         secure=layer is not None,
         certificate=None if layer is None else layer.certificate,
+        server_name="" if layer is None else layer.server_name,
+        trust=trust,
     )

@@ -1,9 +1,9 @@
-"""What may lie between a channel and an engine: TLS, WebSocket, or one in the other.
+"""What may lie between a channel and an engine: TLS.
 
 A :class:`Layer` turns bytes into other bytes and does no I/O. While hands are still being shaken it
 lies on a trio stream (:class:`LayeredStream`); then the driver takes both apart again and puts the
-layer on the non-blocking socket itself (:class:`LayeredChannel`), so that the reactor carries TLS and
-WebSocket as it carries plain TCP.
+layer on the non-blocking socket itself (:class:`LayeredChannel`), so that the reactor carries TLS as it
+carries plain TCP. Where a WebSocket is in TLS, its layer stays on the trio stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .carrier import Channel
 _STEP: Final = 65_536
 #: Bytes that one call sends, so that others get their turn.
 _SENT_MAX: Final = 1_048_576
-#: Bytes of a layer's own answers (pongs, key updates) that wait for a peer that does not read.
+#: Bytes of a layer's own answers (alerts, key updates) that wait for a peer that does not read.
 ANSWERS_MAX: Final = 65_536
 
 
@@ -48,7 +48,7 @@ class Layer(Protocol):
 
 
 class LayeredChannel:
-    """A channel with a layer on it; a channel itself, so that layers can lie on layers.
+    """A channel with a layer on it; a channel itself.
 
     A full channel below must not lead the carrier to believe that all has left. So what was taken
     and has not gone down is not counted as sent: the carrier comes back with the same bytes when
@@ -72,7 +72,7 @@ class LayeredChannel:
         try:
             found = layer.receive(data)
         finally:
-            # A fault has its answer too: an alert, or a close with a code.
+            # A fault has its answer too: an alert.
             self._push()
         if len(self._out) > ANSWERS_MAX and not self._taken:
             raise ConnectionError("the peer provokes answers and does not read them")
@@ -129,9 +129,7 @@ class LayeredChannel:
 
     def end_input(self) -> None:
         """Let the end be noticed, though the peer leaves its half of the socket open."""
-        if isinstance(self._below, LayeredChannel):
-            self._below.end_input()
-        elif isinstance(self._below, socket.socket):
+        if isinstance(self._below, socket.socket):
             self._below.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
@@ -173,9 +171,7 @@ class LayeredStream(trio.abc.HalfCloseableStream):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._rest and not self.layer.ended:
-            # Another layer below must not keep anything back: see take_apart.
-            most = None if isinstance(self.below, LayeredStream) else max_bytes
-            data = bytes(await self.below.receive_some(most))
+            data = bytes(await self.below.receive_some(max_bytes))
             try:
                 self._rest = self.layer.receive(data)
             except OSError as error:
@@ -195,7 +191,11 @@ class LayeredStream(trio.abc.HalfCloseableStream):
         whole = memoryview(data)
         async with self._sending:
             for at in range(0, len(whole), _STEP):
-                self.layer.send(whole[at : at + _STEP])
+                try:
+                    self.layer.send(whole[at : at + _STEP])
+                except OSError as error:
+                    # A peer that has left in the middle of a record hears nothing any more.
+                    raise trio.BrokenResourceError(error.strerror or str(error)) from error
                 await self._push()
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -237,22 +237,18 @@ class LayeredStream(trio.abc.HalfCloseableStream):
             await self.below.send_all(made)
 
 
-def layered(channel: Channel, layers: Sequence[Layer]) -> Channel:
-    """*channel* with *layers* on it, the lowest first."""
-    for layer in layers:
-        above = LayeredChannel(channel, layer)
-        if layer.ended:
-            above.end_input()
-        channel = above
-    return channel
+def layered(channel: Channel, layer: Layer | None) -> Channel:
+    """*channel* with *layer* on it, if there is one."""
+    if layer is None:
+        return channel
+    above = LayeredChannel(channel, layer)
+    if layer.ended:
+        above.end_input()
+    return above
 
 
-def take_apart(stream: trio.abc.Stream) -> tuple[trio.abc.Stream, list[Layer], bytes]:
-    """The stream at the bottom, its layers from there on upwards, and what was received already."""
-    layers: list[Layer] = []
-    # A layer takes all that the one below it has: only the uppermost can have received more.
-    rest = stream.take_rest() if isinstance(stream, LayeredStream) else b""
-    while isinstance(stream, LayeredStream):
-        layers.append(stream.layer)
-        stream = stream.below
-    return stream, layers[::-1], rest
+def take_apart(stream: trio.abc.Stream) -> tuple[trio.abc.Stream, Layer | None, bytes]:
+    """The stream at the bottom, the layer on it, and what was received already."""
+    if isinstance(stream, LayeredStream):
+        return stream.below, stream.layer, stream.take_rest()
+    return stream, None, b""

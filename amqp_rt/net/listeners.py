@@ -37,28 +37,45 @@ _PORT_TRIES: Final = 16
 _NO_ADDRESS: Final = {"unix", "memory", "gone"}
 
 
-class Door:
-    """Counts the connections of one listener, and turns away those above its bounds."""
+class Crowd:
+    """Those who have come through the doors of one process, whichever it was."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.connections = 0
+    def __init__(self) -> None:
         #: Connections that have not logged in.
         self.strangers = 0
-        self._by_network: Counter[str] = Counter()
+        self.by_network: Counter[str] = Counter()
+        self.strangers_by_network: Counter[str] = Counter()
+
+
+class Door:
+    """Counts the connections of one listener, and turns away those above its bounds.
+
+    Args:
+        limits: The bounds.
+        crowd: Shared by all doors of a process; a stranger is one wherever it knocks.
+    """
+
+    def __init__(self, limits: Limits, crowd: Crowd | None = None) -> None:
+        self.limits = limits
+        self.crowd = crowd or Crowd()
+        self.connections = 0
         self._refusing = False
 
     def admits(self, host: str) -> bool:
         """Whether one more connection from *host* is allowed (LIM4)."""
-        limits = self.limits
+        limits, crowd = self.limits, self.crowd
+        if (
+            self.connections >= limits.connections_max
+            or crowd.strangers >= limits.connections_unauthenticated_max
+        ):
+            return False
+        if host in _NO_ADDRESS:
+            return True
+        network = network_of(host)
         return (
-            self.connections < limits.connections_max
-            and self.strangers < limits.connections_unauthenticated_max
-            and (
-                host in _NO_ADDRESS
-                or self._by_network[network_of(host)]
-                < limits.connections_unauthenticated_per_address_max
-            )
+            crowd.by_network[network] < limits.connections_per_address_max
+            and crowd.strangers_by_network[network]
+            < limits.connections_unauthenticated_per_address_max
         )
 
     async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
@@ -71,29 +88,35 @@ class Door:
             await trio.aclose_forcefully(stream)
             return
         self._refusing = False
-        network = network_of(host)
+        network, crowd = network_of(host), self.crowd
         self.connections += 1
-        self.strangers += 1
-        self._by_network[network] += 1
+        crowd.strangers += 1
+        crowd.by_network[network] += 1
+        crowd.strangers_by_network[network] += 1
         unknown = True
 
         def logged_in() -> None:
             nonlocal unknown
             if unknown:
                 unknown = False
-                self.strangers -= 1
-                self._by_network[network] -= 1
-                if not self._by_network[network]:
-                    del self._by_network[network]
+                crowd.strangers -= 1
+                _take_from(crowd.strangers_by_network, network)
 
         try:
             await serve(stream, address, logged_in)
         finally:
             logged_in()
             self.connections -= 1
+            _take_from(crowd.by_network, network)
             if not (isinstance(stream, trio.SocketStream) and stream.socket.fileno() < 0):
                 with trio.CancelScope(shield=True):
                     await trio.aclose_forcefully(stream)
+
+
+def _take_from(counts: Counter[str], key: str) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def network_of(host: str) -> str:

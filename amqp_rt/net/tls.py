@@ -90,19 +90,19 @@ class ServerTls:
 
     def _load(self) -> ssl.SSLContext:
         context = self._context_of(*self._pair)
-        if self._names:
-            by_name = {
-                name.lower(): self._context_of(certificate, key)
-                for name, (certificate, key) in self._names.items()
-            }
+        by_name = {
+            name.lower(): self._context_of(certificate, key)
+            for name, (certificate, key) in self._names.items()
+        }
 
-            def choose(tls: ssl.SSLObject, asked: str | None, _: ssl.SSLContext) -> None:
-                name = (asked or "").lower()
-                found = by_name.get(name) or by_name.get(f"*.{name.partition('.')[2]}")
-                if found is not None:
-                    tls.context = found
+        def choose(tls: _Asked, asked: str | None, _: ssl.SSLContext) -> None:
+            tls.name = name = (asked or "").lower()
+            found = by_name.get(name) or by_name.get(f"*.{name.partition('.')[2]}")
+            if found is not None:
+                tls.context = found
 
-            context.sni_callback = choose
+        context.sslobject_class = _Asked
+        context.sni_callback = choose  # type: ignore[assignment]  # it gets sslobject_class
         return context
 
     def _context_of(self, certificate: _PATH, key: _PATH | None) -> ssl.SSLContext:
@@ -118,6 +118,12 @@ class ServerTls:
 
     def __repr__(self) -> str:
         return f"ServerTls({str(self._pair[0])!r})"
+
+
+class _Asked(ssl.SSLObject):
+    """The server's side of TLS, which remembers the name that the client asked for."""
+
+    name = ""
 
 
 class ClientTls:
@@ -264,6 +270,11 @@ class TlsLayer:
         """The peer's certificate, if it showed one that we believe."""
         found = self._tls.getpeercert()
         return None if not found else _certificate(found)
+
+    @property
+    def server_name(self) -> str:
+        """The name that the client asked for (RFC 6066 §3), in lower case; empty if it named none."""
+        return self._tls.name if isinstance(self._tls, _Asked) else ""
 
     @property
     def version(self) -> str:

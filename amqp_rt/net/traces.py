@@ -3,8 +3,8 @@
 A trace begins with ``AMQPTRC`` and the octet 1. Records follow: a kind (one octet), microseconds
 since the connection began (eight octets), a length (four), and so many octets. The first record
 describes the connection, as JSON. The octets are those of the engine, so what TLS or a WebSocket
-wrapped is plain here; the responses of a SASL login are not in it, but messages are, with whatever
-secrets they have.
+wrapped is plain here. The responses of a SASL login, tokens and the passwords of users that are managed
+are not in it (:mod:`.masks`); other messages are, with whatever secrets they have.
 """
 
 from __future__ import annotations
@@ -29,8 +29,19 @@ from ..events import Event, Peer
 from ..fronts.base import ProtocolEngine
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
+from .masks import MASK, FrameMask
 
-__all__ = ["Kind", "Record", "Trace", "TraceWriter", "Traced", "Traces", "read_trace", "traced"]
+__all__ = [
+    "Kind",
+    "Mask",
+    "Record",
+    "Trace",
+    "TraceWriter",
+    "Traced",
+    "Traces",
+    "read_trace",
+    "traced",
+]
 
 _log = logging.getLogger("amqp_rt.net")
 
@@ -41,7 +52,6 @@ _SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 #: Octets of a SASL frame that are waited for; frames of that layer have 512 at most (Part 5 §5.3.3).
 _HELD_MAX: Final = 65_536
 #: What stands for each octet of a secret.
-_MASK: Final = b"*"
 
 
 class Kind(IntEnum):
@@ -125,7 +135,7 @@ class Traces:
         path = self.folder / f"{began}-{os.getpid()}-{self._count:06d}-{side}.amqptrace"
         file: BinaryIO
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.make_folder()
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             file = os.fdopen(handle, "wb", buffering=0)
         except OSError as error:
@@ -139,6 +149,14 @@ class Traces:
             bytes_max=min(self._limits.trace_bytes_max, self._left),
             spend=self._spend,
         )
+
+    def make_folder(self) -> None:
+        """Make the folder, unless it is there.
+
+        Raises:
+            OSError: That is not possible.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _spend(self, size: int) -> bool:
         """Whether *size* more bytes are allowed; if not, nothing more is."""
@@ -170,7 +188,8 @@ class TraceWriter:
         self._began = clock.monotonic()
         self._left = bytes_max
         self._spend = spend
-        self._masks = (_Mask(), _Mask())
+        # Of what was heard, and of what was said: secrets go from who has dialled to the other.
+        self._masks = (Mask(secrets=not client), Mask(secrets=client))
         about = json.dumps({"client": client, "address": address, "began": clock.wall()})
         # However little room there is, it says what it is a trace of.
         beginning = MAGIC + self._record(Kind.ABOUT, about.encode())
@@ -192,6 +211,9 @@ class TraceWriter:
 
     def close(self) -> None:
         """The connection is over; more is not written."""
+        for kind, mask in zip((Kind.RECEIVED, Kind.SENT), self._masks, strict=True):
+            if rest := mask.rest():
+                self._put(self._record(kind, rest))
         self._put(self._record(Kind.END, b""))
         self._close()
 
@@ -238,22 +260,34 @@ class TraceWriter:
                 _log.warning("a trace breaks off: %s", error.strerror or error)
 
 
-class _Mask:
+class Mask:
     """One direction of a connection without the responses of its login.
 
     Until AMQP begins, octets are held back until their frame is whole. What speaks another protocol
     is not shown at all: nobody here knows where that has its passwords.
+
+    Args:
+        secrets: It is the direction in which messages bring tokens and passwords.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, secrets: bool) -> None:
         self._plain = False
         self._held = b""
         self.unknown = False
+        #: For what comes then, if there may be secrets in it.
+        self._frames = FrameMask() if secrets else None
+
+    def rest(self) -> bytes:
+        """What was held back of a frame that never became whole."""
+        return self._frames.rest() if self._plain and self._frames is not None else b""
+
+    def _after_login(self, data: bytes) -> bytes:
+        return data if self._frames is None else self._frames.feed(data)
 
     def feed(self, data: bytes) -> bytes:
         """*data* as it may be shown, or what is whole of it."""
         if self._plain:
-            return data
+            return self._after_login(data)
         if self.unknown:
             return b""
         held = self._held + data
@@ -264,7 +298,7 @@ class _Mask:
                 header = held[at : at + 8]
                 if header == _AMQP_HEADER:
                     self._plain = True
-                    shown.append(held[at:])
+                    shown += [header, self._after_login(held[at + 8 :])]
                     at = len(held)
                     break
                 if header != _SASL_HEADER:
@@ -301,7 +335,7 @@ def _masked(frame: bytes) -> bytes:
         found = _response(frame, body + 3, init=kind == _SASL_INIT)
     if found is None:
         # It is not what it should be. Its length is all that is shown.
-        return frame[:body] + _MASK * (len(frame) - body)
+        return frame[:body] + MASK * (len(frame) - body)
     mechanism, at, end = found
     if mechanism == b"ANONYMOUS":
         return frame
@@ -309,7 +343,7 @@ def _masked(frame: bytes) -> bytes:
     parts = response.split(b"\0", 2)
     if mechanism == b"PLAIN" and len(parts) == 3:
         at = end - len(parts[2])
-    return frame[:at] + _MASK * (end - at) + frame[end:]
+    return frame[:at] + MASK * (end - at) + frame[end:]
 
 
 def _response(frame: bytes, at: int, *, init: bool) -> tuple[bytes, int, int] | None:

@@ -1,120 +1,259 @@
-"""AMQP over WebSocket (the OASIS binding, RFC 6455): a layer, and the handshakes of both sides.
+"""AMQP over WebSocket (the OASIS binding, RFC 6455), by trio-websocket, as a stream of octets.
 
-The stream of octets is what counts: an AMQP frame may lie across messages, and a message may hold
-several. Frames and handshakes are wsproto's; nothing is compressed.
+The stream is what counts: an AMQP frame may lie across messages, and a message may hold several.
+Handshakes, frames and pongs are trio-websocket's; nothing is compressed. Its tasks live in a nursery
+of each connection, within one that outlives the handshake, and end with the stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, TypeAlias
 
 import trio
-from wsproto import ConnectionType, WSConnection
-from wsproto.connection import ConnectionState
-from wsproto.events import (
-    AcceptConnection,
-    BytesMessage,
-    CloseConnection,
-    Event,
-    Ping,
-    RejectConnection,
-    Request,
-    TextMessage,
+from trio_websocket import (
+    ConnectionClosed,
+    ConnectionRejected,
+    WebSocketConnection,
+    wrap_client_stream,
+    wrap_server_stream,
 )
-from wsproto.frame_protocol import CloseReason
-from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from ..errors import ConnectFailed
 from ..limits import Limits
-from .layers import LayeredStream
+from .carrier import READ_SIZE
+
+log = logging.getLogger("amqp_rt.net")
 
 #: The subprotocol's name in the handshake (AMQP WebSocket binding §2.1).
 SUBPROTOCOL: Final = "amqp"
 #: Octets of one message that we send; some peers take no larger ones.
 _MESSAGE: Final = 65_536
+#: Messages that wait to be read: one, or a peer that is not read would not notice.
+_QUEUE: Final = 1
+#: Chunks of a faulty peer that are thrown away, so that it reads why it has to go.
+_LINGER_READS: Final = 16
+
+#: Codes of RFC 6455 §7.4.1.
+_UNSUPPORTED: Final = 1003
+_ABNORMAL: Final = 1006
+_TOO_BIG: Final = 1009
+
+_BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+
+_ShakeHands: TypeAlias = Callable[[trio.Nursery, "_Octets"], Awaitable[WebSocketConnection]]
 
 
-class WebSocketLayer:
-    """One WebSocket after its handshake; see :class:`~.layers.Layer`."""
+class _Octets(trio.abc.Stream):
+    """What trio-websocket reads and writes: the stream below, with bounds and an eye on the end.
 
-    def __init__(self, websocket: WSConnection, limits: Limits) -> None:
-        self.ended = False
-        self._websocket = websocket
-        self._message_max = limits.websocket_message_max
-        #: Octets of the message that is being received.
-        self._size = 0
-        self._out: list[bytes] = []
+    trio-websocket collects the frames of a message however many they are, and the body of a refusal
+    however long, so what comes between two messages is counted here. It closes this, and not the
+    stream below: there may be a last word.
+    """
 
-    def receive(self, data: bytes) -> bytes:
-        """Take frames, whole or not; returns what their messages hold."""
-        if self._websocket.state is not ConnectionState.CLOSED:
-            self._websocket.receive_data(data or None)
-        return self.pending()
+    def __init__(self, below: trio.abc.Stream, limits: Limits) -> None:
+        self.below = below
+        self.limits = limits
+        #: Octets since the last message that was read, and how many there may be.
+        self.unread = 0
+        self.unread_max = limits.websocket_stranger_max
+        #: Why nothing more is read, if the peer is to blame for it.
+        self.fault = ""
+        #: Something was said, and a close frame.
+        self.spoke = self.said_close = False
+        #: Called when nothing more comes.
+        self.on_end: Callable[[], None] = nothing
+        self._closed = False
+        self._sending = trio.Lock()
 
-    def pending(self) -> bytes:
-        """What has come already: frames may follow the handshake at once."""
-        pieces: list[bytes] = []
-        for event in self._websocket.events():
-            self._take(event, pieces)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def trust(self) -> None:
+        """The peer is known. One message may wait, one be on its way, and others be read with it."""
+        limits = self.limits
+        self.unread_max = (
+            2 * limits.websocket_message_max + READ_SIZE + limits.websocket_overhead_max
+        )
 
-    def _take(self, event: Event, pieces: list[bytes]) -> None:
-        if isinstance(event, BytesMessage):
-            self._size += len(event.data)
-            if self._size > self._message_max:
-                raise self._fail(
-                    CloseReason.MESSAGE_TOO_BIG,
-                    f"a message has more than {self._message_max} octets",
-                )
-            if event.message_finished:
-                self._size = 0
-            pieces.append(bytes(event.data))
-        elif isinstance(event, Ping):
-            self._say(event.response())
-        elif isinstance(event, CloseConnection):
-            if self._websocket.state not in (
-                ConnectionState.REMOTE_CLOSING,
-                ConnectionState.CLOSED,
-            ):
-                # The peer has said nothing of the kind: wsproto says why we should.
-                raise self._fail(event.code, event.reason or "a malformed frame")
-            if self._websocket.state is ConnectionState.REMOTE_CLOSING:
-                self._say(event.response())
-            self.ended = True
-        elif isinstance(event, TextMessage):
-            raise self._fail(CloseReason.UNSUPPORTED_DATA, "AMQP is binary, not text")
-
-    def _fail(self, code: int, why: str) -> ConnectionError:
-        self.ended = True
-        self._say(CloseConnection(code=code, reason=why[:100]))
-        return ConnectionError(f"WebSocket: {why}")
-
-    def _say(self, event: Event) -> None:
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self._closed:
+            raise trio.ClosedResourceError("this WebSocket is closed")
+        most = min(max_bytes or READ_SIZE, self.unread_max + 1 - self.unread)
         try:
-            self._out.append(self._websocket.send(event))
-        except LocalProtocolError:
-            pass  # One side has said its last word.
+            data = bytes(await self.below.receive_some(most))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.on_end()
+            raise
+        self.unread += len(data)
+        if self.unread > self.unread_max:
+            self.fault = "too much has come without a message"
+            self.on_end()
+            raise trio.BrokenResourceError(self.fault)
+        if not data:
+            self.on_end()
+        return data
 
-    def send(self, data: bytes | memoryview) -> None:
-        """Put octets into messages."""
-        for at in range(0, len(data), _MESSAGE):
-            self._say(BytesMessage(data=bytes(data[at : at + _MESSAGE])))
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this WebSocket is closed")
+        self.spoke = True
+        # Each frame comes by itself; this is the first octet of a close (RFC 6455 §5.2).
+        self.said_close = self.said_close or data[:1] == b"\x88"
+        # The driver bounds what it sends; pongs are sent by the task that reads, which nobody would
+        # see waiting. Where both wait, the driver's sentence is the better one.
+        with trio.move_on_after(self.limits.write_stall_s + 1.0) as scope:
+            try:
+                async with self._sending:
+                    await self.below.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.on_end()
+                raise
+        if scope.cancelled_caught:
+            self.fault = f"the peer has not read for {self.limits.write_stall_s:g} s"
+            raise trio.BrokenResourceError(self.fault)
 
-    def outgoing(self) -> bytes:
-        """Frames that are ready."""
-        out, self._out = self._out, []
-        return out[0] if len(out) == 1 else b"".join(out)
+    async def say_last(self, data: bytes) -> None:
+        """Say *data*, if there is any, and that it was the last; within a moment."""
+        below = self.below
+        try:
+            with trio.move_on_after(self.limits.websocket_linger_s):
+                async with self._sending:
+                    if data:
+                        await below.send_all(data)
+                    if isinstance(below, trio.abc.HalfCloseableStream):
+                        await below.send_eof()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
 
-    def end(self) -> None:
-        """Say close (RFC 6455 §5.5.1)."""
-        if self._websocket.state is ConnectionState.OPEN:
-            self._say(CloseConnection(code=CloseReason.NORMAL_CLOSURE))
+    async def hear_out(self) -> None:
+        """Throw away what the peer says still, for a moment and not without end.
+
+        Closing with unread input would reset the connection, and the reset may overtake the last word.
+        """
+        try:
+            with trio.move_on_after(self.limits.websocket_linger_s):
+                for _ in range(_LINGER_READS):
+                    if not await self.below.receive_some(READ_SIZE):
+                        break
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            pass
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.below.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self.on_end()
+        await trio.lowlevel.checkpoint()
+
+
+class WebSocketStream(trio.abc.Stream):
+    """The octets in the messages of one WebSocket after its handshake.
+
+    Both directions end together: a WebSocket that has said close says nothing more, and after
+    ours trio-websocket brings no more messages.
+    """
+
+    def __init__(
+        self, connection: WebSocketConnection, octets: _Octets, end: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._octets = octets
+        self._end = end
+        self._rest = b""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """What has arrived; nothing at the end. Cancelled while it waits, nothing has been taken.
+
+        Raises:
+            trio.BrokenResourceError: The peer broke the rules, and has been told with a close
+                frame; the sentence says how.
+        """
+        while not self._rest:
+            try:
+                message = await self._connection.get_message()
+            except ConnectionClosed as closed:
+                await self._judge(_ABNORMAL if closed.reason is None else closed.reason.code)
+                return b""
+            self._octets.unread = 0
+            if isinstance(message, str):
+                with trio.move_on_after(self._octets.limits.websocket_linger_s):
+                    await self._connection.aclose(_UNSUPPORTED, "AMQP is binary, not text")
+                raise trio.BrokenResourceError("WebSocket: AMQP is binary, not text")
+            self._rest = message
+        size = len(self._rest) if max_bytes is None else max_bytes
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
+
+    async def _judge(self, code: int) -> None:
+        """What it means that no message comes any more, with trio-websocket's word for it."""
+        octets = self._octets
+        why = octets.fault
+        if octets.unread > octets.unread_max:
+            code = _TOO_BIG
+        elif code == _TOO_BIG:
+            why = "a message is too large"
+        elif not why and code != _ABNORMAL and not octets.said_close:
+            # The peer has said nothing of the kind: trio-websocket says why we should, and does not.
+            why = "a malformed frame"
+        if why:
+            if code != _ABNORMAL:
+                await self._say_close(code)
+            raise trio.BrokenResourceError(f"WebSocket: {why}")
+
+    async def _say_close(self, code: int) -> None:
+        octets = self._octets
+        # A client's frames are masked (RFC 6455 §5.3); zeros are a mask as well.
+        head = b"\x88\x82\0\0\0\0" if self._connection.is_client else b"\x88\x02"
+        said, octets.said_close = octets.said_close, True
+        await octets.say_last(b"" if said else head + code.to_bytes(2, "big"))
+        await octets.hear_out()
+
+    def trust(self) -> None:
+        """The peer has logged in: from now on a message may be as large as ``websocket_message_max``."""
+        self._octets.trust()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send *data* in messages. Cancelled while it waits, an unknown part of it has been sent.
+
+        Raises:
+            trio.BrokenResourceError: The WebSocket has ended.
+        """
+        whole = memoryview(data)
+        try:
+            for at in range(0, len(whole), _MESSAGE):
+                await self._connection.send_message(bytes(whole[at : at + _MESSAGE]))
+        except ConnectionClosed as closed:
+            raise trio.BrokenResourceError("the WebSocket has ended") from closed
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until a send would not wait."""
+        await self._octets.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """Say close, hear the peer's (RFC 6455 §5.5.1) within a moment, and close what is below.
+
+        Cancelled, it is closed without a word.
+        """
+        try:
+            with trio.move_on_after(self._octets.limits.websocket_linger_s):
+                await self._connection.aclose()
+            await self._octets.say_last(b"")
+        finally:
+            self._end()
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(self._octets.below)
 
 
 async def accept_websocket(
-    stream: trio.abc.Stream, *, path: str, origins: Collection[str], limits: Limits, within: float
-) -> LayeredStream:
+    stream: trio.abc.Stream,
+    *,
+    path: str,
+    origins: Collection[str],
+    limits: Limits,
+    within: float,
+    nursery: trio.Nursery,
+) -> WebSocketStream:
     """Answer a client's handshake; after a failure the client is told and *stream* is closed.
 
     Browsers say where their page comes from, and only pages of *origins* are let in: any page could
@@ -125,119 +264,129 @@ async def accept_websocket(
         stream: Where a client begins to speak.
         path: The path that it must ask for.
         origins: Such as ``https://example.org``; ``*`` for every page.
-        limits: ``websocket_message_max`` is used here.
+        limits: Those of WebSockets, and ``write_stall_s``, are used here.
         within: Seconds.
+        nursery: Where the WebSocket's tasks run until it is closed.
 
     Raises:
         ConnectFailed: It was no such handshake; one clause says why.
     """
-    websocket = WSConnection(ConnectionType.SERVER)
-    request = await _first_event(stream, websocket, within=within)
-    if not isinstance(request, Request):
-        await _end(stream, b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-        raise ConnectFailed("it spoke no WebSocket")
-    headers = {name.lower(): value for name, value in request.extra_headers}
-    status, why = 0, ""
-    if request.target.partition("?")[0] != path:
-        status, why = 404, f"there is nothing at {request.target!r:.100}"
-    elif not _may_come(headers.get(b"origin"), origins):
-        status, why = 403, f"pages of {headers[b'origin']!r:.100} are not let in"
-    elif SUBPROTOCOL not in request.subprotocols:
-        status, why = 400, f"it does not offer the subprotocol {SUBPROTOCOL}"
-    if status:
-        answer = websocket.send(
-            RejectConnection(
-                status_code=status, headers=[(b"content-length", b"0"), (b"connection", b"close")]
-            )
+
+    async def answer(home: trio.Nursery, octets: _Octets) -> WebSocketConnection:
+        request = await wrap_server_stream(
+            home,
+            octets,
+            message_queue_size=_QUEUE,
+            max_message_size=limits.websocket_message_max,
+            receive_buffer_size=READ_SIZE,
         )
-        await _end(stream, answer)
-        raise ConnectFailed(why)
-    try:
-        with trio.fail_after(within):
-            await stream.send_all(websocket.send(AcceptConnection(subprotocol=SUBPROTOCOL)))
-    except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
-        await _end(stream, b"")
-        raise ConnectFailed("it left during the WebSocket handshake") from None
-    return _layered(stream, websocket, limits)
+        origin = dict(request.headers).get(b"origin")
+        status, why = 0, ""
+        if request.path.partition("?")[0] != path:
+            status, why = 404, f"there is nothing at {request.path!r:.100}"
+        elif not _may_come(origin, origins):
+            status, why = 403, f"pages of {origin!r:.100} are not let in"
+        elif SUBPROTOCOL not in request.proposed_subprotocols:
+            status, why = 400, f"it does not offer the subprotocol {SUBPROTOCOL}"
+        if status:
+            await request.reject(status, extra_headers=[(b"connection", b"close")])
+            raise ConnectFailed(why)
+        return await request.accept(subprotocol=SUBPROTOCOL)
+
+    with trio.move_on_after(max(0.0, within)):
+        found: WebSocketStream = await nursery.start(
+            _keep, stream, limits, answer, "it spoke no WebSocket", _BAD_REQUEST
+        )
+        return found
+    raise ConnectFailed("it did not finish the WebSocket handshake in time")
 
 
 async def request_websocket(
-    stream: trio.abc.Stream, *, host: str, path: str, limits: Limits
-) -> LayeredStream:
+    stream: trio.abc.Stream, *, host: str, path: str, limits: Limits, nursery: trio.Nursery
+) -> WebSocketStream:
     """Ask a server for a WebSocket; the caller bounds the time. After a failure *stream* is closed.
+
+    The WebSocket's tasks run in *nursery* until it is closed.
 
     Raises:
         ConnectFailed: The server refuses, or speaks something else; one clause says so.
     """
-    websocket = WSConnection(ConnectionType.CLIENT)
-    try:
-        await stream.send_all(
-            websocket.send(Request(host=host, target=path, subprotocols=[SUBPROTOCOL]))
+
+    async def ask(home: trio.Nursery, octets: _Octets) -> WebSocketConnection:
+        connection = await wrap_client_stream(
+            home,
+            octets,  # type: ignore[arg-type]
+            host,
+            path,
+            subprotocols=[SUBPROTOCOL],
+            message_queue_size=_QUEUE,
+            max_message_size=limits.websocket_message_max,
+            receive_buffer_size=READ_SIZE,
         )
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        await _end(stream, b"")
-        raise ConnectFailed("the peer broke the WebSocket handshake off") from None
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-    answer = await _first_event(stream, websocket, within=float("inf"))
-    why = "the peer does not speak WebSocket there"
-    if isinstance(answer, AcceptConnection):
-        if answer.subprotocol == SUBPROTOCOL:
-            return _layered(stream, websocket, limits)
-        why = f"the peer does not speak {SUBPROTOCOL} over WebSocket"
-    elif isinstance(answer, RejectConnection):
-        why = f"the peer refuses the WebSocket with HTTP status {answer.status_code}"
-    await _end(stream, b"")
-    raise ConnectFailed(why)
+        if connection.subprotocol != SUBPROTOCOL:
+            raise ConnectFailed(f"the peer does not speak {SUBPROTOCOL} over WebSocket")
+        return connection
+
+    found: WebSocketStream = await nursery.start(
+        _keep, stream, limits, ask, "the peer does not speak WebSocket there", b""
+    )
+    return found
 
 
-def _layered(stream: trio.abc.Stream, websocket: WSConnection, limits: Limits) -> LayeredStream:
-    layer = WebSocketLayer(websocket, limits)
+async def _keep(
+    below: trio.abc.Stream,
+    limits: Limits,
+    shake_hands: _ShakeHands,
+    unknown: str,
+    answer: bytes,
+    *,
+    task_status: trio.TaskStatus[WebSocketStream],
+) -> None:
+    """The task of a WebSocket: shake hands, and keep trio-websocket's task until the end.
+
+    It reads in a task that may raise for what the peer says, and that ends without telling whoever
+    waits for the handshake: *unknown* says what that means, and *answer* is said to the peer.
+
+    Raises:
+        ConnectFailed: There was no handshake. After it, nothing is raised.
+    """
+    octets = _Octets(below, limits)
+    stream: WebSocketStream | None = None
+    why = unknown
     try:
-        received = layer.pending()
-    except ConnectionError:
-        received = b""  # The layer has ended; its answer leaves with the first that is sent.
-    return LayeredStream(stream, layer, received=received)
-
-
-async def _first_event(
-    stream: trio.abc.Stream, websocket: WSConnection, *, within: float
-) -> Event | None:
-    """What the peer says first; None if that was nothing that we know, or too late."""
-    try:
-        with trio.move_on_after(within):
-            while True:
-                data = bytes(await stream.receive_some())
-                websocket.receive_data(data or None)
-                # The first only: what follows the handshake is the layer's.
-                event = next(websocket.events(), None)
-                if event is not None or not data:
-                    return event
-    except (RemoteProtocolError, LocalProtocolError, ValueError):
-        pass  # No HTTP, no such request or answer, or a name that is none.
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-    return None
-
-
-async def _end(stream: trio.abc.Stream, answer: bytes) -> None:
-    """Say a last word, if there is one, and leave."""
-    try:
-        with trio.move_on_after(1.0):
-            if answer:
-                await stream.send_all(answer)
-            if isinstance(stream, trio.abc.HalfCloseableStream):
-                await stream.send_eof()
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass
+        try:
+            async with trio.open_nursery() as home:
+                octets.on_end = home.cancel_scope.cancel
+                connection = await shake_hands(home, octets)
+                octets.on_end = nothing
+                octets.unread = 0
+                stream = WebSocketStream(connection, octets, home.cancel_scope.cancel)
+                task_status.started(stream)
+                await trio.sleep_forever()
+        except* Exception as group:
+            why = _reason(group, unknown)
+            log.debug("a WebSocket's task ended: %s", why, exc_info=group)
+        if stream is None:
+            await octets.say_last(b"" if octets.spoke else answer)
+            await octets.hear_out()
+            raise ConnectFailed(why)
     finally:
         with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(below)
+
+
+def _reason(group: ExceptionGroup[Exception], unknown: str) -> str:
+    for error in group.exceptions:
+        if isinstance(error, ConnectFailed):
+            return error.description
+        if isinstance(error, ConnectionRejected):
+            return f"the peer refuses the WebSocket with HTTP status {error.status_code}"
+    return unknown
 
 
 def _may_come(origin: bytes | None, origins: Collection[str]) -> bool:
     return origin is None or "*" in origins or origin.decode("latin-1") in origins
+
+
+def nothing() -> None:
+    """Nobody has to know."""

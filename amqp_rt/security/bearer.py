@@ -1,31 +1,55 @@
-"""Logging in with an OAuth 2.0 token: OAUTHBEARER (RFC 7628) and XOAUTH2, both sides; and the
-mechanisms of those who bring their tokens to ``$cbs`` afterwards."""
+"""Logging in with tokens, both sides: OAUTHBEARER (RFC 7628), XOAUTH2 and AMQPCBS (CBS draft §4.2).
+
+What such a login brings is kept like what is put on ``$cbs`` later: it gives rights, it is replaced
+by a newer token for the same, and it ends when it expires.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
 from ..errors import AuthenticationFailed
 from ..events import Peer
+from ..limits import Limits
 from .mechanisms import Challenge, Failure, Step, Success
+from .tokens import BearerToken, Cbs, Token, TokenRefused
 
 #: A token, or where one comes from: asked anew before each connection.
 TokenSource: TypeAlias = str | Callable[[], Awaitable[str]]
+
+#: Tokens of AMQPCBS, or where they come from.
+TokensSource: TypeAlias = Sequence[BearerToken] | Callable[[], Awaitable[Sequence[BearerToken]]]
 
 #: RFC 6750 §2.1.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/\-]+=*")
 _REFUSED: Final = b'{"status":"invalid_token"}'
 
 
-class Login(Struct, frozen=True):
-    """Whom a token stands for."""
+#: Octets of one response of AMQPCBS: what every server takes in a frame (CBS draft §4.2.1).
+_RESPONSE_MAX: Final = 8_000
+#: Octets of the name of a token's type.
+_KIND_MAX: Final = 256
+#: The end of a list of tokens (CBS draft §4.2.2).
+_END: Final = b"\0\0"
 
-    user: str
+
+class Login(Struct, frozen=True):
+    """Whom a token stands for.
+
+    Args:
+        user: The name, or None for nobody in particular.
+        identity: Anything that the application knows of them.
+        token: What the token gives, and until when, where the connection is to have that: what
+            :meth:`Cbs.judge <amqp_rt.security.tokens.Cbs.judge>` said.
+    """
+
+    user: str | None
     identity: Any = None
+    token: Token | None = None
 
 
 #: ``await verify(token, peer)``: whom the token stands for, or None if it is not valid.
@@ -138,7 +162,8 @@ class _BearerExchange:
         user, token = found
         login = await self._verify(token, peer)
         if login is not None and user in ("", login.user):
-            return Success(login.user, login.identity)
+            tokens = () if login.token is None else (login.token,)
+            return Success(login.user, login.identity, tokens=tokens)
         self._failure = Failure("a token that is not valid, or not for this user", user)
         return Challenge(_REFUSED)
 
@@ -167,36 +192,145 @@ def _bearer(name: str, response: bytes) -> tuple[str, str] | None:
 
 
 class CbsLogin:
-    """AMQPCBS, or its elder MSSBCBS, client side: our tokens come to ``$cbs`` when we are in."""
+    """AMQPCBS, client side: the connection has its tokens when the login is done (CBS draft §4.2).
 
+    Without tokens it is MSSBCBS, its elder: nobody logs in, and puts tokens on ``$cbs`` afterwards.
+
+    Args:
+        tokens: Tokens, or an async function that gets them; it is called for each connection.
+    """
+
+    #: Tokens cross the wire as they are.
     reveals = True
 
-    def __init__(self, name: str = "AMQPCBS") -> None:
-        self.name = name
+    def __init__(self, tokens: TokensSource = ()) -> None:
+        self.name = "AMQPCBS" if tokens else "MSSBCBS"
+        self._source = tokens
+        #: What has not been said yet, a response each.
+        self._responses: list[bytes] = []
+
+    async def prepare(self) -> None:
+        """Get tokens, before a connection is made.
+
+        Raises:
+            AuthenticationFailed: What was got is no token.
+        """
+        if self.name == "MSSBCBS":
+            return
+        tokens = await self._source() if callable(self._source) else self._source
+        parts = [_part(each) for each in tokens]
+        if not parts:
+            raise AuthenticationFailed("there is no token", condition="amqp:invalid-field")
+        self._responses = [b""]
+        for part in parts:
+            if self._responses[-1] and len(self._responses[-1]) + len(part) > _RESPONSE_MAX:
+                self._responses.append(b"")
+            self._responses[-1] += part
+        self._responses[-1] += _END
 
     def initial(self) -> bytes | None:
-        """Nothing is said."""
-        return b""
+        """As many tokens as fit a frame."""
+        return self._responses.pop(0) if self._responses else b""
 
     def respond(self, challenge: bytes) -> bytes:
-        """Nothing more either."""
-        return b""
+        """The next ones; a challenge says nothing else (§4.2.3)."""
+        return self._responses.pop(0) if self._responses else b""
 
     def __repr__(self) -> str:
-        return f"CbsLogin({self.name!r})"
+        return f"CbsLogin({'***' if self._source else ''})"
+
+
+def _part(token: BearerToken) -> bytes:
+    """A token in the list of tokens: ``TYPE NUL TOKEN NUL``."""
+    part = f"{token.type}\0{token.text}\0".encode()
+    if not token.text or part.count(b"\0") != 2 or len(part) + len(_END) > _RESPONSE_MAX:
+        raise AuthenticationFailed(
+            "a token is empty, has NUL in it, or is too large for AMQPCBS",
+            condition="amqp:invalid-field",
+        )
+    return part
 
 
 class CbsLoginServer:
-    """AMQPCBS, or MSSBCBS, server side: lets everybody in as nobody, with tokens to follow.
+    """AMQPCBS, server side: whose tokens are all good gets in, as nobody, and has them from then on.
+
+    Args:
+        cbs: Judges tokens.
+        limits: How many there may be, and their sizes.
+    """
+
+    name = "AMQPCBS"
+    reveals = True
+
+    def __init__(self, cbs: Cbs, limits: Limits) -> None:
+        self._cbs = cbs
+        self._limits = limits
+
+    def begin(self) -> _CbsExchange:
+        """One exchange: tokens may take several responses."""
+        return _CbsExchange(self._cbs, self._limits)
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        """Each exchange has an object of its own, see :meth:`begin`."""
+        return Failure("a login with tokens is one exchange")
+
+
+class _CbsExchange:
+    def __init__(self, cbs: Cbs, limits: Limits) -> None:
+        self._cbs = cbs
+        self._limits = limits
+        self._rest = b""
+        self._found: list[Token] = []
+
+    async def respond(self, response: bytes | None, peer: Peer) -> Step:
+        rest = self._rest + (response or b"")
+        while rest and not (rest.startswith(_END) and self._found):
+            kind, _, more = rest.partition(b"\0")
+            text, end, more = more.partition(b"\0")
+            if not end:
+                break
+            if len(self._found) >= self._limits.tokens_max:
+                return Failure("more tokens than a connection may have")
+            try:
+                token = await self._cbs.judge(
+                    kind.decode() or None, text.decode(), None, self._limits
+                )
+            except UnicodeDecodeError:
+                return Failure("a malformed AMQPCBS response")
+            except TokenRefused as error:
+                return Failure(f"a token was refused: {error.description}")
+            self._found.append(token)
+            rest = more
+        if rest == _END:
+            return Success(None, tokens=tuple(self._found))
+        if len(rest) > self._limits.token_size_max + _KIND_MAX or rest.startswith(_END):
+            return Failure("a malformed AMQPCBS response")
+        self._rest = rest
+        return Challenge(b"")
+
+
+class MssbCbsServer:
+    """MSSBCBS, server side: lets everybody in as nobody, with tokens to follow on ``$cbs``.
 
     It is offered where tokens may cross the wire.
     """
 
+    name = "MSSBCBS"
     reveals = True
-
-    def __init__(self, name: str = "AMQPCBS") -> None:
-        self.name = name
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
         """What is said is not looked at."""
         return Success(None)
+
+
+def verified_by(cbs: Cbs, limits: Limits) -> VerifyToken:
+    """Logins with the tokens that *cbs* takes: the user is whom a token was made for."""
+
+    async def verify(text: str, peer: Peer) -> Login | None:
+        try:
+            token = await cbs.judge(None, text, None, limits)
+        except TokenRefused:
+            return None
+        return Login(token.subject, token=token)
+
+    return verify

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -91,6 +92,9 @@ class Users:
         self._digests: dict[str, bytes] = {}
         self._hashes: dict[str, str] = {}
         self._scram: dict[str, dict[str, ScramSecret]] = {}
+        #: Files that users were loaded from, and the latest of them.
+        self._files: dict[str, Path] = {}
+        self._file: Path | None = None
         # No password gives this one.
         self._nobody = "$".join(
             (
@@ -142,14 +146,55 @@ class Users:
             self._digests.pop(user, None)
         self._hashes |= loaded
         self._scram |= scram
+        self._file = Path(path)
+        self._files |= dict.fromkeys(loaded, self._file)
 
     def remove(self, user: str) -> None:
         """Let *user* in no more; nothing happens if it is not there."""
         self._digests.pop(user, None)
         self._hashes.pop(user, None)
+        self._scram.pop(user, None)
+
+    def store(self, user: str, password: str) -> None:
+        """As :meth:`add`, and hashed in the file that *user* was loaded from.
+
+        A new user goes to the file that was loaded last; without one, and for users that the
+        program named, this is :meth:`add`. It writes a file and takes long on purpose: run it in a
+        worker thread, one change at a time. Whoever checks passwords meanwhile sees the old one or
+        the new one.
+
+        Raises:
+            IdentityError: The name or the password cannot be used, or the file not be written;
+                nothing has changed.
+        """
+        file = None if user in self._digests else self._files.get(user, self._file)
+        if file is None:
+            self.add(user, password)
+            return
+        # The others of the file log in by these; a new one must not be left out.
+        line = password_line(user, password, scram=self.scram_hashes)
+        rewrite(file, user, line)
+        hashed, *others = line.partition(":")[2].split(",")
+        made = [read_secret(each) for each in others]
+        self._scram[user] = {each.hash: each for each in made if each is not None}
+        self._hashes[user] = hashed
+        self._files[user] = file
+
+    def forget(self, user: str) -> None:
+        """As :meth:`remove`, and in the file that *user* was loaded from; see :meth:`store`.
+
+        Raises:
+            IdentityError: The file cannot be written; nothing has changed.
+        """
+        file = self._files.get(user)
+        if file is not None and user in self._hashes:
+            rewrite(file, user, None)
+            del self._files[user]
+        self.remove(user)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._digests, *self._hashes}))
+        # Copies, which other threads do not change.
+        return iter(sorted(self._digests.copy() | self._hashes.copy()))
 
     def __contains__(self, user: object) -> bool:
         return user in self._digests or user in self._hashes
@@ -179,11 +224,13 @@ class Users:
         """The hashes with which every user can log in by SCRAM, the strongest first."""
         if not self._scram:
             return ()
-        return tuple(each for each in HASHES if all(each in kept for kept in self._scram.values()))
+        every = self._scram.copy().values()
+        return tuple(each for each in HASHES if all(each in kept for kept in every))
 
     def scram_iterations(self) -> int:
         """The work of most users, which those who do not exist have to look like."""
-        counts = Counter(each.iterations for kept in self._scram.values() for each in kept.values())
+        every = self._scram.copy().values()
+        counts = Counter(each.iterations for kept in every for each in kept.values())
         return counts.most_common(1)[0][0] if counts else ITERATIONS
 
     def _digest(self, password: str) -> bytes:
@@ -193,9 +240,57 @@ class Users:
         return f"<Users: {len(self)}>"
 
 
+def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = False) -> bool:
+    """Put *line* into a users' file instead of the one of *user*, or take that away.
+
+    The other lines stay as they are. The file is exchanged at one stroke, and is for its owner's
+    eyes only; *create* makes it if it is not there. Returns whether *user* was in it.
+
+    Raises:
+        IdentityError: It cannot be read or written; it is as it was.
+    """
+    file = Path(path).resolve()
+    lines = [] if create and not file.exists() else _read(path, "users").splitlines()
+    kept = [each for each in lines if user_of(each) != user]
+    there = len(kept) < len(lines)
+    if line is not None:
+        kept.append(line)
+    elif not there:
+        return False
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
+            output.write("".join(f"{each}\n" for each in kept))
+            output.flush()
+            os.fsync(output.fileno())
+        os.replace(temporary, file)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise IdentityError(
+            f"cannot write users to {path}: {error.strerror}", condition="amqp:internal-error"
+        ) from error
+    return there
+
+
+def user_of(line: str) -> str | None:
+    """Whose line of a users' file it is; None for a comment."""
+    line = line.strip()
+    return None if not line or line.startswith("#") else line.partition(":")[0]
+
+
 def _check_user(user: str, password: str) -> None:
-    if not user or ":" in user or "\0" in user or "\n" in user or user != user.strip():
-        raise IdentityError(f"{user!r} cannot be a user's name: it is empty, or has : or NUL in it")
+    if (
+        not user
+        or user[0] == "#"
+        or re.search(r"[:\0-\x1f\x85\u2028\u2029]", user)
+        or user != user.strip()
+    ):
+        raise IdentityError(
+            f"{user!r} cannot be a user's name: it is empty, begins with #, or has : or a control "
+            "character in it"
+        )
     try:
         saslprep(password)
     except ValueError as error:
@@ -219,7 +314,9 @@ def _read(path: str | Path, what: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except OSError as error:
-        raise IdentityError(f"cannot read {what} from {path}: {error.strerror}") from error
+        raise IdentityError(
+            f"cannot read {what} from {path}: {error.strerror}", condition="amqp:internal-error"
+        ) from error
     except UnicodeDecodeError:
         raise IdentityError(f"cannot read {what} from {path}: it is not UTF-8") from None
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from ..errors import AuthenticationFailed
 from ..events import Certificate, Peer
+from .tokens import Token
 
 #: ``await verifier(user, password, peer)``: what the application knows of the user, anything but
 #: None, or None if the two do not go together.
@@ -27,11 +28,13 @@ class Challenge(Struct, frozen=True):
 
 class Success(Struct, frozen=True):
     """The client is who it says; ``user`` is None for nobody in particular. ``data`` goes with the
-    outcome (§5.3.3.6), for mechanisms in which the server has the last word."""
+    outcome (§5.3.3.6), for mechanisms in which the server has the last word. ``tokens`` are those
+    that the login brought: the connection has them as if they were put on ``$cbs``."""
 
     user: str | None
     identity: Any = None
     data: bytes | None = None
+    tokens: tuple[Token, ...] = ()
 
 
 class Failure(Struct, frozen=True):

@@ -25,6 +25,8 @@ from ..errors import AmqpError
 from ..limits import Limits
 from .access import Rights, rights_of
 
+#: What the draft has who takes tokens offer in its open (CBS draft §3.1).
+CBS_CAPABILITY: Final = "AMQP_CBS_V1_0"
 #: Token types by the names that deployed clients and the drafts use.
 SAS_TYPE: Final = "servicebus.windows.net:sastoken"
 JWT_TYPES: Final = frozenset({"jwt", "amqp:jwt"})
@@ -86,6 +88,9 @@ class Token(Struct, frozen=True, kw_only=True):
     grants: tuple[tuple[tuple[str, ...], Rights], ...]
     expires_at: float
     subject: str | None = None
+    #: Patterns that it is for by what it says itself, where it says no more (set-token); a newer token
+    #: of the same scope and the same patterns takes its place.
+    patterns: tuple[str, ...] = ()
 
     def rights(self, address: str) -> Rights:
         """What it gives at *address*."""
@@ -107,7 +112,7 @@ class Tokens:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         #: By audience: the token, and when it expires in the clock of ``expire``.
-        self._kept: dict[str, tuple[Token, float]] = {}
+        self._kept: dict[tuple[str, ...], tuple[Token, float]] = {}
         #: Called when rights may have changed.
         self.on_changed: Callable[[], None] = _nothing
 
@@ -117,26 +122,27 @@ class Tokens:
         Raises:
             TokenRefused: There are too many.
         """
-        if token.scope not in self._kept and len(self._kept) >= self._limits.tokens_max:
+        audience = (token.scope, *token.patterns)
+        if audience not in self._kept and len(self._kept) >= self._limits.tokens_max:
             raise TokenRefused(
                 f"the connection has {len(self._kept)} tokens already",
                 condition="amqp:resource-limit-exceeded",
             )
-        self._kept[token.scope] = token, expires
+        self._kept[audience] = token, expires
         self.on_changed()
 
     def drop(self, scope: str) -> bool:
         """Forget the token for an audience; whether there was one."""
-        gone = self._kept.pop(scope, None) is not None
+        gone = self._kept.pop((scope,), None) is not None
         if gone:
             self.on_changed()
         return gone
 
     def expire(self, now: float) -> bool:
         """Forget what has expired; whether anything has."""
-        gone = [scope for scope, (_, expires) in self._kept.items() if expires <= now]
-        for scope in gone:
-            del self._kept[scope]
+        gone = [each for each, (_, expires) in self._kept.items() if expires <= now]
+        for each in gone:
+            del self._kept[each]
         return bool(gone)
 
     @property
@@ -247,11 +253,16 @@ class Cbs:
                 given = await given
         if isinstance(given, Rights):
             given = {"*": given}
-        grants = tuple((wild_parts(pattern), rights) for pattern, rights in given.items() if rights)
-        if not grants:
+        given = {pattern: rights for pattern, rights in given.items() if rights}
+        if not given:
             raise TokenRefused("the token gives no rights here")
+        says_more = audience is not None or claims.scope is not None or "*" in given
         return Token(
-            scope=scope, grants=grants, expires_at=claims.expires_at, subject=claims.subject
+            scope=scope,
+            grants=tuple((wild_parts(pattern), rights) for pattern, rights in given.items()),
+            expires_at=claims.expires_at,
+            subject=claims.subject,
+            patterns=() if says_more else tuple(sorted(given)),
         )
 
     def __repr__(self) -> str:
@@ -297,6 +308,23 @@ def _looks_like(text: str) -> str:
     if text.startswith(_SAS_PREFIX):
         return SAS_TYPE
     return "jwt" if text.count(".") == 2 and "=" not in text else "swt"
+
+
+class BearerToken(Struct, frozen=True):
+    """A token as its bearer has it.
+
+    Args:
+        text: The token.
+        expires_at: Seconds since 1970; None if that is not known.
+        type: ``"jwt"``, ``"servicebus.windows.net:sastoken"``, …
+    """
+
+    text: str
+    expires_at: float | None = None
+    type: str = "jwt"
+
+    def __repr__(self) -> str:
+        return f"BearerToken(***, {self.expires_at}, {self.type!r})"
 
 
 class SasKey(Struct, frozen=True):

@@ -6,7 +6,7 @@ behaves, its answer is what happens. It may refuse a link; it may answer with le
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -58,7 +58,12 @@ _UNKNOWN: Final = Symbol("example.org:no-such-filter:string")
 
 
 async def assert_honest(
-    peer: Connection, *, queue: str, topic: str | None = None, patience_s: float = 5.0
+    peer: Connection,
+    *,
+    queue: str,
+    topic: str | None = None,
+    patience_s: float = 5.0,
+    restart: Callable[[], Awaitable[Connection]] | None = None,
 ) -> None:
     """Attach with every option of a terminus, and compare what is answered with what happens.
 
@@ -70,6 +75,8 @@ async def assert_honest(
         queue: Address of an empty queue there that nobody else uses.
         topic: Address of a topic, None if there is none.
         patience_s: Seconds that the peer has for each answer.
+        restart: Starts the peer again and gives a connection to it, from the same container as
+            *peer*. Without it nobody can see whether a durable terminus is one.
 
     Raises:
         AssertionError: It said one thing and did another; the message says which.
@@ -89,6 +96,8 @@ async def assert_honest(
     if topic is not None:
         await trial.subscriptions(topic)
     await trial.lifetimes()
+    if restart is not None:
+        await trial.durability(queue, topic, restart)
 
 
 class _End:
@@ -478,6 +487,89 @@ class _Trial:
             assert await again.take() == [], "a subscription that was closed is still there"
             await again.detach()
             core.end()
+
+    # --- what outlives the peer --------------------------------------------------------------
+
+    async def durability(
+        self, queue: str, topic: str | None, restart: Callable[[], Awaitable[Connection]]
+    ) -> None:
+        sources: list[tuple[dict[str, Any], int, str, UnsettledMap]] = []
+        targets: list[tuple[dict[str, Any], int, str, UnsettledMap]] = []
+        subscriptions: list[dict[str, Any]] = []
+        kinds: list[dict[str, Any]] = [
+            {"durable": durable, "expiry_policy": Symbol("never")} for durable in (1, 2)
+        ]
+        for kind in kinds:
+            asked = {"name": f"honest-{next(self._names)}", "rcv_settle_mode": 1, **kind}
+            asked |= {"address": queue, "default_outcome": RELEASED}
+            end = await self.receiver(**asked)
+            if not end.refused and end.link.source.durable:
+                body = await self.put(queue, durable=True)
+                await end.take(1)
+                await end.detach(closed=False)
+                left = end.remembered(ACCEPTED)
+                sources.append((asked, end.link.source.durable, body, left))
+        # From now on nobody takes anything.
+        for kind in kinds:
+            asked = {"name": f"honest-{next(self._names)}", "rcv_settle_mode": 1, **kind}
+            asked |= {"address": queue}
+            end = await self.sender(**asked)
+            if not end.refused and end.link.target.durable:
+                await self.until(partial(_has_credit, end), f"{queue!r} gives no credit")
+                body = f"honest {next(self._bodies)}"
+                payload = Message(body, durable=True).encode()
+                tag = end.link.send(payload).tag
+                await self.until(partial(_has_outcome, end), "a durable message gets no outcome")
+                await end.detach(closed=False)
+                left = {tag: Unsettled(tag=tag, payload=payload)}
+                targets.append((asked, end.link.target.durable, body, left))
+            if topic is not None:
+                asked = {"name": f"honest-{next(self._names)}", "address": topic, **kind}
+                end = await self.receiver(**asked)
+                if not end.refused and end.link.source.durable:
+                    await end.detach(closed=False)
+                    subscriptions.append(asked)
+        self.peer = await restart()
+        await self.peer.wait_open()
+        self.core = self.peer.engine.begin()
+        expected: dict[str, str] = {}
+        for asked, durable, body, left in sources:
+            said = f"a source of durability {durable}, after a restart"
+            remembers = durable == 2
+            again = await self.receiver(unsettled=left if remembers else None, **asked)
+            assert not again.refused, f"{said}: the link is refused"
+            assert again.link.resumed or not remembers, f"{said}: nothing is remembered"
+            if remembers:
+                await again.take(1)
+            else:
+                expected[body] = f"{said}: a durable message that was in hand is lost"
+            await again.detach()
+        for asked, durable, body, left in targets:
+            said = f"a target of durability {durable}, after a restart"
+            expected[body] = f"{said}: a message that it had accepted is not there once"
+            if durable == 2:
+                again = await self.sender(unsettled=left, **asked)
+                assert not again.refused, f"{said}: the link is refused"
+                assert again.link.resumed, f"{said}: nothing is remembered"
+                await self.until(
+                    partial(_has_outcome, again), f"{said}: what it had said is forgotten"
+                )
+                await again.detach()
+        found = [message.body for message in await self.there(queue)]
+        for body, failure in expected.items():
+            assert found.count(body) == 1, failure
+        for _, durable, body, _ in sources:
+            assert body in expected or body not in found, (
+                f"a source of durability {durable}, after a restart: what was in hand is delivered"
+                " to somebody else"
+            )
+        for asked in subscriptions:
+            assert topic is not None
+            body = await self.put(topic)
+            again = await self.receiver(**asked)
+            found = [Message.decode(each.payload).body for each in await again.take()]
+            assert body in found, f"a durable subscription of {topic!r} does not outlive a restart"
+            await again.detach()
 
     # --- dynamic nodes -----------------------------------------------------------------------
 

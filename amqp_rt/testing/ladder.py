@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from ..net.traces import Kind, Trace
+from ..net.traces import Kind, Record, Trace
 from .octets import Composite, Frame, Splitter
 
-__all__ = ["Rung", "draw_html", "draw_svg", "draw_text", "rungs"]
+__all__ = ["Climber", "Rung", "draw_html", "draw_rung", "draw_svg", "draw_text", "rungs"]
 
 #: Characters of one value, and of one rung.
 _VALUE_MAX: Final = 80
@@ -32,36 +32,65 @@ class Rung(Struct):
     text: str
     #: It is not as it should be.
     bad: bool = False
+    #: What it says, if it is one.
+    frame: Frame | None = None
+
+
+class Climber:
+    """Makes rungs of what is recorded, as it is.
+
+    Args:
+        client: It was recorded by the side that dialled.
+    """
+
+    def __init__(self, *, client: bool) -> None:
+        self._client = client
+        self._splitters = {True: Splitter(), False: Splitter()}
+        self._at_s = 0.0
+
+    def climb(self, record: Record) -> list[Rung]:
+        """The frames that are whole now, and whatever else happened."""
+        kind = record.kind
+        self._at_s = record.at_s
+        sent = kind in (Kind.SENT, Kind.OMITTED_SENT)
+        client = sent == self._client
+        if kind in (Kind.SENT, Kind.RECEIVED):
+            return [
+                Rung(record.at_s, client, _line(frame), bool(frame.fault), frame)
+                for frame in self._splitters[client].feed(record.data)
+            ]
+        if kind is Kind.RECEIVED_EOF:
+            return [Rung(record.at_s, client, "end of stream")]
+        if kind is Kind.END:
+            return [Rung(record.at_s, None, "the connection is over")]
+        if kind is Kind.CUT:
+            return [Rung(record.at_s, None, "more came, for which the trace has no room", bad=True)]
+        if kind in (Kind.OMITTED_SENT, Kind.OMITTED_RECEIVED):
+            size = int.from_bytes(record.data, "big")
+            return [Rung(record.at_s, client, f"{size} bytes of another protocol, not kept")]
+        return []
+
+    def top(self) -> list[Rung]:
+        """What is left when nothing more comes: frames that did not become whole."""
+        return [
+            Rung(
+                self._at_s,
+                client,
+                f"{len(splitter.held)} bytes of a frame that did not become whole",
+                bad=True,
+            )
+            for client, splitter in self._splitters.items()
+            if splitter.held
+        ]
 
 
 def rungs(trace: Trace) -> list[Rung]:
     """The frames of *trace* in the order in which they became whole."""
-    found: list[Rung] = []
-    splitters = {True: Splitter(), False: Splitter()}
-    for record in trace.records:
-        kind = record.kind
-        sent = kind in (Kind.SENT, Kind.OMITTED_SENT)
-        client = sent == trace.client
-        if kind in (Kind.SENT, Kind.RECEIVED):
-            found += [
-                Rung(record.at_s, client, _line(frame), bool(frame.fault))
-                for frame in splitters[client].feed(record.data)
-            ]
-        elif kind is Kind.RECEIVED_EOF:
-            found.append(Rung(record.at_s, client, "end of stream"))
-        elif kind is Kind.END:
-            found.append(Rung(record.at_s, None, "the connection is over"))
-        elif kind is Kind.CUT:
-            found.append(Rung(record.at_s, None, "more came, for which the trace has no room", bad=True))  # fmt: skip
-        elif kind in (Kind.OMITTED_SENT, Kind.OMITTED_RECEIVED):
-            size = int.from_bytes(record.data, "big")
-            found.append(Rung(record.at_s, client, f"{size} bytes of another protocol, not kept"))
-    last = trace.records[-1].at_s if trace.records else 0.0
-    for client, splitter in splitters.items():
-        if splitter.held:
-            text = f"{len(splitter.held)} bytes of a frame that did not become whole"
-            found.append(Rung(last, client, text, bad=True))
+    climber = Climber(client=trace.client)
+    found = [rung for record in trace.records for rung in climber.climb(record)]
+    found += climber.top()
     if trace.damage:
+        last = trace.records[-1].at_s if trace.records else 0.0
         found.append(Rung(last, None, _plain(trace.damage, _TEXT_MAX), bad=True))
     return found
 
@@ -116,21 +145,27 @@ def _title(trace: Trace) -> str:
 
 def draw_text(trace: Trace, found: Iterable[Rung], *, width: int = 100, plain: bool = False) -> str:
     """The ladder for a terminal that is *width* characters wide; *plain* keeps to ASCII."""
-    rail, dash, left, right = "|-<>" if plain else "│─◀▶"
     inner = max(30, width - 14)
     lines = [_title(trace), f"{'':10}  {'client':<{inner - 4}}server"]
-    for rung in found:
-        mark = "! " if rung.bad else ""
-        text = _cut(mark + rung.text, inner - 6)
-        if rung.client is None:
-            drawn = f" {text:^{inner - 2}} "
-        elif rung.client:
-            drawn = f"{dash * 2} {text} ".ljust(inner - 1, dash) + right
-        else:
-            drawn = left + f" {text} {dash * 2}".rjust(inner - 1, dash)
-        lines.append(f"{rung.at_s:10.6f}  {rail}{drawn}{rail}")
+    lines += [draw_rung(rung, width=width, plain=plain) for rung in found]
     text = "\n".join(lines)
     return text.encode("ascii", "backslashreplace").decode() if plain else text
+
+
+def draw_rung(rung: Rung, *, width: int = 100, plain: bool = False) -> str:
+    """One line of the ladder for a terminal; see :func:`draw_text`."""
+    rail, dash, left, right = "|-<>" if plain else "│─◀▶"
+    inner = max(30, width - 14)
+    mark = "! " if rung.bad else ""
+    text = _cut(mark + rung.text, inner - 6)
+    if rung.client is None:
+        drawn = f" {text:^{inner - 2}} "
+    elif rung.client:
+        drawn = f"{dash * 2} {text} ".ljust(inner - 1, dash) + right
+    else:
+        drawn = left + f" {text} {dash * 2}".rjust(inner - 1, dash)
+    line = f"{rung.at_s:10.6f}  {rail}{drawn}{rail}"
+    return line.encode("ascii", "backslashreplace").decode() if plain else line
 
 
 _ROW: Final = 26

@@ -12,24 +12,31 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import trio
 from anyio.to_thread import run_sync
+from msgspec.structs import replace
 
+from ..broker.broker import BrokerHost, NodeStats, SubscriptionStats
 from ..broker.declarations import declared_by
-from ..broker.nodes import Declaration, Queue
+from ..broker.nodes import Declaration, Queue, split_partition
 from ..message import Message
 from ..outcomes import Error
 from ..runtime import Broker
 from .clocks import MovableClock
 
-if TYPE_CHECKING:
-    from ..broker.broker import NodeStats
-
-__all__ = ["LoopbackBroker", "NodeHandle", "QueueHandle"]
+__all__ = [
+    "LogHandle",
+    "LoopbackBroker",
+    "NodeHandle",
+    "QueueHandle",
+    "SubscriptionHandle",
+    "TopicHandle",
+]
 
 T = TypeVar("T")
+S = TypeVar("S", NodeStats, SubscriptionStats)
 
 #: Seconds that clients have to take our close when the test is over. Many of them are not run any
 #: more by then, and nobody is to wait for those.
@@ -40,11 +47,13 @@ _LOOK_S: Final = 0.002
 PATIENCE_S: Final = 5.0
 #: Messages that a failed wait shows.
 _SHOWN: Final = 5
+#: Where one begins to read a log.
+_FROM_THE_FIRST: Final[dict[object, object]] = {"rabbitmq:stream-offset-spec": "first"}
 _FORCED: Final = Error("amqp:connection:forced", "a test closes all connections")
 
 
-class NodeHandle:
-    """A node of the broker, as a test looks at it.
+class _Watched(Generic[S]):
+    """Something in the broker that a test looks at, and waits for.
 
     Every call is a plain one and may come from any thread. Those that wait have a twin whose name
     begins with ``await_``, for tests that run in an event loop which has to go on meanwhile.
@@ -55,52 +64,33 @@ class NodeHandle:
         self.name = name
 
     @property
-    def stats(self) -> NodeStats:
-        """The node in numbers.
+    def stats(self) -> S:
+        """It in numbers.
 
         Raises:
-            AmqpError: There is no such node.
+            AmqpError: It is not there.
         """
         return self._broker.call(self._stats)
 
-    async def _stats(self) -> NodeStats:
-        return self._broker.broker.host.stats(self.name)
+    async def _stats(self) -> S:
+        return self._look(self._broker.broker.host)
+
+    def _look(self, host: BrokerHost) -> S:
+        raise NotImplementedError
 
     @property
     def consumers(self) -> int:
         """Links that receive from it."""
         return self.stats.consumers
 
-    @property
-    def producers(self) -> int:
-        """Links that send to it."""
-        return self.stats.producers
-
-    def send(self, body: object = None, **fields: Any) -> None:
-        """Put a message there, as if a client had sent it.
-
-        Args:
-            body: The body, or a whole :class:`~amqp_rt.Message`.
-            fields: What else :class:`~amqp_rt.Message` takes, such as ``subject`` and ``ttl_s``.
-
-        Raises:
-            AmqpError: There is no such node, or it has no room.
-        """
-        message = body if isinstance(body, Message) else Message(body, **fields)
-
-        async def publish() -> None:
-            self._broker.broker.host.publish(self.name, bytes(message.encode()))
-
-        self._broker.call(publish)
-
     def wait_until(
         self,
-        condition: Callable[[NodeStats], bool],
+        condition: Callable[[S], bool],
         *,
         timeout_s: float = PATIENCE_S,
         wanted: str = "what the test waits for",
-    ) -> NodeStats:
-        """Wait until *condition* holds of the node's numbers; returns those.
+    ) -> S:
+        """Wait until *condition* holds of its numbers; returns those.
 
         Args:
             condition: Called in the broker's thread.
@@ -109,18 +99,18 @@ class NodeHandle:
 
         Raises:
             AssertionError: It did not come to that in time; the sentence says how things stand.
-            AmqpError: There is no such node.
+            AmqpError: It is not there.
         """
         __tracebackhide__ = True
         return self._broker.call(self._until, condition, timeout_s, wanted)
 
     async def await_until(
         self,
-        condition: Callable[[NodeStats], bool],
+        condition: Callable[[S], bool],
         *,
         timeout_s: float = PATIENCE_S,
         wanted: str = "what the test waits for",
-    ) -> NodeStats:
+    ) -> S:
         """:meth:`wait_until`, for tests under trio or asyncio; can be cancelled."""
         __tracebackhide__ = True
         wait = partial(self.wait_until, condition, timeout_s=timeout_s, wanted=wanted)
@@ -145,53 +135,112 @@ class NodeHandle:
         wait = partial(self.wait_consumers, count, timeout_s=timeout_s)
         await run_sync(wait, abandon_on_cancel=True)
 
-    async def _until(
-        self, condition: Callable[[NodeStats], bool], timeout_s: float, wanted: str
-    ) -> NodeStats:
+    async def _until(self, condition: Callable[[S], bool], timeout_s: float, wanted: str) -> S:
         host = self._broker.broker.host
         with trio.move_on_after(timeout_s):
-            while not condition(stats := host.stats(self.name)):
+            while not condition(stats := self._look(host)):
                 if self._broker.stopping:
                     raise RuntimeError("the broker has been stopped")
                 await trio.sleep(_LOOK_S)
             return stats
         raise AssertionError(
-            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {self._described()}"
+            f"no {wanted} at {self.name!r} within {timeout_s:g} s: {await self._described(host)}"
         )
 
-    def _described(self) -> str:
-        stats = self._broker.broker.host.stats(self.name)
+    async def _described(self, host: BrokerHost) -> str:
+        """How things stand."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class NodeHandle(_Watched[NodeStats]):
+    """A node of the broker, as a test looks at it: plain calls, from any thread."""
+
+    def _look(self, host: BrokerHost) -> NodeStats:
+        return host.stats(self.name)
+
+    @property
+    def producers(self) -> int:
+        """Links that send to it."""
+        return self.stats.producers
+
+    def send(self, body: object = None, **fields: Any) -> None:
+        """Put a message there, as if a client had sent it.
+
+        Args:
+            body: The body, or a whole :class:`~amqp_rt.Message`.
+            fields: What else :class:`~amqp_rt.Message` takes, such as ``subject`` and ``ttl_s``.
+
+        Raises:
+            AmqpError: There is no such node, or it has no room.
+        """
+        message = body if isinstance(body, Message) else Message(body, **fields)
+
+        async def publish() -> None:
+            self._broker.broker.host.publish(self.name, bytes(message.encode()))
+
+        self._broker.call(publish)
+
+    async def _described(self, host: BrokerHost) -> str:
+        stats = host.stats(self.name)
         return (
             f"it has {stats.available} messages available, {stats.acquired} delivered and not "
             f"settled, {stats.delayed} delayed, {stats.consumers} consumers and "
             f"{stats.producers} producers, and has accepted {stats.enqueued}"
         )
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
 
-
-class QueueHandle(NodeHandle):
-    """A queue of the broker, as a test looks at it."""
+class _Backlog(_Watched[S]):
+    """Where messages wait."""
 
     @property
     def messages(self) -> list[Message]:
         """The messages that wait, in order, decoded; those that a consumer has are not among them.
 
         Raises:
-            AmqpError: There is no such queue.
+            AmqpError: It is not there.
         """
         return self._broker.call(self._messages)
 
     async def _messages(self) -> list[Message]:
         host = self._broker.broker.host
-        waiting = host.stats(self.name).available
-        return [Message.decode(payload) for payload in host.peek(self.name, waiting)]
+        found = await self._peek(host, self._look(host).available)
+        return [Message.decode(payload) for payload in found]
+
+    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
+        """The first *count* that wait."""
+        raise NotImplementedError
 
     @property
     def count(self) -> int:
         """Messages that wait."""
         return self.stats.available
+
+    def wait_for(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> list[Message]:
+        """Wait until *count* messages or more wait there; returns them.
+
+        Raises:
+            AssertionError: There were fewer all the time; the sentence says how things stand.
+            AmqpError: It is not there.
+        """
+        __tracebackhide__ = True
+        return self._broker.call(self._arrived, count, timeout_s)
+
+    async def await_for(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> list[Message]:
+        """:meth:`wait_for`, for tests under trio or asyncio; can be cancelled."""
+        __tracebackhide__ = True
+        wait = partial(self.wait_for, count, timeout_s=timeout_s)
+        return await run_sync(wait, abandon_on_cancel=True)
+
+    async def _arrived(self, count: int, timeout_s: float) -> list[Message]:
+        await self._until(lambda stats: stats.available >= count, timeout_s, f"{count} messages")
+        return await self._messages()
+
+
+class _Consumed(_Backlog[S]):
+    """Where messages wait until they are consumed."""
 
     @property
     def unsettled(self) -> int:
@@ -202,30 +251,6 @@ class QueueHandle(NodeHandle):
     def delayed(self) -> int:
         """Messages that are not due yet."""
         return self.stats.delayed
-
-    def purge(self) -> int:
-        """Drop the messages that wait; how many there were."""
-
-        async def purge() -> int:
-            return self._broker.broker.host.purge(self.name)
-
-        return self._broker.call(purge)
-
-    def wait_for(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> list[Message]:
-        """Wait until *count* messages or more wait there; returns them.
-
-        Raises:
-            AssertionError: There were fewer all the time; the sentence says how things stand.
-            AmqpError: There is no such queue.
-        """
-        __tracebackhide__ = True
-        return self._broker.call(self._arrived, count, timeout_s)
-
-    async def await_for(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> list[Message]:
-        """:meth:`wait_for`, for tests under trio or asyncio; can be cancelled."""
-        __tracebackhide__ = True
-        wait = partial(self.wait_for, count, timeout_s=timeout_s)
-        return await run_sync(wait, abandon_on_cancel=True)
 
     def wait_empty(self, *, timeout_s: float = PATIENCE_S) -> None:
         """Wait until no message is there, nor with a consumer, nor delayed.
@@ -242,17 +267,117 @@ class QueueHandle(NodeHandle):
         wait = partial(self.wait_empty, timeout_s=timeout_s)
         await run_sync(wait, abandon_on_cancel=True)
 
-    async def _arrived(self, count: int, timeout_s: float) -> list[Message]:
-        await self._until(lambda stats: stats.available >= count, timeout_s, f"{count} messages")
-        return await self._messages()
-
-    def _described(self) -> str:
-        first = self._broker.broker.host.peek(self.name, _SHOWN)
-        shown = "".join(f"\n  {Message.decode(payload)!r}" for payload in first)
-        return super()._described() + shown
+    async def _shown(self, host: BrokerHost) -> str:
+        """The first messages, a line each."""
+        first = await self._peek(host, _SHOWN)
+        return "".join(f"\n  {Message.decode(payload)!r}" for payload in first)
 
 
-def _is_empty(stats: NodeStats) -> bool:
+class QueueHandle(_Consumed[NodeStats], NodeHandle):
+    """A queue of the broker, as a test looks at it."""
+
+    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
+        return await host.peek(self.name, count)
+
+    def purge(self) -> int:
+        """Drop the messages that wait; how many there were."""
+
+        async def purge() -> int:
+            return await self._broker.broker.host.purge(self.name)
+
+        return self._broker.call(purge)
+
+    async def _described(self, host: BrokerHost) -> str:
+        return await NodeHandle._described(self, host) + await self._shown(host)
+
+
+class SubscriptionHandle(_Consumed[SubscriptionStats]):
+    """One subscription of a topic, as a test looks at it.
+
+    Attributes:
+        topic: The topic's name.
+        name: That of the subscriber's link.
+        container: The subscriber's container-id; None for whichever it is.
+    """
+
+    def __init__(
+        self, broker: LoopbackBroker, topic: str, name: str, container: str | None
+    ) -> None:
+        super().__init__(broker, name)
+        self.topic = topic
+        self.container = container
+
+    def _look(self, host: BrokerHost) -> SubscriptionStats:
+        return host.subscription(self.topic, self.name, container=self.container)
+
+    async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
+        return await host.peek_subscription(self.topic, self.name, count, container=self.container)
+
+    async def _described(self, host: BrokerHost) -> str:
+        stats = self._look(host)
+        return (
+            f"it has {stats.available} messages available, {stats.acquired} delivered and not "
+            f"settled, {stats.delayed} delayed, and {stats.consumers} consumers"
+            + await self._shown(host)
+        )
+
+
+class TopicHandle(NodeHandle):
+    """A topic of the broker, as a test looks at it."""
+
+    @property
+    def subscriptions(self) -> list[SubscriptionHandle]:
+        """Its subscriptions, in the order in which they were made.
+
+        Raises:
+            AmqpError: There is no such topic.
+        """
+        return self._broker.call(self._subscriptions)
+
+    async def _subscriptions(self) -> list[SubscriptionHandle]:
+        return [
+            SubscriptionHandle(self._broker, self.name, stats.name, stats.container)
+            for stats in self._broker.broker.host.subscriptions(self.name)
+        ]
+
+    def subscription(self, name: str, *, container: str | None = None) -> SubscriptionHandle:
+        """The subscription *name*, be it there already or not.
+
+        Args:
+            name: That of its link, or of a shared subscription.
+            container: The subscriber's container-id, where several have links of that name.
+        """
+        return SubscriptionHandle(self._broker, self.name, name, container)
+
+
+class LogHandle(_Backlog[NodeStats], NodeHandle):
+    """A log of the broker, as a test looks at it; its messages are all records that it keeps.
+
+    ``NAME/partitions/N`` is one partition; of several, one after another comes first.
+    """
+
+    def _look(self, host: BrokerHost) -> NodeStats:
+        log, partition = split_partition(self.name) or (self.name, None)
+        stats = host.stats(log)
+        if partition is None:
+            return stats
+        here = [each for each in host.log_stats(log).partitions if each.partition == partition]
+        return replace(stats, available=sum(each.next - each.first for each in here))
+
+    async def _messages(self) -> list[Message]:
+        count = self._look(self._broker.broker.host).available
+        async with (
+            self._broker.broker.local() as peer,
+            peer.receiver(self.name, filter=_FROM_THE_FIRST) as records,
+        ):
+            return [(await records.receive()).message for _ in range(count)]
+
+    async def _described(self, host: BrokerHost) -> str:
+        stats = self._look(host)
+        return f"it has {stats.available} records, {stats.consumers} readers and {stats.producers} producers"  # fmt: skip
+
+
+def _is_empty(stats: NodeStats | SubscriptionStats) -> bool:
     return not (stats.available or stats.acquired or stats.delayed)
 
 
@@ -385,6 +510,14 @@ class LoopbackBroker:
     def queue(self, name: str) -> QueueHandle:
         """The queue *name*, be it there already or not."""
         return QueueHandle(self, name)
+
+    def topic(self, name: str) -> TopicHandle:
+        """The topic *name*, be it there already or not."""
+        return TopicHandle(self, name)
+
+    def log(self, name: str) -> LogHandle:
+        """The log *name*, or ``NAME/partitions/N`` of it, be it there already or not."""
+        return LogHandle(self, name)
 
     def node(self, name: str) -> NodeHandle:
         """The node *name* of any kind, be it there already or not."""

@@ -43,6 +43,7 @@ from .network import SimulatedNetwork, Trace
 
 __all__ = [
     "Host",
+    "Scenario",
     "Simulation",
     "SimulationFailed",
     "amqp_faults",
@@ -50,6 +51,7 @@ __all__ = [
     "simulate",
 ]
 
+#: What :func:`simulate` runs.
 Scenario: TypeAlias = Callable[["Simulation"], Awaitable[None]]
 
 #: When a simulation begins, by its wall clock.
@@ -365,7 +367,8 @@ def check_seeds(
         try:
             simulate(scenario, seed=seed, faults=faults, within=within)
         except Exception:
-            raise _shrunk(scenario, seed, faults, within) from None
+            failed = _shrunk(scenario, seed, faults, within)
+            raise failed from failed.__cause__
     return count
 
 

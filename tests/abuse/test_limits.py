@@ -1,4 +1,5 @@
 """Every bound of ``amqp_rt.limits``: what is at it is taken, what is above it has an exact answer.
+That they hold on every door, for clients and for servers, is in ``test_doors.py``.
 
 ``PROVED_BY`` names for each bound the tests that reach it, here and elsewhere. A bound without a
 test, and a test that is not there, fail.
@@ -75,6 +76,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         f"{HERE}test_unsettled_max_of_what_goes",
         f"{HERE}test_unsettled_max_of_a_map",
     ),
+    "early_deliveries_max": (
+        "core/test_early.py::test_at_the_bound_and_above_it",
+        "core/test_early.py::test_what_is_held_is_bounded_and_then_judged_like_the_rest",
+    ),
     "resume_sections_max": (f"{HERE}test_resume_sections_max",),
     "management_rows_max": ("management/test_management.py::test_a_query_has_pages",),
     "management_nodes_max": ("management/test_management.py::test_management_nodes",),
@@ -86,8 +91,14 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "jwks_size_max": ("security/test_jwts.py::test_the_size_of_a_key_set",),
     "token_message_size_max": ("container/test_cbs.py::test_a_request_for_a_token_is_small",),
     "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
-    "output_max": (f"{HERE}test_output_max", "net/test_driver.py"),
-    "handshake_s": (f"{HERE}test_handshake_s",),
+    "output_max": (
+        f"{HERE}test_output_max",
+        "abuse/test_doors.py::test_who_does_not_read_costs_little_and_has_to_go",
+    ),
+    "handshake_s": (
+        f"{HERE}test_handshake_s",
+        "abuse/test_doors.py::test_the_deadline_is_absolute",
+    ),
     "close_grace_s": (f"{HERE}test_close_grace_s",),
     "idle_timeout_s": (f"{HERE}test_idle_timeout_s",),
     "idle_timeout_min_s": (f"{HERE}test_idle_timeout_min_s",),
@@ -98,15 +109,33 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "sections_max": ("test_message.py::test_there_are_at_most_sections_max_sections",),
     "tls_handshake_s": ("net/test_tls.py::test_a_listener_does_not_wait_for_a_handshake",),
     "websocket_message_max": ("net/test_websocket.py::test_messages_are_bounded",),
+    "websocket_stranger_max": (
+        "net/test_websocket.py::test_frames_that_make_no_message_are_bounded",
+        "net/test_websocket.py::test_a_stranger_costs_little_memory",
+        "net/test_websocket.py::test_a_login_makes_room",
+        "net/test_websocket.py::test_the_body_of_a_refusal_is_bounded",
+    ),
+    "websocket_overhead_max": (
+        "net/test_websocket.py::test_frames_that_make_no_message_are_bounded",
+    ),
+    "websocket_linger_s": ("net/test_websocket.py::test_a_closed_websocket_leaves_no_task",),
+    "connections_per_address_max": (
+        "net/test_listeners.py::test_connections_of_one_address_are_bounded",
+        "net/test_listeners.py::test_what_is_bounded_is_bounded_over_all_doors",
+    ),
+    "connections_per_user_max": (
+        "container/test_namesakes.py::test_the_connections_of_a_user_are_bounded",
+    ),
     "write_stall_s": ("net/test_driver.py::test_a_peer_that_does_not_read_is_dropped",),
     "connections_max": ("net/test_listeners.py::test_connections_are_bounded_at_the_number",),
     "connections_unauthenticated_max": (
         "net/test_listeners.py::test_strangers_are_bounded_and_make_room_by_logging_in",
+        "abuse/test_doors.py::test_strangers_are_counted_at_all_doors_together",
     ),
     "connections_unauthenticated_per_address_max": (
         "net/test_listeners.py::test_strangers_of_one_address_are_bounded",
     ),
-    "failed_login_delay_s": ("container/test_container.py",),
+    "failed_login_delay_s": ("abuse/test_doors.py::test_a_failed_login_is_the_last",),
     "failed_login_delay_max_s": ("security/test_backoff.py::test_failures_cost_more_and_more",),
     "failed_login_memory_s": ("security/test_backoff.py::test_failures_are_forgotten",),
     "failed_logins_kept": ("security/test_backoff.py::test_what_is_remembered_is_bounded",),
@@ -134,6 +163,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",
     ),
+    "duplicates_max": ("broker/test_duplicates.py::test_only_so_many_are_remembered",),
     "backlog_max": (
         "broker/test_topics.py::test_a_subscriber_that_does_not_keep_up_is_detached_alone",
     ),
@@ -174,6 +204,14 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "log_holds_max": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
+    "staged_bytes_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stages_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
+    "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "leases_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
+    "lease_messages_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
+    "lease_ttl_max_s": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
     "log_hold_max_s": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
@@ -808,4 +846,12 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (DEFAULT_LIMITS.nesting_max, DEFAULT_LIMITS.elements_max) == (32, 65_536)
     assert DEFAULT_LIMITS.unsettled_max == 5_000
     assert DEFAULT_LIMITS.output_max == MIB
-    assert DEFAULT_LIMITS.handshake_s == 10
+    assert (DEFAULT_LIMITS.handshake_s, DEFAULT_LIMITS.tls_handshake_s) == (10, 5)
+    assert DEFAULT_LIMITS.write_stall_s == 30
+    assert DEFAULT_LIMITS.connections_max == 10_000
+    assert DEFAULT_LIMITS.connections_per_address_max == 5_000
+    assert DEFAULT_LIMITS.connections_per_user_max == 1_000
+    assert DEFAULT_LIMITS.connections_unauthenticated_max == 1_000
+    assert DEFAULT_LIMITS.connections_unauthenticated_per_address_max == 100
+    assert DEFAULT_LIMITS.websocket_message_max == MIB
+    assert DEFAULT_LIMITS.websocket_stranger_max == 64 * KIB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import foreign_brokers
 import pytest
 
 import amqp_rt
@@ -23,15 +23,7 @@ FOLDER = ROOT / "benchmarks"
 @pytest.fixture(scope="module", autouse=True)
 def benchmarks() -> ModuleType:
     """The package, which is no part of what is installed."""
-    spec = importlib.util.spec_from_file_location(
-        "benchmarks", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmarks"] = module
-    spec.loader.exec_module(module)
-    return module
+    return foreign_brokers.benchmarks()
 
 
 def results(**samples: list[float]) -> Any:

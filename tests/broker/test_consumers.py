@@ -21,7 +21,7 @@ NOT_HERE = Modified(undeliverable_here=True)
 
 
 def shown(world: World, address: str = "q") -> list[Any]:
-    return [Message.decode(each).body for each in world.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in world.peek(address, 1_000)]
 
 
 def ranked(priority: object, name: str = "priority") -> dict[object, object]:

@@ -115,35 +115,51 @@ class Ledger:
                 await delivery.settled()
                 self.done.add(number)
 
+    def check(self, left: list[int]) -> None:
+        """What is *left* in the queue is what nobody has been told the end of."""
+        assert len(set(left)) == len(left), "something is there twice"
+        assert left == sorted(left), "the order is another one"
+        assert not self.done & set(left), "something settled came back"
+        lost = self.acknowledged - self.received - set(left)
+        assert not lost, f"{len(lost)} acknowledged messages are lost"
+        assert all(number < self.sent for number in left), "something was invented"
 
-@pytest.mark.req("B7", "B26", "M5")
-async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
-    tmp_path: Path, long_run: bool
+
+async def kill_often(
+    command: list[str], ledger: Ledger, luck: random.Random, long_run: bool
 ) -> None:
-    luck = random.Random(7)
-    ledger = Ledger()
-    path = tmp_path / "broker.db"
+    """Start the broker again and again, and kill it while it works."""
     for _ in range(100 if long_run else 3):
-        served = await trio.to_thread.run_sync(Served, serve_of(path))
+        served = await trio.to_thread.run_sync(Served, command)
         kill = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ledger.work, served.url, kill, luck)
             await kill.wait()
             await trio.to_thread.run_sync(served.end, signal.SIGKILL)
-    served = await trio.to_thread.run_sync(Served, serve_of(path))
+
+
+async def what_is_left(command: list[str], *, credit: int, within: float) -> list[int]:
+    """Start the broker once more, and take what its queue has."""
+    served = await trio.to_thread.run_sync(Served, command)
     left: list[int] = []
-    async with connect(served.url) as peer, peer.receiver("work") as messages:
-        while (delivery := await messages.get(within=0.3)) is not None:
+    async with connect(served.url) as peer, peer.receiver("work", credit=credit) as messages:
+        while (delivery := await messages.get(within=within)) is not None:
             left.append(number_of(delivery.body))
             delivery.accept()
     assert await trio.to_thread.run_sync(served.end, signal.SIGTERM) == 0
+    return left
+
+
+@pytest.mark.req("B7", "B26", "M5")
+async def test_nothing_acknowledged_is_lost_and_nothing_settled_comes_back(
+    tmp_path: Path, long_run: bool
+) -> None:
+    ledger = Ledger()
+    command = serve_of(tmp_path / "broker.db")
+    await kill_often(command, ledger, random.Random(7), long_run)
+    left = await what_is_left(command, credit=100, within=0.3)
     assert len(ledger.acknowledged) > 100
-    assert len(set(left)) == len(left), "something is there twice"
-    assert left == sorted(left), "the order is another one"
-    assert not ledger.done & set(left), "something settled came back"
-    lost = ledger.acknowledged - ledger.received - set(left)
-    assert not lost, f"{len(lost)} acknowledged messages are lost"
-    assert all(number < ledger.sent for number in left), "something was invented"
+    ledger.check(left)
 
 
 class SlowLedger(Ledger):
@@ -188,31 +204,12 @@ class SlowLedger(Ledger):
 async def test_a_broker_that_is_killed_finds_what_was_not_in_memory(
     tmp_path: Path, long_run: bool
 ) -> None:
-    luck = random.Random(11)
     ledger = SlowLedger()
     path = tmp_path / "broker.db"
-    for _ in range(100 if long_run else 3):
-        served = await trio.to_thread.run_sync(Served, paged_of(path))
-        kill = trio.Event()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ledger.work, served.url, kill, luck)
-            await kill.wait()
-            await trio.to_thread.run_sync(served.end, signal.SIGKILL)
+    await kill_often(paged_of(path), ledger, random.Random(11), long_run)
     assert ledger.begun > 10
     assert len(ledger.acknowledged - ledger.done) > 100, "there was nothing but what is in memory"
-    served = await trio.to_thread.run_sync(Served, paged_of(path))
-    left: list[int] = []
-    async with connect(served.url) as peer, peer.receiver("work", credit=500) as messages:
-        while (delivery := await messages.get(within=1)) is not None:
-            left.append(number_of(delivery.body))
-            delivery.accept()
-    assert await trio.to_thread.run_sync(served.end, signal.SIGTERM) == 0
-    assert len(set(left)) == len(left), "something is there twice"
-    assert left == sorted(left), "the order is another one"
-    assert not ledger.done & set(left), "something settled came back"
-    lost = ledger.acknowledged - ledger.received - set(left)
-    assert not lost, f"{len(lost)} acknowledged messages are lost"
-    assert all(number < ledger.sent for number in left), "something was invented"
+    ledger.check(await what_is_left(paged_of(path), credit=500, within=1))
     store = SQLiteStore(path)
     store.open()
     while store.tidy():

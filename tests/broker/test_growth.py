@@ -15,9 +15,11 @@ from brokers import World
 
 import amqp_rt
 from amqp_rt.broker.entries import Entry
+from amqp_rt.broker.filters import FilterSet
 from amqp_rt.broker.nodes import Queue, Topic
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Outcome
+from amqp_rt.values import Described, Symbol
 
 pure = pytest.mark.skipif(amqp_rt.COMPILED, reason="compiled code has no lines to count")
 
@@ -176,3 +178,45 @@ def test_subscribers_share_the_payload() -> None:
     world.host.publish("t", payload())
     queues = world.host._spaces[""]["t"].held._queues.values()
     assert len({id(queue.peek(1)[0].payload) for queue in queues}) == 1
+
+
+def selecting(text: str) -> dict[object, object]:
+    return {Symbol("jms-selector"): Described(Symbol("apache.org:selector-filter:string"), text)}
+
+
+@pytest.mark.req("B21", "B22")
+def test_selectors_of_a_deep_priority_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    matches = FilterSet.matches
+
+    def counted(self: FilterSet, entry: Entry, publisher: str | None) -> bool:
+        nonlocal looked
+        looked += 1
+        return matches(self, entry, publisher)
+
+    monkeypatch.setattr(FilterSet, "matches", counted)
+
+    def work(depth: int, consumers: int) -> int:
+        nonlocal looked
+        world = World(Queue("q", priorities=10))
+        for n in range(depth):
+            color = f"c{n * 20 // depth % consumers}" if n % (depth // 20) == 0 else "none"
+            message = Message(n, priority=n % 10, application_properties={"color": color})
+            world.host.publish("q", bytes(message.encode()))
+        looked = 0
+        client = world.client()
+        receivers = [
+            client.receiver("q", filter=selecting(f"color = 'c{n}'"), credit=1)
+            for n in range(consumers)
+        ]
+        for _ in range(20):
+            for receiver in receivers:
+                receiver.settle(ACCEPTED)
+                receiver.grant(1)
+        assert sum(len(receiver.bodies) for receiver in receivers) == 20
+        return looked
+
+    # Each consumer looks at each message once, when it attaches, and at nothing again.
+    assert work(2_000, 1) <= 2_100
+    assert work(2_000, 5) <= 5 * 2_100
+    assert work(8_000, 5) <= 5 * 8_100

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from amqp_rt import Broker, Container
+from amqp_rt import Broker, Connection, Container
 from amqp_rt.broker.nodes import Queue, Topic
-from amqp_rt.broker.termini import KeptSource, Terminus
+from amqp_rt.broker.termini import KeptSource, KeptTarget, Termini, Terminus
 from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.testing.honesty import assert_honest
 
 Clock = trio.testing.MockClock
@@ -27,21 +29,64 @@ class TrioClock:
         return trio.current_time()
 
 
-async def judge() -> None:
-    async with Broker(network=MemoryNetwork(), clock=TrioClock()) as broker:
-        await broker.declare(Queue("q"), Topic("t"))
-        await broker.listen("memory://broker")
-        async with (
-            Container("judge", network=broker.container.network) as us,
-            us.connect("memory://broker", reconnect=None) as peer,
-        ):
-            await assert_honest(peer, queue="q", topic="t")
-        assert broker.host.stats("q").available == 0
+class Plain:
+    """An executor without threads, whose time nobody could skip."""
+
+    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return call(*args)
 
 
-@pytest.mark.req("B4", "B8", "M31", "M32", "M38", "M39", "M28")
+async def judge(*, kept: bool = False) -> None:
+    """Judge a broker; if its store is *kept*, over a restart as well."""
+    network = MemoryNetwork()
+    store = MemoryStore() if kept else None
+    stops: list[tuple[trio.Event, trio.Event]] = []
+
+    async def serve(task_status: trio.TaskStatus[None]) -> None:
+        stop, stopped = trio.Event(), trio.Event()
+        async with Broker(
+            network=network, clock=TrioClock(), store=store, executor=Plain()
+        ) as broker:
+            await broker.declare(Queue("q"), Topic("t"))
+            await broker.listen("memory://broker")
+            stops.append((stop, stopped))
+            task_status.started()
+            await stop.wait()
+            assert broker.host.stats("q").available == 0 or kept
+        stopped.set()
+
+    async with trio.open_nursery() as nursery, Container("judge", network=network) as us:
+
+        async def connection(task_status: trio.TaskStatus[Connection]) -> None:
+            async with us.connect("memory://broker", reconnect=None) as peer:
+                task_status.started(peer)
+                await trio.sleep_forever()
+
+        async def restart() -> Connection:
+            stop, stopped = stops[-1]
+            stop.set()
+            await stopped.wait()
+            await nursery.start(serve)
+            again: Connection = await nursery.start(connection)
+            return again
+
+        await nursery.start(serve)
+        peer = await nursery.start(connection)
+        await assert_honest(peer, queue="q", topic="t", restart=restart if kept else None)
+        stops[-1][0].set()
+        await stops[-1][1].wait()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.req("B4", "B8", "M31", "M32", "M39", "M28")
 async def test_our_broker_is_honest(autojump_clock: Clock) -> None:
     await judge()
+
+
+@pytest.mark.req("B4", "M38")
+async def test_our_broker_is_honest_over_a_restart(autojump_clock: Clock) -> None:
+    await judge(kept=True)
 
 
 def forgets(self: Any, link: Any, closed: bool) -> bool:
@@ -52,12 +97,23 @@ def dawdles(self: Any) -> None:
     """Never expires."""
 
 
+def misremembers(self: Any, *args: Any) -> bool:
+    return False
+
+
+def is_lost(self: Any, *args: Any) -> None:
+    return None
+
+
 @pytest.mark.req("B4")
 @pytest.mark.parametrize(
     ("kind", "name", "lie", "found"),
     [
         (KeptSource, "keeps", forgets, "it expires too early"),
         (Terminus, "count_down", dawdles, "does not expire"),
+        (KeptSource, "recall", misremembers, "is delivered to somebody else"),
+        (KeptTarget, "recall", misremembers, "what it had said is forgotten"),
+        (Termini, "keep", is_lost, "what it had said is forgotten"),
     ],
 )
 async def test_a_lie_is_found_out(
@@ -69,5 +125,5 @@ async def test_a_lie_is_found_out(
     autojump_clock: Clock,
 ) -> None:
     monkeypatch.setattr(kind, name, lie, raising=True)
-    with pytest.raises(AssertionError, match=found):
-        await judge()
+    with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match=found)):
+        await judge(kept=kind is not Terminus and name != "keeps")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from paged import Gate
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker.journal import Journal
-from amqp_rt.broker.nodes import Queue, Topic
+from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.stores.base import Batch, Opened, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
-from amqp_rt.stores.sqlite import SQLiteStore
 
 
 class Troubled(MemoryStore):
@@ -44,34 +44,11 @@ class Troubled(MemoryStore):
         self.commits += 1
 
 
-class Gate:
-    """An executor that waits for a sign before it writes."""
-
-    def __init__(self) -> None:
-        self.opened = trio.Event()
-        self.opened.set()
-
-    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
-        if getattr(call, "__name__", "") == "commit":
-            await self.opened.wait()
-        await trio.lowlevel.checkpoint()
-        return call(*args)
-
-
 async def bodies(broker: Broker, address: str) -> list[Any]:
     """Everything that is available there, in order; it is left there."""
     await broker.host.wait_kept()
-    found = [Message.decode(each) for each in broker.host.peek(address, 1_000)]
+    found = [Message.decode(each) for each in await broker.host.peek(address, 1_000)]
     return [each.body for each in found]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
 
 
 @pytest.mark.req("B7", "M5", "B26")
@@ -146,17 +123,17 @@ async def test_what_became_of_messages_is_kept(
                 held["moved"].release()
                 held["released"].release()
         assert await bodies(broker, "work") == ["modified", "moved", "released"]
-        assert broker.host.move("work", "other", 1) == 1
+        assert await broker.host.move("work", "other", 1) == 1
     async with Broker(store=kept()) as broker:
         assert await bodies(broker, "work") == ["moved", "released"]
-        (moved,) = [Message.decode(each) for each in broker.host.peek("other", 9)]
+        (moved,) = [Message.decode(each) for each in await broker.host.peek("other", 9)]
         assert moved.body == "modified"
         assert moved.delivery_count == 1
         assert moved.message_annotations == {"x-opt-note": "tried"}
-        (dead,) = [Message.decode(each) for each in broker.host.peek("dead", 9)]
+        (dead,) = [Message.decode(each) for each in await broker.host.peek("dead", 9)]
         assert dead.body == "rejected"
         assert dead.message_annotations["x-opt-dead-letter-reason"] == "rejected"
-        assert broker.host.purge("work") == 2
+        assert await broker.host.purge("work") == 2
         await broker.delete("other")
     async with Broker(store=kept()) as broker:
         assert {each.name for each in broker.host.nodes()} == {"work", "dead"}
@@ -231,11 +208,13 @@ async def test_after_a_failure_the_store_is_opened_anew_and_nothing_is_lost() ->
             assert store.opened == opened + 1
             # If it fails again at once it is given up, and says so.
             store.fails = 2
-            with pytest.raises(DeliveryRejected) as refused:
+            with pytest.raises(LinkDetached) as in_doubt:
                 await out.send("three", durable=True)
-            assert refused.value.condition == "amqp:internal-error"
-            with pytest.raises(DeliveryRejected):
+            assert in_doubt.value.condition == "amqp:internal-error"
+        async with broker.local() as peer, peer.sender("work") as out:
+            with pytest.raises(DeliveryRejected) as refused:
                 await out.send("four", durable=True)
+            assert refused.value.condition == "amqp:internal-error"
             await out.send("in memory")
     async with Broker(store=store) as broker:
         assert await bodies(broker, "work") == ["one", "two"]
@@ -271,6 +250,55 @@ async def test_nobody_waits_for_an_outcome_of_a_store_that_is_given_up() -> None
                     await delivery.settled()
     async with Broker(store=store) as broker:
         assert await bodies(broker, "work") == [0, 1, 2]
+
+
+@pytest.mark.req("B7", "B27", "R1")
+async def test_what_a_store_kept_as_it_was_given_up_is_said_to_be_in_doubt() -> None:
+    """Neither accepted nor rejected: it may be there when the broker is started again."""
+
+    class Kept(Troubled):
+        def commit(self, batch: Batch) -> None:
+            if self.fails == 1:
+                MemoryStore.commit(self, batch)
+            super().commit(batch)
+
+    nodes = (Queue("work"), Topic("news"), Log("log"), Queue("paid"))
+    stores = {node.name: Kept() for node in nodes}
+    for node in nodes:
+        store = stores[node.name]
+        async with Broker(store=store) as broker:
+            await broker.declare(*nodes)
+            async with broker.local() as peer, peer.sender(node.name) as out:
+                if node.name == "paid":
+                    transaction = peer.transaction()
+                    await transaction.__aenter__()
+                    await out.send("m", durable=True, transaction=transaction)
+                    store.fails = 2
+                    with pytest.raises(LinkDetached, match="whether it was kept is not known"):
+                        await transaction.__aexit__(None, None, None)
+                    continue
+                await out.wait_attached()
+                async with peer.receiver("news", name="mine", durable=2) as news:
+                    await news.wait_attached()
+                    await news.suspend()
+                # Nothing else is to be written when the disk fails.
+                await broker.host.wait_kept()
+                store.fails = 2
+                with pytest.raises(LinkDetached, match="whether it was kept is not known"):
+                    await out.send("m", durable=True)
+                async with peer.sender(node.name) as again:
+                    with pytest.raises(DeliveryRejected, match="disk failed"):
+                        await again.send("n", durable=True)
+    for name, store in stores.items():
+        async with Broker(store=store) as broker, broker.local() as peer:
+            first = {"rabbitmq:stream-offset-spec": "first"}
+            options: dict[str, Any] = {
+                "log": {"filter": first},
+                "news": {"name": "mine", "durable": 2},
+            }
+            async with peer.receiver(name, **options.get(name, {})) as inbox:
+                assert (await inbox.receive(within=5)).body == "m"
+                assert await inbox.get(within=0.1) is None
 
 
 @pytest.mark.req("B7")

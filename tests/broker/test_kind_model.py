@@ -350,7 +350,7 @@ class KindModel(RuleBasedStateMachine):
         assert self.bodies("dead") == self.dead
 
     def bodies(self, address: str) -> list[Any]:
-        return [Message.decode(m).body for m in self.world.host.peek(address, 10_000)]
+        return [Message.decode(m).body for m in self.world.peek(address, 10_000)]
 
     def teardown(self) -> None:
         """Once everybody has gone and everything is due, nothing is held that cannot be taken."""
@@ -365,7 +365,7 @@ class KindModel(RuleBasedStateMachine):
         queue = self.world.host._queue("q", "")
         assert (queue._latest, queue._aside) == ({}, set())
         assert len(queue._older()) == queue._stale
-        self.world.host.purge("dead")
+        self.world.purge("dead")
         assert self.world.host.memory.held == 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +14,7 @@ import trio.testing
 from brokers import World
 from hypothesis import given
 from hypothesis import strategies as st
+from paged import in_line
 
 from amqp_rt import Broker, Limits, Message
 from amqp_rt.broker.keyed import LAST, Field, key_of, order_of
@@ -22,8 +22,6 @@ from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.clock import Clock
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Rejected
 from amqp_rt.stores.base import Store
-from amqp_rt.stores.memory import MemoryStore
-from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import Symbol, Timestamp, ULong
 
 
@@ -40,21 +38,6 @@ class Shifted:
         return trio.current_time() + self.shift
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
-
-
-async def in_line(call: Callable[..., Any], *args: Any) -> Any:
-    """Write at once, since virtual time does not wait for threads."""
-    await trio.lowlevel.checkpoint()
-    return call(*args)
-
-
 def at_once(store: Store, clock: Clock) -> Broker:
     broker = Broker(store=store, clock=clock)
     assert broker.host.journal is not None
@@ -63,7 +46,7 @@ def at_once(store: Store, clock: Clock) -> Broker:
 
 
 def shown(world: World, address: str = "q") -> list[Any]:
-    return [Message.decode(each).body for each in world.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in world.peek(address, 1_000)]
 
 
 # --- Sorted ---

@@ -83,8 +83,8 @@ def test_what_ends_by_itself() -> None:
     client.sender("plain").send(1, 2, 3)
     world.time.now += 2
     world.host.sweep()
-    world.host.move("plain", "other", 1)
-    world.host.purge("plain")
+    world.move("plain", "other", 1)
+    world.purge("plain")
     client.receiver("other", credit=1, snd_settle_mode=1)
     ends = [
         each
@@ -199,7 +199,7 @@ def test_nobody_else_writes_there() -> None:
         assert relayed.outcomes[0].error.condition == "amqp:not-allowed"
     client.sender("q").send("x")
     with pytest.raises(AmqpError, match="only the broker itself writes"):
-        world.host.move("q", JOURNAL, 1)
+        world.move("q", JOURNAL, 1)
     client.sender("back").send("x", reply_to=JOURNAL)
     client.receiver("back", credit=1, settle=Rejected())
     assert "x" not in [each.get("body") for each in events(world)]

@@ -49,7 +49,7 @@ def test_bytes_are_bounded_too(overflow: str) -> None:
     world = World(Queue("q", bytes_max=2_500, overflow=overflow))  # type: ignore[arg-type]
     sender = world.client().sender("q")
     sender.send(b"a" * 1_000, b"b" * 1_000, b"c" * 1_000)
-    kept = [Message.decode(each).body[:1] for each in world.host.peek("q", 9)]
+    kept = [Message.decode(each).body[:1] for each in world.peek("q", 9)]
     assert kept == ([b"a", b"b"] if overflow == "reject" else [b"b", b"c"])
     assert world.host.stats("q").bytes <= 2_500
 
@@ -59,7 +59,7 @@ def test_a_ring_keeps_the_last() -> None:
     world = World(Queue("q", length_max=3, overflow="drop-head", dead_letter="old"))
     client = world.client()
     client.sender("q").send(*range(10))
-    assert [Message.decode(each).body for each in world.host.peek("q", 9)] == [7, 8, 9]
+    assert [Message.decode(each).body for each in world.peek("q", 9)] == [7, 8, 9]
     old = client.receiver("old", credit=99).messages
     assert [each.body for each in old] == list(range(7))
     annotations = old[0].message_annotations
@@ -94,4 +94,4 @@ def test_a_ring_is_a_bounded_list(steps: list[str]) -> None:
             if step == "release":
                 available.append(number)
                 available.sort()
-    assert [Message.decode(each).body for each in world.host.peek("q", 9)] == available
+    assert [Message.decode(each).body for each in world.peek("q", 9)] == available

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 from brokers import Receiving
-from paged import in_memory, kept_store, world_of
+from paged import in_memory, world_of
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.limits import Limits
@@ -24,9 +24,6 @@ from amqp_rt.values import Described, Symbol
 
 def selector(text: str) -> dict[object, object]:
     return {Symbol("jms"): Described(Symbol("apache.org:selector-filter:string"), text)}
-
-
-kept = pytest.fixture(kept_store, params=["memory", "sqlite"])
 
 
 @pytest.mark.req("B24", "B6")
@@ -186,7 +183,7 @@ async def test_purging_leaves_what_is_acquired(kept: Callable[[], Any]) -> None:
         first = await world.take(5)
         far = await world.take(1, filter=selector("n = 250"))
         assert (first.bodies, far.bodies) == ([0, 1, 2, 3, 4], [250])
-        assert world.host.purge("q") == 294
+        assert await world.host.purge("q") == 294
         await world.settle()
         assert world.store.summary(1)[0] == 6
         await world.put("new")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from paged import PagedWorld, kept_store, world_of
+from paged import PagedWorld, world_of
 
 from amqp_rt.broker import pieces
 from amqp_rt.broker.nodes import Queue
@@ -26,8 +26,6 @@ from amqp_rt.values import Symbol
 SMALL = Limits(message_size_max=20_000, frame_size_max=4_096)
 #: What the clients of these tests take.
 CLIENT = Limits(message_size_max=10_000_000, frame_size_max=4_096)
-
-kept = pytest.fixture(kept_store, params=["memory", "sqlite"])
 
 
 @pytest.fixture(autouse=True)
@@ -209,7 +207,7 @@ async def test_purging_leaves_a_large_message_that_is_acquired(kept: Callable[[]
         receiver = await take(world, 101)
         assert receiver.bodies[:100] == list(range(100))
         assert receiver.bodies[100] == body
-        world.host.purge("q")
+        await world.host.purge("q")
         receiver.settle(ACCEPTED, *range(100))
         receiver.settle(RELEASED, 100)
         await world.settle()

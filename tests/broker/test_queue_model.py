@@ -237,7 +237,7 @@ class QueueModel(RuleBasedStateMachine):
         assert self.bodies("dead") == self.dead
 
     def bodies(self, address: str) -> list[Any]:
-        return [Message.decode(m).body for m in self.world.host.peek(address, 10_000)]
+        return [Message.decode(m).body for m in self.world.peek(address, 10_000)]
 
     def teardown(self) -> None:
         """Once everybody has gone, everything that was not settled is there, in order."""
@@ -249,7 +249,7 @@ class QueueModel(RuleBasedStateMachine):
         assert self.bodies("q") == left
         assert self.world.host.stats("q").acquired == 0
         for address in ("q", "dead"):
-            self.world.host.purge(address)
+            self.world.purge(address)
         assert self.world.host.memory.held == 0
 
 

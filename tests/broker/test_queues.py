@@ -709,5 +709,5 @@ def test_emptied_segments_are_given_back() -> None:
     assert len(depth_of(world)._segments) == 1
     receiver.settle(RELEASED)
     assert counts(world) == (1_000, 0)
-    world.host.purge("q")
+    world.purge("q")
     assert len(depth_of(world)._segments) == 1

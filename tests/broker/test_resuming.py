@@ -15,7 +15,7 @@ from far_end import FarEnd
 
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.journal import Journal
-from amqp_rt.broker.nodes import Queue, Topic
+from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.container.recovery import Reconnect
@@ -23,6 +23,7 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error
 from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.values import Described, Symbol
 
 Clock = trio.testing.MockClock
 
@@ -30,6 +31,10 @@ STEADY = Reconnect(first_delay_s=1, factor=2, delay_max_s=5, jitter=0, give_up_a
 #: Frames of 512 octets: the larger message takes several.
 SMALL = Limits(frame_size_max=512, session_window=16)
 BODIES: list[Any] = [n if n % 3 else b"%d" % n * 1500 for n in range(6)]
+BODIES_SORTED = sorted(BODIES, key=repr)
+FIRST: Any = {
+    Symbol("rabbitmq:stream-offset-spec"): Described(Symbol("rabbitmq:stream-offset-spec"), "first")
+}
 
 
 async def at_once(call: Callable[..., Any], *args: Any) -> Any:
@@ -59,6 +64,7 @@ class Place:
         await self.host.restore()
         self.host.declare(Queue("q"))
         self.host.declare(Topic("t"))
+        self.host.declare(Log("g", partitions=2))
         self._scope = trio.CancelScope()
         self.started += 1
         self._nursery.start_soon(self._run, self.host, self._scope)
@@ -99,8 +105,14 @@ class Place:
                 yield peer
             nursery.cancel_scope.cancel()
 
-    def bodies(self) -> list[Any]:
-        return [Message.decode(each).body for each in self.host.peek("q", 100)]
+    async def bodies(self, address: str, peer: Connection) -> list[Any]:
+        if address == "q":
+            return [Message.decode(each).body for each in await self.host.peek("q", 100)]
+        async with peer.receiver(address, filter=FIRST) as source:
+            found = [(await source.receive()).message.body for _ in BODIES]
+            await trio.sleep(1)
+            assert source.receive_nowait() is None
+        return found
 
 
 def cut(place: Place, cuts: tuple[int, ...]) -> None:
@@ -109,11 +121,11 @@ def cut(place: Place, cuts: tuple[int, ...]) -> None:
         place.far.cuts += cuts[1:]
 
 
-async def send(cuts: tuple[int, ...], *, durable: int, second: bool) -> int:
+async def send(cuts: tuple[int, ...], *, durable: int, second: bool, address: str = "q") -> int:
     place = Place(store=MemoryStore() if durable else None)
     async with place.client() as peer:
         out = peer.sender(
-            "q", rcv_settle_mode=int(second), settled=False, timeout=60, durable=durable
+            address, rcv_settle_mode=int(second), settled=False, timeout=60, durable=durable
         )
         await out.wait_attached()
         before = place.far.frames
@@ -123,7 +135,7 @@ async def send(cuts: tuple[int, ...], *, durable: int, second: bool) -> int:
             assert await receipt.outcome() == ACCEPTED
         frames = place.far.frames - before
         # Nothing but the order of what was sent again can be another.
-        assert sorted(place.bodies(), key=repr) == sorted(BODIES, key=repr), cuts
+        assert sorted(await place.bodies(address, peer), key=repr) == BODIES_SORTED, cuts
         assert not durable or place.started >= len(place.far.dialled)
     return frames
 
@@ -140,6 +152,17 @@ async def test_what_is_sent_is_there_once(
     for at in range(1, frames):
         for again in (0, 8, 10, 12):
             await send((at, again) if again else (at,), durable=durable, second=second)
+
+
+@pytest.mark.req("X24", "B13", "B27", "M38")
+@pytest.mark.parametrize("address", ["g", "g/partitions/1"])
+@pytest.mark.parametrize("durable", [0, 2], ids=["cut", "killed"])
+async def test_what_is_sent_to_a_log_is_there_once(
+    durable: int, address: str, autojump_clock: Clock
+) -> None:
+    frames = await send((), durable=durable, second=False, address=address)
+    for at in range(1, frames):
+        await send((at,), durable=durable, second=False, address=address)
 
 
 async def receive(cuts: tuple[int, ...], *, durable: int, address: str) -> int:
@@ -170,7 +193,7 @@ async def receive(cuts: tuple[int, ...], *, durable: int, address: str) -> int:
         assert inbox.receive_nowait() is None
         stats = place.host.stats(address)
         assert (stats.available, stats.acquired, stats.bytes) == (0, 0, 0), cuts
-    assert sorted(found, key=repr) == sorted(BODIES, key=repr), cuts
+    assert sorted(found, key=repr) == BODIES_SORTED, cuts
     assert not durable or place.started >= len(place.far.dialled)
     return frames
 

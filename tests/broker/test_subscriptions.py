@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from brokers import World
+from brokers import World, client_of
 
-from amqp_rt import Broker, Connection, Container
+from amqp_rt import Broker, Connection
 from amqp_rt.broker.nodes import Topic
 from amqp_rt.errors import AmqpError, LinkDetached, LinkRefused
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 from amqp_rt.stores.base import Store, StoreFull
 from amqp_rt.stores.memory import MemoryStore
-from amqp_rt.stores.sqlite import SQLiteStore
 
 NEVER: dict[str, Any] = {"expiry_policy": "never"}
 
@@ -146,30 +144,11 @@ def test_a_subscription_whose_backlog_is_full_is_given_up_and_says_so() -> None:
 # --- with a store ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
-
-
-@asynccontextmanager
-async def client(broker: Broker, name: str = "c") -> AsyncIterator[Connection]:
-    """A connection of a container of that name."""
-    async with (
-        Container(name, network=broker.container.network) as us,
-        us.connect("memory://broker", reconnect=None) as peer,
-    ):
-        yield peer
-
-
 @asynccontextmanager
 async def running(store: Store) -> AsyncIterator[Broker]:
     async with Broker(store=store, network=MemoryNetwork()) as broker:
         await broker.declare(Topic("t"), Topic("u"))
-        await broker.listen("memory://broker")
+        await broker.listen("memory://b")
         yield broker
 
 
@@ -190,7 +169,7 @@ async def bodies(peer: Connection, count: int, *, more: bool = False, **options:
 
 @pytest.mark.req("B19", "M38", "B7")
 async def test_a_durable_subscription_outlives_the_broker(kept: Callable[[], Store]) -> None:
-    async with running(kept()) as broker, client(broker) as peer:
+    async with running(kept()) as broker, client_of(broker) as peer:
         subscriber = peer.receiver("t", name="s", durable=2)
         await subscriber.wait_attached()
         assert subscriber.link.source.durable == 2
@@ -200,19 +179,19 @@ async def test_a_durable_subscription_outlives_the_broker(kept: Callable[[], Sto
             await out.send("lost")
             await out.send("too", durable=True)
         assert await bodies(peer, 1, more=True) == ["kept"]
-    async with running(kept()) as broker, client(broker) as peer:
+    async with running(kept()) as broker, client_of(broker) as peer:
         assert await bodies(peer, 1) == ["too"]
         async with peer.sender("t") as out:
             await out.send("later", durable=True)
-    async with running(kept()) as broker, client(broker) as peer:
-        async with client(broker, "d") as other:
+    async with running(kept()) as broker, client_of(broker) as peer:
+        async with client_of(broker, "d") as other:
             assert await bodies(other, 0) == []
         assert await bodies(peer, 1) == ["later"]
         async with peer.receiver("t", name="s", durable=2):
             pass  # and closed, which ends it
         async with peer.sender("t") as out:
             await out.send("for nobody", durable=True)
-    async with running(kept()) as broker, client(broker) as peer:
+    async with running(kept()) as broker, client_of(broker) as peer:
         assert await bodies(peer, 0) == []
         names = [terminus.key[2] for terminus in broker.host.termini]
         assert sorted(names) == ["c", "d"]
@@ -220,9 +199,9 @@ async def test_a_durable_subscription_outlives_the_broker(kept: Callable[[], Sto
 
 @pytest.mark.req("B19", "M38")
 async def test_a_durable_subscription_keeps_its_filter(kept: Callable[[], Store]) -> None:
-    async with running(kept()) as broker, client(broker) as peer:
+    async with running(kept()) as broker, client_of(broker) as peer:
         await bodies(peer, 0, selector="n > 1")
-    async with running(kept()) as broker, client(broker) as peer:
+    async with running(kept()) as broker, client_of(broker) as peer:
         async with peer.sender("t") as out:
             for n in range(4):
                 await out.send(n, durable=True, application_properties={"n": n})
@@ -236,14 +215,18 @@ async def test_a_durable_subscription_keeps_its_filter(kept: Callable[[], Store]
 @pytest.mark.req("B19", "M38")
 async def test_a_shared_subscription_outlives_the_broker(kept: Callable[[], Store]) -> None:
     options: dict[str, Any] = {"durable": 2, "capabilities": ["topic", "shared", "global"]}
-    async with running(kept()) as broker, client(broker) as peer:
+    async with running(kept()) as broker, client_of(broker) as peer:
         subscriber = peer.receiver("t", name="s|global", **options)
         await subscriber.wait_attached()
         await subscriber.suspend()
         async with peer.sender("t") as out:
             for n in range(10):
                 await out.send(n, durable=True)
-    async with running(kept()) as broker, client(broker) as peer, client(broker, "d") as other:
+    async with (
+        running(kept()) as broker,
+        client_of(broker) as peer,
+        client_of(broker, "d") as other,
+    ):
         one = peer.receiver("t", name="s|global", credit=1, **options)
         two = other.receiver("t", name="s|global2", credit=1, **options)
         await one.wait_attached()
@@ -273,7 +256,7 @@ async def test_a_publisher_hears_when_all_durable_subscriptions_have_it() -> Non
             super().commit(batch)
 
     store = Full()
-    async with running(store) as broker, client(broker) as peer:
+    async with running(store) as broker, client_of(broker) as peer:
         await bodies(peer, 0)
         async with peer.sender("t") as out, peer.receiver("t") as volatile:
             store.full = True
@@ -287,7 +270,7 @@ async def test_a_publisher_hears_when_all_durable_subscriptions_have_it() -> Non
 
 @pytest.mark.req("B19")
 async def test_unsubscribing_by_a_source_of_null(kept: Callable[[], Store]) -> None:
-    async with running(kept()) as broker, client(broker) as peer:
+    async with running(kept()) as broker, client_of(broker) as peer:
         with pytest.raises(LinkRefused) as refused:
             await unsubscribe(peer, "s")
         assert refused.value.condition == "amqp:not-found"
@@ -322,8 +305,8 @@ async def test_what_is_kept_is_for_those_who_may_receive_it() -> None:
 
     async with Broker(volatile=True, network=MemoryNetwork(), authorize=authorize) as broker:
         await broker.declare(Topic("t"))
-        await broker.listen("memory://broker")
-        async with client(broker) as peer:
+        await broker.listen("memory://b")
+        async with client_of(broker) as peer:
             subscriber = peer.receiver("t", name="s", durable=1)
             await subscriber.wait_attached()
             await subscriber.suspend()
@@ -336,8 +319,8 @@ async def test_what_is_kept_is_for_those_who_may_receive_it() -> None:
 async def test_a_subscriber_that_is_given_up_while_it_is_there(kept: Callable[[], Store]) -> None:
     async with Broker(store=kept(), network=MemoryNetwork()) as broker:
         await broker.declare(Topic("t", backlog_max=2))
-        await broker.listen("memory://broker")
-        async with client(broker) as peer, peer.sender("t") as out:
+        await broker.listen("memory://b")
+        async with client_of(broker) as peer, peer.sender("t") as out:
             asleep = peer.receiver("t", name="s", durable=2, credit=0)
             await asleep.wait_attached()
             for n in range(4):

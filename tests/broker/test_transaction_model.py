@@ -206,7 +206,7 @@ class TransactionModel(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_is_what_the_model_says(self) -> None:
-        messages = [Message.decode(each) for each in self.world.host.peek("q", 1_000)]
+        messages = [Message.decode(each) for each in self.world.peek("q", 1_000)]
         found = [(message.body, message.delivery_count) for message in messages]
         assert found == [(item.body, item.failures) for item in self.available]
         stats = self.world.host.stats("q")

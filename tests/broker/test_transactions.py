@@ -37,7 +37,7 @@ def filled(client: Client, count: int = 1, address: str = "q") -> None:
 
 
 def available(world: World, address: str = "q") -> list[Any]:
-    return [Message.decode(each).body for each in world.host.peek(address, 100)]
+    return [Message.decode(each).body for each in world.peek(address, 100)]
 
 
 def update(receiving: Receiving, state: Any, *indexes: int) -> None:
@@ -504,7 +504,7 @@ def test_the_default_outcome_holds_where_the_consumer_had_settled() -> None:
     txn_id = control.declare()
     receiver.settle(TransactionalState(txn_id, ACCEPTED))
     control.discharge(txn_id, fail=True)
-    (message,) = (Message.decode(each) for each in world.host.peek("q", 1))
+    (message,) = (Message.decode(each) for each in world.peek("q", 1))
     assert message.delivery_count == 1
 
 

@@ -5,60 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from certificates import certificates
+from commands import COMMAND, Served, amqp_rt, ok
 
-COMMAND = [sys.executable, "-m", "amqp_rt.cli"]
-
-
-class Served:
-    """A running ``amqp-rt serve``."""
-
-    def __init__(self, *arguments: str, cwd: Path | None = None, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--listen", "amqp://127.0.0.1:0", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, **environ},
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.startswith("ready "), line + self.stop()[1]
-        self.ready = json.loads(line.removeprefix("ready "))
-        self.url: str = self.ready["listeners"][0]
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Exit code and what stood on standard error."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, errors
-
-
-def amqp_rt(*arguments: str, stdin: str = "", url: str = "") -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "AMQP_URL": url} if url else dict(os.environ)
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environ,
-        check=False,
-    )
-
-
-def ok(*arguments: str, stdin: str = "", url: str = "") -> str:
-    done = amqp_rt(*arguments, stdin=stdin, url=url)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from amqp_rt.core.frames import AMQP_HEADER, SASL_HEADER
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +40,23 @@ def test_send_and_receive(broker: Served) -> None:
     ok("send", "--url", broker.url, "work", "-", stdin="from standard input")
     told = ok("receive", "work", "--count", "2", url=broker.url)
     assert told.splitlines() == ['{"sku": "A-1"}', "from standard input"]
+
+
+def test_a_reader_that_has_seen_enough_ends_it_without_a_word(broker: Served) -> None:
+    ok("send", "work", "hello", url=broker.url)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*COMMAND, "receive", "work", "--url", broker.url],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+    # What could not be shown is there again.
+    assert ok("receive", "work", "--count", "1", url=broker.url) == "hello\n"
 
 
 def test_whole_messages_as_json(broker: Served) -> None:
@@ -236,9 +209,22 @@ def test_what_is_not_there_is_one_sentence(
         (["send", "a", "b", "--ca", "/no/such/file"], "cannot read the authorities from /no/such"),
         (["send", "a", "b", "--key", "x"], "--key goes with --cert"),
         (["serve", "--listen", "amqp://0.0.0.0:0"], "who may connect?"),
+        (["serve", "--listen", "amqp://0.0.0.0:0", "--sasl", "off"], "who may connect?"),
+        (
+            ["serve", "--listen", "amqp://0.0.0.0:0", "--sasl", "optional", "--user", "a:b"],
+            "--sasl optional lets everybody in",
+        ),
+        (["serve", "--sasl", "off", "--user", "a:b"], "--sasl off lets nobody log in"),
         (["serve", "--access", "no-such.toml"], "cannot read no-such.toml"),
         (["serve", "--user", "ada"], "AMQP_RT_PASSWORD_ADA"),
         (["serve", "--user", "ada:@/no/such/file"], "/no/such/file"),
+        (["serve", "--listen", "http://127.0.0.1:0"], "there is no such scheme"),
+        (["serve", "--listen", "0.0.0.0:99999"], "the port is no number up to 65535"),
+        (["serve", "--trace", __file__], "cannot be made a folder: File exists"),
+        (["send", "a", "b", "--ttl", "-1"], "-1.0 is not in the range x>=0"),
+        (["send", "a", "b", "--ttl", "1e9"], "is not between 0 and 49 days"),
+        (["receive", "a", "--timeout", "nan"], "that is no number of seconds"),
+        (["user", "remove", ".", "ada"], "cannot read users from .: Is a directory"),
         (["serve", "nofile.py:container"], "there is no file nofile.py"),
         (["serve", "nofile"], "is not FILE.py:container"),
     ],
@@ -499,3 +485,81 @@ def test_connections_leave_traces(tmp_path: Path) -> None:
     drawn = ok("trace", str(path))
     assert "transfer" in drawn
     assert "disposition" in drawn
+
+
+# --- a file of options -------------------------------------------------------------------------
+
+
+def greeting(url: str, header: bytes) -> bytes:
+    """What a listener says first to somebody who begins with *header*."""
+    host, _, port = url.removeprefix("amqp://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(header)
+        said = b""
+        while len(said) < 8 and (piece := sock.recv(8 - len(said))):
+            said += piece
+        return said
+
+
+@pytest.mark.req("SE6")
+def test_options_of_a_file(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(
+        """
+        user = ["ada:s3cret"]
+        sasl = "optional"
+        node = ["queue:work"]
+        log_level = "warning"
+        plain_in_clear = false
+        """
+    )
+    served = Served("--config", str(config))
+    try:
+        known = served.url.replace("://", "://ada:s3cret@")
+        ok("send", "work", "hello", url=known)
+        assert greeting(served.url, AMQP_HEADER) == AMQP_HEADER
+        assert greeting(served.url, SASL_HEADER) == SASL_HEADER
+    finally:
+        _, errors = served.stop()
+    assert "s3cret" not in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('node = ["queue:work"]\nsasl = "perhaps"', "line 2: 'perhaps' is not known here"),
+        ("\nsasll = 'off'", "line 2: there is no 'sasll' here; did you mean 'sasl'?"),
+        ("tls_required = 'yes'", "line 1: expected `bool | null`, got `str`"),
+        ('\n\nnode = ["basket:work"]', "line 3: 'basket:work' is not KIND:NAME"),
+        ('user = ["ada"]', "line 1: no password for 'ada'"),
+        ('users = "nowhere"', "line 1: cannot read users from nowhere: No such file"),
+        ("node = [", "line 1: "),
+        ("config = 'other'", "line 1: there is no 'config' here"),
+    ],
+)
+def test_a_mistake_in_a_file_of_options_has_its_line(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(text)
+    done = amqp_rt("serve", "--config", str(config))
+    assert done.returncode == 2
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert f"{config}, {sentence}" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.req("SE6")
+def test_a_broker_without_sasl() -> None:
+    served = Served("--sasl", "off", "--node", "queue:work")
+    try:
+        assert greeting(served.url, AMQP_HEADER) == AMQP_HEADER
+        assert greeting(served.url, SASL_HEADER) == AMQP_HEADER
+    finally:
+        served.stop()
+    served = Served("--sasl", "required", "--node", "queue:work")
+    try:
+        assert greeting(served.url, AMQP_HEADER) == SASL_HEADER
+        ok("send", "work", "hello", url=served.url)
+    finally:
+        served.stop()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
+from brokers import client_of
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.container.connections import Connection
-from amqp_rt.container.container import Container
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkRefused
 from amqp_rt.events import Peer
 from amqp_rt.message import Message
@@ -45,13 +45,8 @@ async def broker_with(access: Access = ACCESS, **options: Any) -> AsyncIterator[
         yield broker
 
 
-@asynccontextmanager
-async def as_user(broker: Broker, user: str) -> AsyncIterator[Connection]:
-    async with (
-        Container(user, network=broker.container.network) as container,
-        container.connect("memory://b", auth=Plain(user, USERS[user]), reconnect=None) as peer,
-    ):
-        yield peer
+def as_user(broker: Broker, user: str) -> AbstractAsyncContextManager[Connection]:
+    return client_of(broker, user, auth=Plain(user, USERS[user]))
 
 
 async def refused(link: Any) -> str:

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import jwt
 import pytest
 import trio
+from brokers import client_of
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.clock import SystemClock
@@ -15,7 +17,7 @@ from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.sending import Sender
-from amqp_rt.container.tokens import BearerToken, Sas
+from amqp_rt.container.tokens import Sas
 from amqp_rt.errors import (
     AmqpError,
     AuthenticationFailed,
@@ -23,13 +25,24 @@ from amqp_rt.errors import (
     LinkDetached,
     LinkRefused,
 )
+from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
-from amqp_rt.security.mechanisms import Plain
-from amqp_rt.security.tokens import SAS_TYPE, Cbs, SasKey, SasKeys, sas_token
+from amqp_rt.security.bearer import CbsLogin, CbsLoginServer, Login, OAuthBearer, XOAuth2
+from amqp_rt.security.jwts import Jwt
+from amqp_rt.security.mechanisms import Challenge, Failure, Plain, Success
+from amqp_rt.security.tokens import (
+    SAS_TYPE,
+    BearerToken,
+    Cbs,
+    SasKey,
+    SasKeys,
+    sas_token,
+)
+from amqp_rt.termini import Target
 
 UNAUTHORIZED = "amqp:unauthorized-access"
 EPOCH = 1_600_000_000
@@ -101,15 +114,6 @@ async def broker_with(**options: Any) -> AsyncIterator[Broker]:
         yield broker
 
 
-@asynccontextmanager
-async def client(broker: Broker, **options: Any) -> AsyncIterator[Connection]:
-    async with (
-        Container("c", network=broker.container.network) as container,
-        container.connect("memory://b", reconnect=None, **options) as peer,
-    ):
-        yield peer
-
-
 async def refused(link: Any) -> str:
     with pytest.raises(LinkRefused) as caught:
         await link.wait_attached()
@@ -118,7 +122,7 @@ async def refused(link: Any) -> str:
 
 @pytest.mark.req("SE10", "SE13")
 async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer:
+    async with broker_with() as broker, client_of(broker) as peer:
         assert "AMQP_CBS_V1_0" in peer.peer.offered_capabilities
         for link in (
             peer.sender("q"),
@@ -146,7 +150,7 @@ async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
             assert await cbs.put("r") == 202
             async with peer.sender("r"):
                 pass
-        async with client(broker) as other:
+        async with client_of(broker) as other:
             # Tokens are of a connection.
             assert await refused(other.sender("q")) == UNAUTHORIZED
 
@@ -155,7 +159,7 @@ async def test_before_a_token_only_cbs_is_there(autojump_clock: Any) -> None:
 async def test_tokens_go_with_their_connection(autojump_clock: Any) -> None:
     async with broker_with() as broker:
         for _ in range(2):
-            async with client(broker) as peer:
+            async with client_of(broker) as peer:
                 assert await refused(peer.sender("q")) == UNAUTHORIZED
                 async with putter(peer) as cbs:
                     await cbs.put("q")
@@ -185,7 +189,7 @@ async def test_rights_are_what_the_token_gives(
         await link.close()
         return True
 
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert await cbs.put("q", sas("q", rule=rule)) == 202
         assert await may(peer.sender("q")) == sends
         assert await may(peer.receiver("q")) == listens
@@ -203,7 +207,7 @@ async def test_rights_are_what_the_token_gives(
 
 @pytest.mark.req("SE12")
 async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert await cbs.put("q", sas("q", 30)) == 202
         assert await cbs.put("r", sas("r", 60)) == 202
         async with peer.sender("r") as other, peer.sender(None) as relay:
@@ -235,7 +239,7 @@ async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any)
 
 @pytest.mark.req("SE12")
 async def test_a_refresh_replaces_all_rights_and_touches_no_traffic(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         await cbs.put("q", sas("q", 30))
         out, back = peer.sender("q"), peer.receiver("q")
         await out.wait_attached()
@@ -262,7 +266,7 @@ async def test_a_refresh_replaces_all_rights_and_touches_no_traffic(autojump_clo
 @pytest.mark.req("SE13")
 @pytest.mark.parametrize("bad", [True, False])
 async def test_the_first_token_has_to_come_in_time(autojump_clock: Any, bad: bool) -> None:
-    async with broker_with() as broker, client(broker) as peer:
+    async with broker_with() as broker, client_of(broker) as peer:
         if bad:
             async with putter(peer) as cbs:
                 assert await cbs.put("q", sas("q", key="wrong")) == 401
@@ -272,7 +276,7 @@ async def test_the_first_token_has_to_come_in_time(autojump_clock: Any, bad: boo
         assert peer.state == "closed"
         with pytest.raises(AmqpError, match="no valid token within 20 seconds"):
             peer.refuse_if_closed()
-    async with broker_with() as broker, client(broker) as peer:
+    async with broker_with() as broker, client_of(broker) as peer:
         await trio.sleep(19)
         async with putter(peer) as cbs:
             assert await cbs.put("q") == 202
@@ -291,7 +295,7 @@ async def test_a_login_with_rights_owes_no_token() -> None:
             plain_in_clear=True,
             limits=limits,
         ) as broker,
-        client(broker, auth=Plain("ann", "a")) as peer,
+        client_of(broker, auth=Plain("ann", "a")) as peer,
         peer.sender("q") as out,
         putter(peer) as cbs,
     ):
@@ -333,7 +337,7 @@ async def test_a_login_with_rights_owes_no_token() -> None:
 async def test_what_is_wrong_with_a_request_is_said(
     autojump_clock: Any, change: dict[str, Any], status: int
 ) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         good = Message(
             sas("q"),
             application_properties={"operation": "put-token", "type": SAS_TYPE, "name": "q"},
@@ -343,7 +347,7 @@ async def test_what_is_wrong_with_a_request_is_said(
 
 @pytest.mark.req("SE16")
 async def test_the_drafts_set_token_is_answered_by_its_outcome(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, peer.sender("$cbs") as out:
+    async with broker_with() as broker, client_of(broker) as peer, peer.sender("$cbs") as out:
         good = Message(
             sas("q"), subject="set-token", application_properties={"token-type": SAS_TYPE}
         )
@@ -364,12 +368,12 @@ async def test_the_drafts_set_token_is_answered_by_its_outcome(autojump_clock: A
 
 async def test_too_many_tokens(autojump_clock: Any) -> None:
     limits = Limits(tokens_max=3)
-    async with broker_with(limits=limits) as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with(limits=limits) as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert [await cbs.put(name) for name in "abcda"] == [202, 202, 202, 403, 202]
 
 
 async def test_a_request_for_a_token_is_small(autojump_clock: Any) -> None:
-    async with broker_with() as broker, client(broker) as peer, putter(peer) as cbs:
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
         assert cbs.out.link.max_message_size == Limits().token_message_size_max
 
 
@@ -378,7 +382,7 @@ async def test_who_owes_a_token_is_still_a_stranger(autojump_clock: Any) -> None
     limits = Limits(connections_unauthenticated_max=1)
     async with broker_with(limits=limits) as broker:
         assert len(broker.container._strangers) == 0
-        async with client(broker) as peer, putter(peer) as cbs:
+        async with client_of(broker) as peer, putter(peer) as cbs:
             assert len(broker.container._strangers) == 1
             await cbs.put("q")
             assert len(broker.container._strangers) == 0
@@ -393,7 +397,7 @@ async def test_links_that_wait_for_the_application_are_judged_again(autojump_clo
 
     async with (
         broker_with(authorize=authorize) as broker,
-        client(broker) as peer,
+        client_of(broker) as peer,
         putter(peer) as cbs,
     ):
         await cbs.put("q", sas("q", 50))
@@ -412,7 +416,7 @@ async def test_two_clocks(autojump_clock: Any) -> None:
     clock = Jumping()
     async with (
         broker_with(cbs=Cbs([KEYS], clock=clock)) as broker,
-        client(broker) as peer,
+        client_of(broker) as peer,
         putter(peer) as cbs,
     ):
         await cbs.put("q", sas("q", 100))
@@ -454,11 +458,42 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SystemClock, "wall", Following.wall)
 
 
+@pytest.mark.req("SE10", "SE12", "SE16")
+@pytest.mark.usefixtures("wall")
+@pytest.mark.parametrize(("set_token", "operation"), [(None, "set"), (True, "set"), (False, "put")])
+async def test_how_tokens_go_to_the_peer(
+    autojump_clock: Any, set_token: bool | None, operation: str
+) -> None:
+    """By the draft where the peer offers it; by what is deployed if asked to."""
+    async with (
+        broker_with() as broker,
+        client_of(broker, token=Provider(), set_token=set_token) as peer,
+        peer.sender("q") as out,
+        peer.sender("r"),
+    ):
+        for _ in range(10):
+            await out.send("x")
+            await trio.sleep(50)
+        (there,) = broker.container.connections
+        assert len(there.peer.tokens) == 2
+        (link,) = [
+            each
+            for each in broker.container._links.values()
+            if isinstance(each.target, Target) and each.target.address == "$cbs"
+        ]
+        assert link.rcv_settle_mode == 0
+        if operation == "set":
+            # §3.2 of the draft.
+            assert link.snd_settle_mode == 0
+            assert link.source is not None
+            assert link.source.outcomes == ("amqp:accepted:list", "amqp:rejected:list")
+
+
 @pytest.mark.req("SE10", "SE12")
 @pytest.mark.usefixtures("wall")
 async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
     provider = Provider()
-    async with broker_with() as broker, client(broker, token=provider) as peer:
+    async with broker_with() as broker, client_of(broker, token=provider) as peer:
         async with peer.sender("q") as out, peer.receiver("q") as back:
             for _ in range(20):
                 await out.send("x")
@@ -479,7 +514,7 @@ async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
 @pytest.mark.usefixtures("wall")
 async def test_links_to_one_address_share_a_token(autojump_clock: Any) -> None:
     provider = Provider()
-    async with broker_with() as broker, client(broker, token=provider) as peer:
+    async with broker_with() as broker, client_of(broker, token=provider) as peer:
         links = [peer.sender("q") for _ in range(5)]
         for link in links:
             await link.wait_attached()
@@ -498,7 +533,7 @@ async def test_calls_and_management_need_tokens_like_everything(autojump_clock: 
     broker.container.rpc("echo")(lambda body: body)
     async with broker:
         await broker.listen("memory://b")
-        async with client(broker, token=provider) as peer:
+        async with client_of(broker, token=provider) as peer:
             assert await peer.call("echo", "x") == "x"
             assert await refused(peer.sender("$management")) == UNAUTHORIZED
         assert provider.audiences == ["amqp://b/echo", "amqp://b/"]
@@ -533,7 +568,7 @@ async def test_no_token_no_link(autojump_clock: Any, fault: str) -> None:
         provider.fails = ValueError("no network")
     else:
         provider.key = "wrong"
-    async with broker_with() as broker, client(broker, token=provider) as peer:
+    async with broker_with() as broker, client_of(broker, token=provider) as peer:
         for _ in range(2):
             with pytest.raises(AuthenticationFailed) as caught:
                 await peer.sender("q").wait_attached()
@@ -550,7 +585,7 @@ async def test_a_renewal_that_fails_is_tried_again(autojump_clock: Any) -> None:
     provider = Provider()
     async with (
         broker_with() as broker,
-        client(broker, token=provider) as peer,
+        client_of(broker, token=provider) as peer,
         peer.sender("q") as out,
     ):
         await trio.sleep(70)
@@ -571,3 +606,199 @@ async def test_a_key_makes_tokens() -> None:
     assert "k" not in repr(Sas("both", "k")).replace("both", "")
     assert token.text not in repr(token)
     assert (await KEYS.validate(token.text, EPOCH)).subject == "both"
+
+
+# --- tokens that come with the login --------------------------------------------------------------
+
+SECRET = b"a secret of at least 32 octets, for HS256"
+
+
+def json_token(scope: str, seconds: float = 30, secret: bytes = SECRET, **claims: Any) -> str:
+    until = int(EPOCH + trio.current_time() + seconds)
+    said = {"aud": "shop", "sub": "ada", "exp": until, "scope": scope, **claims}
+    return jwt.encode(said, secret, "HS256")
+
+
+def both() -> Cbs:
+    """Takes signatures and JSON web tokens."""
+    return Cbs([KEYS, Jwt(audience="shop", secret=SECRET)], clock=Following())
+
+
+async def judged(token: str, peer: Any) -> Login | None:
+    """As an application would that asks somebody else first."""
+    found = await both().judge("jwt", token, None, Limits())
+    return Login("grace", token=found)
+
+
+@pytest.mark.req("SE4", "SE12", "SE16")
+@pytest.mark.parametrize(
+    ("auth", "options", "user"),
+    [
+        (lambda token: CbsLogin([BearerToken(token)]), {}, None),
+        (lambda token: CbsLogin([BearerToken(token, type="")]), {}, None),
+        (OAuthBearer, {}, "ada"),
+        (lambda token: XOAuth2(token, user="ada"), {}, "ada"),
+        (OAuthBearer, {"tokens": judged}, "grace"),
+    ],
+)
+async def test_tokens_of_a_login_are_like_any_other(
+    autojump_clock: Any, auth: Any, options: Any, user: str | None
+) -> None:
+    """They give rights, they are replaced by newer ones, and end with exactly their links."""
+    text = json_token("send:q listen:q")
+    async with (
+        broker_with(cbs=both(), **options) as broker,
+        client_of(broker, auth=auth(text)) as peer,
+        peer.sender("$cbs") as cbs,
+    ):
+        (there,) = broker.container.connections
+        assert (there.peer.user, len(there.peer.tokens)) == (user, 1)
+        out, back = peer.sender("q"), peer.receiver("q")
+        await out.send("x")
+        assert await refused(peer.sender("r")) == UNAUTHORIZED
+        # The login is remembered as nobody's debt: nothing happens after 20 seconds.
+        await trio.sleep(25)
+        for _ in range(3):
+            newer = json_token("send:q listen:q")
+            await cbs.send(
+                Message(newer, subject="set-token", application_properties={"token-type": "jwt"})
+            )
+            await trio.sleep(25)
+            await out.send("x")
+            (await back.receive()).accept()
+        assert len(there.peer.tokens) == 1
+        # Another resource is another token.
+        await cbs.send(Message(json_token("send:r", 1000), subject="set-token"))
+        async with peer.sender("r") as other:
+            await trio.sleep(10)
+            with pytest.raises(LinkDetached) as caught:
+                await out.send("x")
+            assert caught.value.condition == UNAUTHORIZED
+            assert "expired" in str(caught.value)
+            await other.send("x")
+        assert peer.state == "open"
+
+
+@pytest.mark.req("SE16")
+async def test_many_tokens_take_several_responses(autojump_clock: Any) -> None:
+    names = [f"q{number}" for number in range(200)]
+    asked = 0
+
+    async def tokens() -> list[BearerToken]:
+        nonlocal asked
+        asked += 1
+        return [BearerToken(sas(name), type=SAS_TYPE) for name in names]
+
+    async with broker_with(sasl=["AMQPCBS"]) as broker:
+        for count in (1, 2):
+            async with client_of(broker, auth=CbsLogin(tokens)) as peer:
+                (there,) = broker.container.connections
+                assert (asked, len(there.peer.tokens)) == (count, 200)
+                assert await refused(peer.sender("q")) == UNAUTHORIZED
+
+
+@pytest.mark.req("SE1", "SE16")
+@pytest.mark.parametrize("size", [1, 2, 3, 50, 1_000])
+async def test_a_list_of_tokens_however_it_is_cut(size: int) -> None:
+    texts = [sas_token(f"sb://b/q{number}", "both", "k", 4_000_000_000) for number in range(5)]
+    said = "".join(f"{SAS_TYPE}\0{text}\0" for text in texts).encode() + b"\0\0"
+    exchange = CbsLoginServer(Cbs([KEYS]), Limits()).begin()
+    pieces = [said[start : start + size] for start in range(0, len(said), size)]
+    for piece in pieces[:-1]:
+        assert await exchange.respond(piece, Peer()) == Challenge(b"")
+    step = await exchange.respond(pieces[-1], Peer())
+    assert isinstance(step, Success)
+    assert [token.scope for token in step.tokens] == [f"q{number}" for number in range(5)]
+
+
+@pytest.mark.req("SE1", "SE16")
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\0\0",
+        b"\0\0\0\0",
+        b"jwt\0a.b.c\0\0\0",
+        b"nothing\0x\0\0\0",
+        b"\xff\0x\0\0\0",
+        b"jwt\0\xff\0\0\0",
+        b"%(good)s\0\0more",
+        b"%(good)s\0\0%(good)s\0\0",
+        b"%(good)s%(bad)s\0\0",
+        b"%(good)s" * 11 + b"\0\0",
+        b"x" * 9_000,
+        b"jwt\0" + b"x" * 9_000,
+    ],
+)
+async def test_a_list_of_tokens_that_does_not_let_in(said: bytes) -> None:
+    good = f"{SAS_TYPE}\0{sas_token('sb://b/q', 'both', 'k', 4_000_000_000)}\0".encode()
+    said = said.replace(b"%(good)s", good).replace(b"%(bad)s", good.replace(b"both", b"nobody"))
+    exchange = CbsLoginServer(Cbs([KEYS]), Limits(tokens_max=10)).begin()
+    assert isinstance(await exchange.respond(said, Peer()), Failure)
+
+
+@pytest.mark.req("SE16")
+@pytest.mark.parametrize("tokens", [[], [""], ["a\0b"], ["x" * 8_000]])
+async def test_what_is_no_token_is_not_sent(tokens: list[str]) -> None:
+    async def given() -> list[BearerToken]:
+        return [BearerToken(text) for text in tokens]
+
+    with pytest.raises(AuthenticationFailed, match="token"):
+        await CbsLogin(given).prepare()
+
+
+@pytest.mark.req("SE4", "SE16")
+@pytest.mark.parametrize(
+    "auth",
+    [
+        lambda: CbsLogin([BearerToken(json_token("send:q", secret=b"y" * 32))]),
+        lambda: CbsLogin([BearerToken(json_token("send:q", -1))]),
+        lambda: CbsLogin([BearerToken(json_token("send:q")), BearerToken(json_token("none"))]),
+        lambda: OAuthBearer(json_token("send:q", secret=b"y" * 32)),
+        lambda: OAuthBearer(json_token("send:q", -1)),
+        lambda: OAuthBearer(json_token("send:q"), user="bob"),
+        lambda: XOAuth2(json_token("send:q", sub=None), user="bob"),
+    ],
+)
+async def test_a_login_with_a_bad_token_fails(autojump_clock: Any, auth: Any) -> None:
+    async with broker_with(cbs=both()) as broker:
+        with pytest.raises(AuthenticationFailed) as caught:
+            async with client_of(broker, auth=auth()):
+                pass
+        assert "ey" not in str(caught.value)
+        assert not broker.container._watches
+
+
+async def test_a_login_with_a_token_needs_where_to_keep_it(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_with(cbs=None, tokens=judged) as broker:
+        with pytest.raises(AuthenticationFailed):
+            async with client_of(broker, auth=OAuthBearer(json_token("send:q"))):
+                pass
+    assert "pass cbs=Cbs(…)" in caplog.text
+
+
+@pytest.mark.req("SE13")
+async def test_nobody_without_a_token_owes_one(autojump_clock: Any) -> None:
+    """MSSBCBS is ANONYMOUS by another name: tokens follow, in time."""
+    async with (
+        broker_with(sasl=["MSSBCBS"]) as broker,
+        client_of(broker, auth=CbsLogin()) as peer,
+    ):
+        assert await refused(peer.sender("q")) == UNAUTHORIZED
+        await trio.sleep(21)
+        assert peer.state == "closed"
+
+
+@pytest.mark.req("X12", "X21")
+@pytest.mark.parametrize("second", [True, False])
+async def test_who_settles_second_is_a_policy(autojump_clock: Any, second: bool) -> None:
+    """Senders that Azure's clients make ask for it, and wait for a settled outcome all the same."""
+    async with (
+        broker_with(cbs=None, settle_second=second) as broker,
+        client_of(broker) as peer,
+        peer.sender("q", rcv_settle_mode=1) as out,
+    ):
+        await out.send("x")
+        (link,) = broker.container._links.values()
+        assert link.rcv_settle_mode == int(second)

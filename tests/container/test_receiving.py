@@ -210,6 +210,23 @@ async def test_a_drain_brings_what_there_is_and_nothing_after() -> None:
         assert not far.link.draining
 
 
+@pytest.mark.req("X16")
+async def test_a_drain_is_over_when_messages_have_used_the_credit() -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.receiver("q", credit=2) as messages:
+        await far.until(lambda: far.link.credit == 2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(messages.drain)
+            await far.until(lambda: far.link.draining)
+            # There is nothing left to be given back, and so nothing more to be said.
+            send(far, 1, 2)
+        assert (messages.credit, messages.waiting) == (0, 2)
+        for delivery in await messages.receive_batch():
+            delivery.accept()
+        messages.start()
+        await far.until(lambda: far.link.credit == 2)
+
+
 class Node:
     """A far end with a few messages, which answers drains."""
 

@@ -9,6 +9,7 @@ import trio
 from worlds import KEPT, LOST, NAMED, PATIENT, SMALL, URL, Client, serving
 
 from amqp_rt.broker import Log, Queue
+from amqp_rt.container.connections import Connection
 from amqp_rt.testing.faults import Cut
 from amqp_rt.testing.ledger import Ledger
 from amqp_rt.testing.simulation import Simulation, amqp_faults, simulate
@@ -100,6 +101,30 @@ async def test_a_log_has_what_was_acknowledged_in_its_order(net: Simulation) -> 
     net.calm()
     start = {"rabbitmq:stream-offset-spec": "first"}
     ledger.check(await Client(net, "auditor").read("log", filter=start))
+
+
+@pytest.mark.req("A23", "B13", "Z11", "B7")
+@amqp_faults(cut_after_frames=range(1, 400, 3), kill_at_commits=range(1, 100), seed=7)
+async def test_what_is_sent_again_under_its_id_is_there_once(net: Simulation) -> None:
+    """Over links that nobody keeps: whoever does not hear of a message sends it again."""
+    net.start("broker", serving(net, Queue("work", duplicate_window_s=36_000)))
+    ids = [f"message-{n}" for n in range(8)]
+    left = list(ids)
+
+    async def work(peer: Connection) -> None:
+        async with peer.sender("work", settled=False) as out:
+            while left:
+                together = [
+                    (each, out.send_nowait(each, durable=True, message_id=each))
+                    for each in left[:3]
+                ]
+                for each, receipt in together:
+                    await receipt.accepted()
+                    left.remove(each)
+
+    await Client(net, "giver").until(lambda: not left, work)
+    net.calm()
+    assert sorted(await Client(net, "auditor").read("work")) == ids
 
 
 @pytest.mark.req("X24", "B13")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from paged import Gate
 
 from amqp_rt import Broker, Connection, Container, Message, Modify, Reconnect, connect, node
 from amqp_rt.broker import Queue, Topic
@@ -45,7 +46,7 @@ async def a_broker(
 
 async def bodies(broker: Broker, address: str = "q") -> list[Any]:
     await broker.host.wait_kept()
-    return [Message.decode(each).body for each in broker.host.peek(address, 1_000)]
+    return [Message.decode(each).body for each in await broker.host.peek(address, 1_000)]
 
 
 class Failure(Exception):
@@ -281,17 +282,10 @@ async def test_a_lost_connection_rolls_back_and_nothing_is_sent_again() -> None:
 
 async def test_a_connection_lost_with_the_discharge_leaves_it_in_doubt() -> None:
     async with Broker(store=MemoryStore()) as broker:
-        gate = trio.Event()
-
-        async def slow(call: Any, *args: Any) -> Any:
-            if call.__name__ == "commit":
-                await gate.wait()
-            await trio.lowlevel.checkpoint()
-            return call(*args)
-
         await broker.declare(Queue("out"))
         assert broker.host.journal is not None
-        broker.host.journal.call = slow
+        broker.host.journal.call = gate = Gate()
+        gate.opened = trio.Event()
         async with broker.local() as peer, peer.sender("out") as out:
 
             async def lose() -> None:
@@ -304,7 +298,7 @@ async def test_a_connection_lost_with_the_discharge_leaves_it_in_doubt() -> None
                     async with peer.transaction() as txn:
                         await out.send("a", durable=True, transaction=txn)
                         nursery.start_soon(lose)
-        gate.set()
+        gate.opened.set()
         # Here it was committed all the same.
         assert await bodies(broker, "out") == ["a"]
 
@@ -426,7 +420,7 @@ async def test_all_of_a_transaction_is_one_record_of_the_store() -> None:
         assert await bodies(broker, "out") == ["posted"]
         assert await bodies(broker, "dead") == ["rejected"]
         assert await bodies(broker, "bin") == []
-        (modified, released) = (Message.decode(each) for each in broker.host.peek("q", 9))
+        (modified, released) = (Message.decode(each) for each in await broker.host.peek("q", 9))
         assert (modified.body, modified.delivery_count) == ("modified", 1)
         assert modified.message_annotations == {"x-opt-n": 1}
         assert (released.body, released.delivery_count) == ("released", 0)
@@ -467,7 +461,7 @@ async def test_what_the_store_refuses_is_rolled_back_whole() -> None:
     async with Broker(store=store) as broker:
         assert await bodies(broker, "out") == ["posted"]
         assert await bodies(broker, "dead") == ["rejected"]
-        (modified,) = (Message.decode(each) for each in broker.host.peek("q", 9))
+        (modified,) = (Message.decode(each) for each in await broker.host.peek("q", 9))
         assert (modified.body, modified.delivery_count) == ("modified", 0)
         assert not modified.message_annotations
 
@@ -475,19 +469,10 @@ async def test_what_the_store_refuses_is_rolled_back_whole() -> None:
 @pytest.mark.req("R10", "R8")
 async def test_nothing_is_seen_or_answered_before_it_is_kept() -> None:
     store = MemoryStore()
-    gate = trio.Event()
-
-    async def slow(call: Any, *args: Any) -> Any:
-        if call.__name__ == "commit":
-            await gate.wait()
-        await trio.lowlevel.checkpoint()
-        return call(*args)
-
     async with Broker(store=store) as broker:
         await broker.declare(Queue("q"), Queue("out"))
         assert isinstance(broker.host.journal, Journal)
-        broker.host.journal.call = slow
-        gate.set()
+        broker.host.journal.call = gate = Gate()
         async with (
             broker.local() as peer,
             peer.sender("out") as out,
@@ -496,7 +481,7 @@ async def test_nothing_is_seen_or_answered_before_it_is_kept() -> None:
         ):
             await first.send(1, durable=True)
             delivery = await messages.receive()
-            gate = trio.Event()
+            gate.opened = trio.Event()
             over: list[bool] = []
 
             async def work() -> None:
@@ -515,6 +500,6 @@ async def test_nothing_is_seen_or_answered_before_it_is_kept() -> None:
                 assert over == []
                 assert broker.host.stats("out").available == 0
                 assert broker.host.stats("q").acquired == 1
-                gate.set()
+                gate.opened.set()
             assert await bodies(broker, "out") == ["a", "b"]
             assert broker.host.stats("q").accepted == 1

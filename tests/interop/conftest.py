@@ -24,3 +24,8 @@ def proton_programs(proton: list[str]) -> PeerPrograms:
 @pytest.fixture
 def rhea_programs(rhea: list[str]) -> PeerPrograms:
     return PeerPrograms("rhea", rhea)
+
+
+@pytest.fixture
+def azure_programs(azure: list[str]) -> PeerPrograms:
+    return PeerPrograms("azure", azure)

@@ -538,7 +538,7 @@ async def test_transactions_that_commit_and_abort(
         assert "error" not in result
         assert result["ended"] == ["committed", "aborted", "committed"]
         assert result["received"] == [0, 1, 2, 3, 2, 3]
-        moved = [Message.decode(each).body for each in broker.host.peek("out", 9)]
+        moved = [Message.decode(each).body for each in await broker.host.peek("out", 9)]
         assert moved == [0, 1, 2, 3]
         stats = broker.host.stats("q")
         assert (stats.available, stats.acquired, stats.accepted) == (0, 0, 4)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from brokers import client_of
 
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
@@ -24,6 +26,7 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
+from amqp_rt.security.identities import Users, password_line
 from amqp_rt.security.mechanisms import Plain
 from amqp_rt.values import Symbol
 
@@ -49,13 +52,8 @@ async def broker_with(**options: Any) -> AsyncIterator[Broker]:
         yield broker
 
 
-@asynccontextmanager
-async def as_user(broker: Broker, user: str) -> AsyncIterator[Connection]:
-    async with (
-        Container(user, network=broker.container.network) as container,
-        container.connect("memory://b", auth=Plain(user, USERS[user]), reconnect=None) as peer,
-    ):
-        yield peer
+def as_user(broker: Broker, user: str) -> AbstractAsyncContextManager[Connection]:
+    return client_of(broker, user, auth=Plain(user, USERS[user]))
 
 
 async def ask(
@@ -266,7 +264,7 @@ async def test_connections_sessions_links_and_subscriptions() -> None:
                 await shop.wait_closed()
 
 
-@pytest.mark.req("G2", "U1")
+@pytest.mark.req("G2")
 async def test_users() -> None:
     async with broker_with() as broker, as_user(broker, "root") as root:
         found = {each["name"]: each for each in await rows(root, "user")}
@@ -295,6 +293,44 @@ async def test_users() -> None:
         with pytest.raises(AuthenticationFailed):
             async with as_user(broker, "shop"):
                 pass
+
+
+@pytest.mark.req("G2", "SE2")
+async def test_users_of_a_file_are_changed_there(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    path.write_text("\n".join(password_line(name, "pw") for name in ("root", "shop")), "utf-8")
+    users = Users()
+    users.load(path)
+    access = Access([Rule("*", Rights.MANAGE, users=("root",))])
+    async with Broker("b", users=users, access=access) as broker:
+        await broker.listen("memory://b")
+        auth = Plain("root", "pw")
+        async with (
+            Container("c", network=broker.container.network) as client,
+            client.connect("memory://b", auth=auth, reconnect=None) as root,
+        ):
+            new, shop = ({"type": "amqp_rt.user", "name": name} for name in ("ann", "shop"))
+            assert (await ask(root, "CREATE", {"password": "first"}, **new))[0] == 201
+            assert (await ask(root, "UPDATE", {"password": "second"}, **new))[0] == 200
+            assert (await ask(root, "DELETE", **shop))[0] == 204
+            line = {"type": "amqp_rt.user", "name": "x\x0beve"}
+            assert (await ask(root, "CREATE", {"password": "p"}, **line))[0] == 400
+            async with client.connect(
+                "memory://b", auth=Plain("ann", "second"), reconnect=None
+            ) as ann:
+                assert ann.state == "open"
+            kept = path.read_text("utf-8")
+            path.unlink()
+            status, body = await ask(root, "UPDATE", {"password": "third"}, **new)
+            assert status == 500
+            assert "third" not in str(body)
+            path.write_text(kept, "utf-8")
+            assert (await ask(root, "UPDATE", {"password": "third"}, **new))[0] == 200
+    again = Users()
+    again.load(path)
+    assert list(again) == ["ann", "root"]
+    assert again.check("ann", "third") == "ann"
+    assert "third" not in path.read_text("utf-8")
 
 
 @pytest.mark.req("G3", "U1")

@@ -27,12 +27,14 @@ def clock(kind: str) -> trio.testing.MockClock | None:
 
 
 @pytest.fixture
-async def carried(kind: str, clock: trio.testing.MockClock | None) -> AsyncIterator[Carried]:
+async def carried(
+    kind: str, clock: trio.testing.MockClock | None, nursery: trio.Nursery
+) -> AsyncIterator[Carried]:
     async with AsyncExitStack() as owned:
         if kind.endswith("reactor"):
             if sys.platform != "linux":
                 pytest.skip("no reactor on this system")
             async with open_reactor() as reactor:
-                yield Carried(kind, reactor, owned)
+                yield Carried(kind, reactor, owned, nursery)
         else:
-            yield Carried(kind, None, owned)
+            yield Carried(kind, None, owned, nursery)

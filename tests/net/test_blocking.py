@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import certificates
 from wire import OPEN, frame
 
+from amqp_rt import sync
 from amqp_rt.addresses import parse_url
+from amqp_rt.broker.nodes import Queue
 from amqp_rt.clock import SystemClock
 from amqp_rt.core.frames import AMQP_HEADER
 from amqp_rt.core.performatives import Open
@@ -23,9 +26,10 @@ from amqp_rt.events import AttachRequested, Event, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
 from amqp_rt.limits import Limits
-from amqp_rt.net.blocking import BlockingConnection, dial_blocking
+from amqp_rt.net.blocking import BlockingConnection, connect_blocking, dial_blocking
+from amqp_rt.net.tls import ClientTls, ServerTls
 from amqp_rt.outcomes import ACCEPTED
-from amqp_rt.security.mechanisms import Plain
+from amqp_rt.security.mechanisms import Anonymous, Plain
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Recorder
 
@@ -112,6 +116,41 @@ def test_send_and_receive_without_an_event_loop() -> None:
     assert [len(each.payload) for each in server.inbox.deliveries] == [9, 1_008, 3_000_008]
     assert connection.over
     assert connection.error is None
+
+
+KNOWN = certificates()
+
+
+@pytest.mark.req("L1", "SE7")
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_tls_without_an_event_loop(version: Any) -> None:
+    """The broker runs in a thread of its own, the client in this one."""
+    with sync.Broker(tls=ServerTls(KNOWN.server, minimum=version)) as broker:
+        broker.declare(Queue("q"))
+        (url,) = broker.listen("amqps://127.0.0.1:0")
+        where = parse_url(url)
+        engine = client_engine(mechanisms=(Anonymous(),))
+        tls = ClientTls(KNOWN.ca)
+        with connect_blocking(where, engine, tls=tls) as connection:
+            connection.run_until(lambda: engine.open_received, timeout_s=10)
+            session = connection.engine.begin()
+            out, inbox = Recorder(), Recorder(settle=ACCEPTED)
+            sender = session.attach_sender("out", out, target=Target(address="q"))
+            receiver = session.attach_receiver("in", inbox, source=Source(address="q"))
+            connection.run_until(lambda: sender.credit and receiver.attached, timeout_s=10)
+            large = DATA + (2_000_000).to_bytes(4, "big") + bytes(2_000_000)
+            deliveries = [sender.send(large) for _ in range(3)]
+            receiver.grant(3)
+            connection.run_until(lambda: all(each.settled for each in deliveries), timeout_s=30)
+            connection.run_until(lambda: len(inbox.deliveries) == 3, timeout_s=30)
+            assert {each.payload[-len(large) :] for each in inbox.deliveries} == {large}
+        assert connection.error is None
+        with pytest.raises(ConnectFailed, match=f"cannot connect to {url}: .*not believed"):
+            connect_blocking(where, client_engine())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = parse_url(f"amqps://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ConnectFailed, match=r"timed out|too long"):
+            connect_blocking(where, client_engine(), timeout_s=0.1)
 
 
 @pytest.mark.req("L1", "SE2")
@@ -246,7 +285,11 @@ def test_dialling_a_unix_socket(tmp_path: Path) -> None:
         ("amqp://127.0.0.1:1", "nobody listens there"),
         ("amqp://no-such-host.invalid", "the host's name is not known"),
         ("amqp+unix:///no/such/file", "there is no such file or folder"),
-        ("amqps://127.0.0.1", "without an event loop there are amqp:// and amqp.unix:// only"),
+        ("amqps://127.0.0.1:1", "nobody listens there"),
+        (
+            "wss://127.0.0.1",
+            "without an event loop there are amqp://, amqps:// and amqp.unix:// only",
+        ),
         ("memory://x", "memory is for event loops only"),
     ],
 )

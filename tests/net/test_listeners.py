@@ -19,6 +19,7 @@ import trio.testing
 from amqp_rt.errors import ConnectFailed
 from amqp_rt.limits import Limits
 from amqp_rt.net.listeners import (
+    Crowd,
     Door,
     Serve,
     bound_address,
@@ -252,7 +253,7 @@ async def test_strangers_are_bounded_and_make_room_by_logging_in(visitors: Visit
     assert [await visitors.come(f"192.0.2.{n}") for n in range(3)] == [True, True, False]
     visitors.log_in[0]()
     visitors.log_in[0]()  # saying it twice is as once
-    assert visitors.door.strangers == 1
+    assert visitors.door.crowd.strangers == 1
     assert [await visitors.come(f"192.0.2.{n}") for n in range(2)] == [True, False]
 
 
@@ -279,6 +280,43 @@ async def test_strangers_of_one_address_are_bounded(
 
 
 @pytest.mark.req("L6")
+@pytest.mark.parametrize("visitors", [Limits(connections_per_address_max=2)], indirect=True)
+async def test_connections_of_one_address_are_bounded(visitors: Visitors) -> None:
+    crowd = ["2001:db8::1", "2001:db8::2", "2001:db8::3"]
+    assert [await visitors.come(host) for host in crowd] == [True, True, False]
+    # Logging in makes no room here, and others have their own.
+    visitors.log_in[0]()
+    assert not await visitors.come(crowd[0])
+    assert await visitors.come("2001:db8:0:1::1")
+    assert [await visitors.come("unix") for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.req("L6")
+@pytest.mark.parametrize(
+    ("limits", "hosts"),
+    [
+        (Limits(connections_unauthenticated_max=3), ["192.0.2.1", "192.0.2.2", "192.0.2.3"]),
+        (Limits(connections_unauthenticated_per_address_max=3), ["192.0.2.1"] * 3),
+        (Limits(connections_per_address_max=3), ["192.0.2.1"] * 3),
+    ],
+)
+async def test_what_is_bounded_is_bounded_over_all_doors(
+    limits: Limits, hosts: list[str], nursery: trio.Nursery
+) -> None:
+    crowd = Crowd()
+    one, other = (Visitors(Door(limits, crowd), nursery) for _ in range(2))
+    assert [await one.come(hosts[0]), await other.come(hosts[1]), await one.come(hosts[2])] == [
+        True
+    ] * 3
+    assert not await one.come(hosts[0])
+    assert not await other.come(hosts[0])
+    # What is a listener's own is not shared.
+    alone = Visitors(Door(Limits(connections_max=1), crowd), nursery)
+    assert await alone.come("198.51.100.1") is True
+    assert await alone.come("198.51.100.2") is False
+
+
+@pytest.mark.req("L6")
 @pytest.mark.parametrize(
     "visitors", [Limits(connections_unauthenticated_per_address_max=1)], indirect=True
 )
@@ -295,9 +333,9 @@ async def test_the_end_of_a_connection_makes_room() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.serve, ours, "192.0.2.1", "a", echo)
             assert await ask(theirs) == b"hello"
-            assert (door.connections, door.strangers) == (1, 1)
+            assert (door.connections, door.crowd.strangers) == (1, 1)
             await theirs.aclose()
-        assert (door.connections, door.strangers) == (0, 0)
+        assert (door.connections, door.crowd.strangers) == (0, 0)
 
 
 async def test_a_flood_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

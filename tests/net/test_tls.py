@@ -12,10 +12,14 @@ import pytest
 import trio
 import trio.testing
 from certificates import Certificates, certificates
+from wire import frame
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
 from amqp_rt.container.routes import node
+from amqp_rt.core.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, performative_frame
+from amqp_rt.core.performatives import Open
+from amqp_rt.core.sasl_frames import SaslInit
 from amqp_rt.errors import AuthenticationFailed, ConnectFailed
 from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
@@ -24,7 +28,9 @@ from amqp_rt.net.layers import ANSWERS_MAX, LayeredChannel, LayeredStream
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.preamble import TLS_HEADER
 from amqp_rt.net.tls import ClientTls, ServerTls, TlsError, TlsLayer, client_layer, encrypt
+from amqp_rt.runtime import Broker
 from amqp_rt.security.mechanisms import External, ExternalServer
+from amqp_rt.values import Symbol
 
 KNOWN = certificates()
 SEEN: list[Peer] = []
@@ -148,6 +154,57 @@ async def test_the_certificate_depends_on_the_name_that_is_asked_for(known: Cert
             await say(url, ClientTls(known.ca, server_name=name))
         with pytest.raises(ConnectFailed, match="Hostname mismatch"):
             await say(url, ClientTls(known.ca, server_name="two.example.org"))
+
+
+@pytest.mark.req("SE7", "B25", "X4")
+@pytest.mark.parametrize("upgrade", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "login", "opened", "expected"),
+    [
+        ("berlin.example.org", None, None, "berlin.example.org"),
+        ("BERLIN.example.org", None, None, "berlin.example.org"),
+        ("berlin.example.org", "paris.example.org", None, "paris.example.org"),
+        ("berlin.example.org", None, "paris.example.org", "paris.example.org"),
+        ("berlin.example.org", "berlin.example.org", "paris.example.org", "paris.example.org"),
+        ("berlin.example.org", None, "elsewhere.example.org", ""),
+        ("elsewhere.example.org", None, None, ""),
+        (None, None, None, ""),
+    ],
+)
+async def test_the_name_that_is_asked_for_may_name_the_virtual_host(
+    known: Certificates,
+    asked: str | None,
+    login: str | None,
+    opened: str | None,
+    expected: str,
+    upgrade: bool,
+) -> None:
+    """What the open says counts, then what the login said, then TLS (Part 2 §2.7.1, §5.3.3.2)."""
+    hosts = ["", "berlin.example.org", "paris.example.org"]
+    context = ssl.create_default_context(cafile=known.ca)
+    context.check_hostname = False
+    async with Broker(tls=ServerTls(known.server), virtual_hosts=hosts) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        stream: Any = await trio.open_tcp_stream("127.0.0.1", parse_url(url).port)
+        if upgrade:
+            await stream.send_all(TLS_HEADER)
+            assert await stream.receive_some(8) == TLS_HEADER
+        layer = TlsLayer(context, server_hostname=asked)
+        async with await encrypt(stream, layer, within=5) as tls:
+            await tls.send_all(
+                SASL_HEADER
+                + performative_frame(0, SaslInit(Symbol("ANONYMOUS"), None, login), SASL_FRAME)
+                + AMQP_HEADER
+                + frame(Open(container_id="c", hostname=opened))
+            )
+            said = b""
+            with trio.fail_after(5):
+                while b"\0\x53\x10" not in said:  # its open
+                    said += await tls.receive_some()
+            (there,) = broker.container.connections
+            peer = there.peer
+            assert peer.virtual_host == expected
+            assert peer.server_name == (asked or "").lower()
 
 
 @pytest.mark.req("SE7")

@@ -11,10 +11,15 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqp_rt import Broker, Container, Limits
+from amqp_rt import Broker, Cbs, Container, Limits, Rights, Sas, SasKey, SasKeys
 from amqp_rt.broker import Queue
+from amqp_rt.core.frames import performative_frame
+from amqp_rt.core.performatives import Attach, Transfer
 from amqp_rt.errors import AmqpError, AuthenticationFailed
+from amqp_rt.message import Message
+from amqp_rt.net.masks import FrameMask
 from amqp_rt.net.traces import MAGIC, Kind, Trace, TraceWriter, read_trace
+from amqp_rt.termini import Target
 from amqp_rt.testing.octets import (
     HEADER,
     SASL_HEADER,
@@ -191,7 +196,10 @@ def test_another_protocol_leaves_its_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.req("O5")
 def test_a_trace_is_bounded(tmp_path: Path) -> None:
-    trace = written(tmp_path, HEADER, b"x" * 100, b"y" * 10_000, b"z", bytes_max=300)
+    said = [
+        size.to_bytes(4, "big") + b"\2\0\0\0\0\x53\x10" + bytes(size - 11) for size in (100, 10_000)
+    ]
+    trace = written(tmp_path, HEADER, *said, b"z", bytes_max=300)
     assert [record.kind for record in trace.records] == [Kind.RECEIVED, Kind.RECEIVED, Kind.CUT]
     assert (tmp_path / "one").stat().st_size <= 300
 
@@ -305,3 +313,139 @@ def test_rubbish_after_the_beginning(tmp_path_factory: pytest.TempPathFactory, t
         read_trace(path)
     except AmqpError:
         pass
+
+
+# --- secrets in messages -------------------------------------------------------------------------
+
+TOKEN = "SharedAccessSignature sr=q&sig=s3cret&se=4000000000&skn=app"
+
+
+def frame(performative: object, payload: bytes = b"") -> bytes:
+    alone = performative_frame(3, performative)
+    return (len(alone) + len(payload)).to_bytes(4, "big") + alone[4:] + payload
+
+
+def attach(handle: int, address: str | None, *, role: bool = False) -> bytes:
+    return frame(Attach(name="l", handle=handle, role=role, target=Target(address=address)))
+
+
+def transfer(handle: int, payload: bytes, *, more: bool = False, first: bool = True) -> bytes:
+    if not first:
+        return frame(Transfer(handle=handle, more=more), payload)
+    given = Transfer(handle=handle, delivery_id=0, delivery_tag=b"t", message_format=0, more=more)
+    return frame(given, payload)
+
+
+def starred(whole: bytes, payload: bytes) -> bytes:
+    assert whole.endswith(payload)
+    return whole[: -len(payload)] + b"*" * len(payload)
+
+
+PUT = Message(TOKEN, application_properties={"operation": "put-token"}).encode()
+CREATE = Message({"password": "s3cret"}, application_properties={"operation": "CREATE"}).encode()
+READ = Message({}, application_properties={"operation": "READ"}).encode()
+
+
+@pytest.mark.req("O1", "O5")
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+@pytest.mark.parametrize(
+    ("address", "payload", "hidden"),
+    [
+        ("$cbs", PUT, True),
+        ("$cbs", READ, True),
+        ("amqps://host:5671/$cbs", PUT, True),
+        ("$management", CREATE, True),
+        ("$management", READ, False),
+        ("q/$management", CREATE, True),
+        (None, PUT, True),
+        (None, READ, False),
+        ("q", CREATE, False),
+    ],
+)
+def test_tokens_and_passwords_of_messages_are_masked(
+    tmp_path: Path, address: str | None, payload: bytes, hidden: bool, step: int
+) -> None:
+    for handle in (0, 200, 300):
+        said = [
+            attach(handle, address),
+            attach(7, "q"),
+            transfer(7, b"s3cret"),
+            bytes([0, 0, 0, 8, 2, 0, 0, 0]),
+        ]
+        secret = transfer(handle, payload)
+        octets = HEADER + b"".join(said) + secret + transfer(7, READ)
+        shown = starred(secret, payload) if hidden else secret
+        pieces = [octets[at : at + step] for at in range(0, len(octets), step)]
+        trace = written(tmp_path, *pieces)
+        heard = b"".join(data for _, data in trace.chunks(client=True))
+        assert heard == HEADER + b"".join(said) + shown + transfer(7, READ)
+
+
+def test_a_secret_in_several_frames(tmp_path: Path) -> None:
+    first, last = PUT[:40], PUT[40:]
+    frames = [transfer(0, first, more=True), transfer(0, last, first=False)]
+    octets = HEADER + attach(0, None) + b"".join(frames) + transfer(0, READ)
+    heard = b"".join(data for _, data in written(tmp_path, octets).chunks(client=True))
+    assert heard == (
+        HEADER
+        + attach(0, None)
+        + starred(frames[0], first)
+        + starred(frames[1], last)
+        + transfer(0, READ)
+    )
+
+
+def test_a_large_secret_and_one_that_breaks_off(tmp_path: Path) -> None:
+    large = transfer(0, bytes(range(97, 123)) * 4_000)
+    octets = HEADER + attach(0, "$cbs") + large + transfer(0, PUT)[:-1]
+    trace = written(tmp_path, octets[:5_000], octets[5_000:])
+    heard = b"".join(data for _, data in trace.chunks(client=True))
+    assert len(heard) == len(octets)
+    assert heard.endswith(b"***")
+    assert b"abc" not in heard
+    assert b"s3cret" not in heard
+
+
+def test_a_link_that_is_attached_anew_is_another(tmp_path: Path) -> None:
+    octets = HEADER + attach(0, "$cbs") + attach(0, "q") + transfer(0, PUT)
+    heard = b"".join(data for _, data in written(tmp_path, octets).chunks(client=True))
+    assert heard == octets
+
+
+@given(st.binary(max_size=200))
+def test_nothing_makes_the_mask_of_frames_fail(body: bytes) -> None:
+    mask = FrameMask()
+    shown = mask.feed(attach(0, "$cbs"))
+    for kind in (b"\x00\x53\x14", b"\x00\x53\x12", b"\x00\x80", b""):
+        whole = encode_frame(kind + body)
+        shown += mask.feed(whole)
+    assert len(shown) + len(mask.rest()) >= len(attach(0, "$cbs"))
+
+
+@pytest.mark.req("O1", "O5", "SE10")
+async def test_tokens_are_not_in_traces_of_either_side(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    keys = SasKeys({"app": SasKey(("k",), Rights.MANAGE)})
+    async with Broker(
+        cbs=Cbs([keys]), users={"root": "r"}, sasl=["ANONYMOUS"], trace=folder
+    ) as broker:
+        await broker.declare(Queue("q"))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        async with Container("us", trace=folder) as us:
+            for set_token in (True, False):
+                async with (
+                    us.connect(url, token=Sas("app", "k"), set_token=set_token) as peer,
+                    peer.sender("q") as out,
+                ):
+                    await out.send("to be seen")
+                    await peer.authorize("")
+                    asked = {"operation": "CREATE", "type": "amqp_rt.user", "name": f"u{set_token}"}
+                    message = Message({"password": SECRET}, application_properties=asked)
+                    reply = await peer.call("$management", message, reply=Message, within=5)
+                    assert reply.application_properties["statusCode"] == 201
+    traces = [path.read_bytes() for path in folder.iterdir()]
+    assert len(traces) == 4
+    for octets in traces:
+        assert b"to be seen" in octets
+        assert b"SharedAccessSignature" not in octets
+        assert b"horse" not in octets

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,17 +15,18 @@ import trio_websocket
 from certificates import certificates
 from wire import OPEN
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, BytesMessage, Ping, Request
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Request
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
 from amqp_rt.container.routes import node, rpc
 from amqp_rt.core.frames import AMQP_HEADER
 from amqp_rt.errors import ConnectFailed
-from amqp_rt.limits import DEFAULT_LIMITS, Limits
-from amqp_rt.net.memory import memory_stream_pair
+from amqp_rt.limits import DEFAULT_LIMITS, MIB, Limits
+from amqp_rt.net.carrier import READ_SIZE
+from amqp_rt.net.memory import MemoryStream, memory_stream_pair
 from amqp_rt.net.tls import ClientTls, ServerTls
-from amqp_rt.net.websocket import WebSocketLayer, accept_websocket, request_websocket
+from amqp_rt.net.websocket import WebSocketStream, accept_websocket, request_websocket
 
 KNOWN = certificates()
 NONE: list[tuple[bytes, bytes]] = []
@@ -178,24 +180,30 @@ async def answered(
     ],
     ids=lambda said: repr(said[:30]),
 )
-async def test_what_is_no_handshake_is_answered_and_ends(said: bytes) -> None:
+async def test_what_is_no_handshake_is_answered_and_ends(
+    said: bytes, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     ours, theirs = memory_stream_pair()
     await theirs.send_all(said)
     with pytest.raises(ConnectFailed, match="it spoke no WebSocket"):
-        await accept_websocket(ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5)
+        await accept_websocket(
+            ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5, nursery=nursery
+        )
     assert (await theirs.receive_some()).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.req("L2", "X7")
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 async def test_a_handshake_that_does_not_go_on_ends(
-    said: bytes, autojump_clock: trio.testing.MockClock
+    said: bytes, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     ours, theirs = memory_stream_pair()
     if said:
         await theirs.send_all(said)
     with pytest.raises(ConnectFailed):
-        await accept_websocket(ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5)
+        await accept_websocket(
+            ours, path="/", origins=(), limits=DEFAULT_LIMITS, within=5, nursery=nursery
+        )
     assert trio.current_time() == pytest.approx(5)
 
 
@@ -215,25 +223,32 @@ async def test_a_handshake_that_does_not_go_on_ends(
         ),
     ],
 )
-async def test_a_servers_refusal_is_one_sentence(answer: bytes, why: str) -> None:
+async def test_a_servers_refusal_is_one_sentence(
+    answer: bytes, why: str, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     ours, theirs = memory_stream_pair()
     await theirs.send_all(answer)
     await theirs.send_eof()
     with pytest.raises(ConnectFailed, match=why):
-        await request_websocket(ours, host="x", path="/", limits=DEFAULT_LIMITS)
+        await request_websocket(ours, host="x", path="/", limits=DEFAULT_LIMITS, nursery=nursery)
 
 
 # --- what comes in the frames ----------------------------------------------------------------------
 
 
-def opened(limits: Limits = DEFAULT_LIMITS) -> tuple[WebSocketLayer, WSConnection]:
-    """A layer on the server's side, and its client."""
-    client, server = WSConnection(ConnectionType.CLIENT), WSConnection(ConnectionType.SERVER)
-    server.receive_data(client.send(Request(host="x", target="/", subprotocols=["amqp"])))
-    list(server.events())
-    client.receive_data(server.send(AcceptConnection(subprotocol="amqp")))
+async def opened(
+    nursery: trio.Nursery, limits: Limits = DEFAULT_LIMITS
+) -> tuple[WebSocketStream, MemoryStream, WSConnection]:
+    """A WebSocket on the server's side; its client's octets, and who makes frames of them."""
+    ours, theirs = memory_stream_pair()
+    client = WSConnection(ConnectionType.CLIENT)
+    await theirs.send_all(client.send(Request(host="x", target="/", subprotocols=["amqp"])))
+    stream = await accept_websocket(
+        ours, path="/", origins=(), limits=limits, within=5, nursery=nursery
+    )
+    client.receive_data(await theirs.receive_some())
     list(client.events())
-    return WebSocketLayer(server, limits), client
+    return stream, theirs, client
 
 
 def masked(first: int, payload: bytes = b"", *, length: bytes | None = None) -> bytes:
@@ -243,6 +258,18 @@ def masked(first: int, payload: bytes = b"", *, length: bytes | None = None) -> 
             struct.pack("!BH", 126, len(payload)) if len(payload) > 125 else bytes([len(payload)])
         )
     return bytes([first, length[0] | 0x80]) + length[1:] + bytes(4) + payload
+
+
+async def everything(stream: trio.abc.ReceiveStream) -> bytes:
+    return b"".join([bytes(piece) async for piece in stream])
+
+
+def close_code(side: WSConnection, said: bytes) -> int:
+    """The code of the close that ends what was *said* to *side*."""
+    side.receive_data(said)
+    *_, last = side.events()
+    assert isinstance(last, CloseConnection)
+    return last.code
 
 
 def code_of(out: bytes) -> int:
@@ -269,48 +296,250 @@ def code_of(out: bytes) -> int:
         (masked(0x88, b"\x00"), 1002),
     ],
 )
-def test_bad_frames_are_answered_with_their_code(frame: bytes, code: int) -> None:
-    layer, _ = opened()
-    with pytest.raises(ConnectionError, match="WebSocket: "):
-        layer.receive(frame)
-    assert code_of(layer.outgoing()) == code
-    assert layer.ended
+async def test_bad_frames_are_answered_with_their_code(
+    frame: bytes, code: int, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream, client, _ = await opened(nursery)
+    await client.send_all(frame)
+    with pytest.raises(trio.BrokenResourceError, match="WebSocket: "):
+        await stream.receive_some()
+    assert code_of(await client.receive_some()) == code
+    await stream.aclose()
+    assert await client.receive_some() == b""
 
 
 @pytest.mark.req("L2", "SE18")
 @pytest.mark.parametrize("pieces", [1, 10])
-def test_messages_are_bounded(pieces: int) -> None:
+async def test_messages_are_bounded(
+    pieces: int, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     bound = 1_000
     for size, fits in ((bound, True), (bound + pieces, False)):
-        layer, _ = opened(Limits(websocket_message_max=bound))
+        stream, client, _ = await opened(nursery, Limits(websocket_message_max=bound))
         each = b"x" * (size // pieces)
-        frames = [
+        whole = b"".join(
             masked((0x82 if at == 0 else 0x80) & (0xFF if at == pieces - 1 else 0x7F), each)
             for at in range(pieces)
-        ]
+        )
         if fits:
             # Again and again: what counts is one message.
             for _ in range(3):
-                assert sum(len(layer.receive(each)) for each in frames) == size
+                await client.send_all(whole)
+                assert len(await stream.receive_some()) == size
         else:
-            whole = b"".join(frames)
-            with pytest.raises(ConnectionError, match="more than 1000 octets"):
-                layer.receive(whole)
-            assert code_of(layer.outgoing()) == 1009
+            await client.send_all(whole)
+            with pytest.raises(trio.BrokenResourceError, match="a message is too large"):
+                await stream.receive_some()
+            assert code_of(await client.receive_some()) == 1009
+        await trio.aclose_forcefully(stream)
+
+
+@pytest.mark.req("L2", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+@pytest.mark.parametrize("kind", ["empty fragments", "small fragments", "pings"])
+@pytest.mark.parametrize("known", [False, True])
+async def test_frames_that_make_no_message_are_bounded(
+    known: bool,
+    kind: str,
+    above: int,
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+) -> None:
+    """A message of empty fragments has no size, and pings are none: their octets count all the same."""
+    limits = Limits(
+        websocket_message_max=20_000, websocket_stranger_max=3_000, websocket_overhead_max=1_000
+    )
+    stream, theirs, client = await opened(nursery, limits)
+    bound = 3_000
+    if known:
+        stream.trust()
+        bound = 2 * 20_000 + READ_SIZE + 1_000
+    each = masked(0x89) if kind == "pings" else masked(0x00, b"x" if "small" in kind else b"")
+    begin = b"" if kind == "pings" else masked(0x02)
+    # A whole message ends what counts: it is at the bound, or one octet above.
+    count = (bound - len(begin) - 150) // len(each)
+    rest = bound + above - len(begin) - count * len(each) - 8
+    end = masked(0x82 if kind == "pings" else 0x80, b"e" * (rest + 2 if rest < 124 else rest))
+    said = begin + each * count + end
+    assert len(said) == bound + above
+    await theirs.send_all(said[:-1])
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(theirs.send_all, said[-1:])
+    if not above:
+        assert (await stream.receive_some()).endswith(b"e")
+        return
+    # The octet above is not looked at any more.
+    with pytest.raises(trio.BrokenResourceError, match="too much has come without a message"):
+        await stream.receive_some()
+    assert close_code(client, await everything(theirs)) == 1009
+
+
+@pytest.mark.req("L2", "SE18")
+async def test_a_stranger_costs_little_memory(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """LIM2: whatever is sent before a login, in the pieces that cost most."""
+    stream, theirs, _ = await opened(nursery)
+
+    async def flood() -> None:
+        with suppress(trio.BrokenResourceError):
+            await theirs.send_all(masked(0x02))
+            while True:
+                await theirs.send_all(masked(0x00, b"x") * 1_000)
+
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        nursery.start_soon(flood)
+        with pytest.raises(trio.BrokenResourceError, match="too much"):
+            await stream.receive_some()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < 4 * MIB
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.req("L2", "SE18")
+async def test_a_login_makes_room(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """A stranger says what a login takes; who is known sends messages."""
+    limits = Limits(websocket_stranger_max=10_000, websocket_message_max=100_000)
+    stream, theirs, _ = await opened(nursery, limits)
+    large = masked(0x82, length=struct.pack("!BQ", 127, 100_000)) + b"x" * 100_000
+    stream.trust()
+    nursery.start_soon(theirs.send_all, large)
+    heard = 0
+    while heard < 100_000:
+        heard += len(await stream.receive_some())
+    stream, theirs, client = await opened(nursery, limits)
+    nursery.start_soon(theirs.send_all, large)
+    with pytest.raises(trio.BrokenResourceError, match="too much has come without a message"):
+        await stream.receive_some()
+    assert close_code(client, await everything(theirs)) == 1009
+
+
+@pytest.mark.req("L2", "SE18")
+@pytest.mark.parametrize("above", [0, 1])
+async def test_the_body_of_a_refusal_is_bounded(
+    above: int, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """A hostile server refuses us, at length."""
+    bound = 2_000
+    ours, theirs = memory_stream_pair()
+    head = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n"
+    size = bound + above - len(head % 1_000)
+    await theirs.send_all(head % size + b"x" * size)
+    why = "speak WebSocket there" if above else "with HTTP status 403"
+    with pytest.raises(ConnectFailed, match=why):
+        await request_websocket(
+            ours,
+            host="x",
+            path="/",
+            limits=Limits(websocket_stranger_max=bound),
+            nursery=nursery,
+        )
+
+
+@pytest.mark.req("L2", "L6", "SE18")
+async def test_who_pings_and_does_not_read_is_left(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    stream, theirs, _ = await opened(nursery, Limits(write_stall_s=10))
+    stream.trust()
+
+    async def ping() -> None:
+        said = masked(0x89, b"p" * 125) * 100 + masked(0x82, b"data")
+        with suppress(trio.BrokenResourceError):
+            while True:
+                await theirs.send_all(said)
+
+    nursery.start_soon(ping)
+    with pytest.raises(trio.BrokenResourceError, match="has not read for 10 s"):
+        await everything(stream)
+    await stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not nursery.child_tasks
+
+
+@pytest.mark.req("L2", "SE18")
+@pytest.mark.parametrize(
+    ("frame", "code"), [(b"\x81\x04text", 1003), (masked(0x82, b"abcd"), 1002), (b"\xc2\x00", 1002)]
+)
+async def test_a_servers_bad_frames_are_answered_too(
+    frame: bytes, code: int, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    ours, theirs = memory_stream_pair()
+    server = WSConnection(ConnectionType.SERVER)
+
+    async def serve() -> None:
+        server.receive_data(await theirs.receive_some())
+        list(server.events())
+        await theirs.send_all(server.send(AcceptConnection(subprotocol="amqp")) + frame)
+
+    async with trio.open_nursery() as serving:
+        serving.start_soon(serve)
+        stream = await request_websocket(
+            ours, host="x", path="/", limits=DEFAULT_LIMITS, nursery=nursery
+        )
+    with pytest.raises(trio.BrokenResourceError, match="WebSocket: "):
+        await stream.receive_some()
+    nursery.start_soon(stream.aclose)
+    assert close_code(server, await everything(theirs)) == code
+
+
+@pytest.mark.req("L2", "SE18")
+async def test_who_is_not_read_is_held_back(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    stream, client, _ = await opened(nursery)
+    stream.trust()
+    sent = 0
+    with trio.move_on_after(5):
+        while True:
+            await client.send_all(masked(0x82, b"x" * 10_000))
+            sent += 1
+    assert sent < 200
+    heard = 0
+    while heard < sent * 10_000:
+        heard += len(await stream.receive_some())
 
 
 @pytest.mark.req("L2")
-def test_a_ping_is_answered_and_a_close_too() -> None:
-    layer, client = opened()
-    assert layer.receive(client.send(Ping(payload=b"p"))) == b""
-    assert layer.outgoing() == b"\x8a\x01p"
-    assert layer.receive(client.send(BytesMessage(data=b"last"))) == b"last"
-    assert layer.receive(masked(0x88, b"\x03\xe8bye")) == b""
-    assert code_of(layer.outgoing()) == 1000
-    assert layer.ended
-    layer.send(b"too late")
-    layer.end()
-    assert layer.outgoing() == b""
+async def test_a_ping_is_answered_and_a_close_too(nursery: trio.Nursery) -> None:
+    stream, theirs, client = await opened(nursery)
+    await theirs.send_all(client.send(Ping(payload=b"p")))
+    assert await theirs.receive_some() == b"\x8a\x01p"
+    await theirs.send_all(client.send(BytesMessage(data=b"last")))
+    assert await stream.receive_some() == b"last"
+    await theirs.send_all(masked(0x88, b"\x03\xe8bye"))
+    assert await stream.receive_some() == b""
+    assert code_of(await theirs.receive_some()) == 1000
+    with pytest.raises(trio.BrokenResourceError, match="has ended"):
+        await stream.send_all(b"too late")
+    await stream.aclose()
+    assert await theirs.receive_some() == b""
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_closed_websocket_leaves_no_task(
+    cancelled: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The client says nothing to our close: it has its moment, and then nothing runs."""
+    async with trio.open_nursery() as nursery:
+        stream, theirs, _ = await opened(nursery)
+        if cancelled:
+            await trio.aclose_forcefully(stream)
+        else:
+            began = trio.current_time()
+            await stream.aclose()
+            assert trio.current_time() - began == pytest.approx(DEFAULT_LIMITS.websocket_linger_s)
+            assert code_of(await theirs.receive_some()) == 1000
+        assert await theirs.receive_some() == b""
+        await trio.testing.wait_all_tasks_blocked()
+        assert not nursery.child_tasks
 
 
 @pytest.mark.req("L2")

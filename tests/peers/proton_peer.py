@@ -618,6 +618,59 @@ class Mirror(Client):
         self.end()
 
 
+class Authorize(Client):
+    """Puts tokens, one after the other's answer, then sends."""
+
+    def begin(self, container):
+        self.container = container
+        self.result |= {"statuses": [], "states": []}
+        self.left = list(self.options["tokens"])
+        self.sender = self.out = None
+        self.began = False
+        if not self.left:
+            self.go_on()
+            return
+        self.replies = container.create_receiver(self.connection, "$cbs", target="replies")
+        self.replies.flow(len(self.left))
+        self.sender = container.create_sender(self.connection, "$cbs")
+
+    def on_sendable(self, event):
+        if event.link == self.sender and not self.began:
+            self.began = True
+            self.put()
+        elif event.link == self.out:
+            while self.count and self.out.credit:
+                self.count -= 1
+                self.out.send(Message(body="x"))
+
+    def put(self):
+        given = self.left.pop(0)
+        named = {"operation": "put-token", "type": given["type"], "name": given["name"]}
+        self.sender.send(
+            Message(
+                id=str(len(self.left)), reply_to="replies", properties=named, body=given["token"]
+            )
+        )
+
+    def on_message(self, event):
+        self.result["statuses"].append(event.message.properties["status-code"])
+        self.accept(event.delivery)
+        if self.left:
+            self.put()
+        else:
+            self.go_on()
+
+    def go_on(self):
+        self.count = self.options["count"]
+        self.out = self.container.create_sender(self.connection, self.options["address"])
+
+    def on_settled(self, event):
+        if event.link == self.out:
+            self.result["states"].append(state_of(event.delivery))
+            if len(self.result["states"]) == self.options["count"] and "stay" not in self.options:
+                self.end()
+
+
 def with_values(values):
     """A message with *values* wherever the standard allows them."""
     return Message(
@@ -865,6 +918,7 @@ ROLES = {
     "transact": Transact,
     "rpc": Rpc,
     "mirror": Mirror,
+    "authorize": Authorize,
     "serve": Serve,
 }
 

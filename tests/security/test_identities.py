@@ -133,7 +133,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("user", "password"),
-    [("", "p"), ("a:b", "p"), ("a\0", "p"), ("a\n", "p"), ("a", ""), ("a", "\0")],
+    [
+        *(
+            (name, "p")
+            for name in ("", "a:b", "a\0", "a\n", "#a", " a", "a\rb", "a\x0bb", "a\u2028b")
+        ),
+        ("a", ""),
+        ("a", "\0"),
+    ],
 )
 def test_what_cannot_be_a_user_is_refused(user: str, password: str) -> None:
     for add in (Users().add, password_line):
@@ -188,3 +195,74 @@ def test_an_empty_file_has_no_password(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(IdentityError, match="empty"):
         parse_user(f"bob:@{tmp_path / 'empty'}")
+
+
+# --- changed while they are in use ------------------------------------------------------------------
+
+
+def loaded(path: Path) -> Users:
+    users = Users()
+    users.load(path)
+    return users
+
+
+@pytest.mark.req("SE2", "SE3")
+def test_changes_go_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    lines = ["# who may come", "", *(password_line(each, "pw", scram=["SHA-256"]) for each in "ab")]
+    path.write_text("\n".join(lines), "utf-8")
+    users = Users({"eve": "pw"})
+    users.load(path)
+    users.store("a", "newer")
+    users.store("c", "third")
+    users.store("eve", "in memory")
+    users.forget("b")
+    users.forget("eve")
+    users.forget("nobody")
+    kept = path.read_text("utf-8")
+    assert kept.startswith("# who may come\n\na:scrypt$")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+    assert not {"pw", "newer", "third", "in memory", "eve"} & set(kept.replace(":", " ").split())
+    for each in (users, loaded(path)):
+        assert list(each) == ["a", "c"]
+        assert (each.check("a", "pw"), each.check("a", "newer")) == (None, "a")
+        assert each.check("c", "third") == "c"
+        # Nobody is left out of what the others log in by.
+        assert each.scram_hashes == ("SHA-256",)
+        for name in ("b", "eve"):
+            assert each.check(name, "pw") is None
+            assert each.scram(name, "SHA-256") is None
+
+
+def test_a_user_who_is_removed_is_gone_for_every_mechanism() -> None:
+    users = Users({"ada": "pw"})
+    assert users.scram("ada", "SHA-256") is not None
+    users.remove("ada")
+    assert users.scram("ada", "SHA-256") is None
+
+
+def test_without_a_file_changes_are_in_memory() -> None:
+    users = Users({"ada": "pw"})
+    users.store("ada", "newer")
+    users.store("bob", "pw")
+    assert (users.check("ada", "newer"), users.check("bob", "pw")) == ("ada", "bob")
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "users"
+    path.parent.mkdir()
+    path.write_text(password_line("a", "pw"), "utf-8")
+    users = loaded(path)
+    path.unlink()
+    # The others are not to be lost with it.
+    with pytest.raises(IdentityError, match=r"cannot read users from .*users: No such file"):
+        users.store("a", "newer")
+    with pytest.raises(IdentityError, match="cannot read users"):
+        users.forget("a")
+    path.mkdir()
+    with pytest.raises(IdentityError, match="Is a directory"):
+        users.store("a", "newer")
+    assert users.check("a", "pw") == "a"
+    with pytest.raises(IdentityError, match="empty"):
+        users.store("a", "")

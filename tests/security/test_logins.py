@@ -10,12 +10,17 @@ import pytest
 import trio
 import trio.testing
 
+from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
+from amqp_rt.container.tokens import Sas
+from amqp_rt.core.sasl_frames import SaslInit, SaslResponse
 from amqp_rt.errors import AuthenticationFailed, ConnectFailed
-from amqp_rt.events import Peer
+from amqp_rt.events import LoginRequested, Peer
 from amqp_rt.limits import Limits
+from amqp_rt.runtime import Broker
 from amqp_rt.security.bearer import BearerServer, CbsLogin, Login, OAuthBearer, XOAuth2
 from amqp_rt.security.identities import Users, password_line
+from amqp_rt.security.jwts import Jwt
 from amqp_rt.security.mechanisms import (
     Anonymous,
     Challenge,
@@ -26,15 +31,16 @@ from amqp_rt.security.mechanisms import (
     Success,
 )
 from amqp_rt.security.scram import Scram
-from amqp_rt.security.tokens import Cbs, SasKeys
+from amqp_rt.security.tokens import SAS_TYPE, BearerToken, Cbs, SasKeys, Swt, sas_token
 
 HASTY = Limits(failed_login_delay_s=0)
 
 
-async def login(server: dict[str, Any], **client: Any) -> Peer:
+async def login(server: dict[str, Any], kind: Any = Container, **client: Any) -> Peer:
     """Who we are to a server after connecting."""
-    async with Container("server", limits=HASTY, **server) as container:
-        (url,) = await container.listen("amqp://127.0.0.1:0")
+    async with kind("server", limits=HASTY, **server) as made:
+        container = made.container if kind is Broker else made
+        (url,) = await made.listen("amqp://127.0.0.1:0")
         if "user" in client:
             url = url.replace("://", f"://{client.pop('user')}@")
         async with (
@@ -60,15 +66,19 @@ GOOD = [
     (["XOAUTH2"], XOAuth2("good"), "ada"),
     (["XOAUTH2"], XOAuth2("good", user="ada"), "ada"),
     (["ANONYMOUS"], Anonymous(), None),
-    (["AMQPCBS"], CbsLogin(), None),
-    (["MSSBCBS"], CbsLogin("MSSBCBS"), None),
+    (
+        ["AMQPCBS"],
+        CbsLogin([BearerToken(sas_token("q", "a", "k", 4_000_000_000), type=SAS_TYPE)]),
+        None,
+    ),
+    (["MSSBCBS"], CbsLogin(), None),
 ]
 
 
 @pytest.mark.req("SE1", "SE2", "SE3", "SE4", "SE16")
 @pytest.mark.parametrize(("sasl", "auth", "user"), GOOD, ids=lambda each: str(each)[:30])
 async def test_who_is_right_gets_in(sasl: list[str], auth: Any, user: str | None) -> None:
-    cbs = Cbs([SasKeys({})]) if sasl[0].endswith("CBS") else None
+    cbs = Cbs([SasKeys({"a": "k"})]) if sasl[0].endswith("CBS") else None
     server = {"sasl": sasl, "users": USERS, "tokens": verify, "cbs": cbs}
     peer = await login(server, auth=auth)
     assert (peer.user, peer.mechanism) == (user, sasl[0])
@@ -257,7 +267,7 @@ class Answer:
         self.told = data
 
 
-@pytest.mark.req("SE5")
+@pytest.mark.req("SE5", "A16", "U1")
 async def test_a_mechanism_of_ones_own() -> None:
     right = Answer(2)
     peer = await login({"sasl": [Riddle(), "ANONYMOUS"]}, auth=[right, Anonymous()])
@@ -288,22 +298,36 @@ async def test_a_secret_that_does_not_come_in_time(autojump_clock: trio.testing.
 
 
 @pytest.mark.req("SE6")
-@pytest.mark.parametrize("required", [None, True, False])
-async def test_whether_clients_must_log_in_is_a_policy(required: bool | None) -> None:
-    server = {"users": USERS, "sasl_required": required}
-    assert (await login(server, user="ada:pw")).user == "ada"
-    if required is False:
-        peer = await login(server, sasl=False)
+@pytest.mark.parametrize("kind", [Container, Broker])
+@pytest.mark.parametrize("policy", [None, "required", "optional"])
+async def test_whether_clients_must_log_in_is_a_policy(kind: Any, policy: Any) -> None:
+    server = {"users": USERS, "sasl_policy": policy}
+    assert (await login(server, kind, user="ada:pw")).user == "ada"
+    if policy == "optional":
+        peer = await login(server, kind, sasl=False)
         assert (peer.user, peer.mechanism) == (None, None)
     else:
         with pytest.raises(ConnectFailed):
-            await login(server, sasl=False)
-    anonymous = {"sasl": ["ANONYMOUS"], "sasl_required": required}
-    if required:
+            await login(server, kind, sasl=False)
+    anonymous = {"sasl": ["ANONYMOUS"], "sasl_policy": policy}
+    if policy == "required":
         with pytest.raises(ConnectFailed):
-            await login(anonymous, sasl=False)
+            await login(anonymous, kind, sasl=False)
     else:
-        assert (await login(anonymous, sasl=False)).user is None
+        assert (await login(anonymous, kind, sasl=False)).user is None
+
+
+@pytest.mark.req("SE6")
+async def test_there_may_be_no_sasl_layer_at_all() -> None:
+    server = {"sasl_policy": "off"}
+    assert (await login(server, sasl=False)).mechanism is None
+    with pytest.raises(ConnectFailed):
+        await login(server, auth=Anonymous())
+    for more in ({"users": USERS}, {"sasl": ["ANONYMOUS"]}, {"tokens": verify}):
+        with pytest.raises(ValueError, match="leave sasl, users and tokens out"):
+            Container("server", **server, **more)
+    with pytest.raises(ValueError, match="required, optional, off"):
+        Container("server", sasl_policy="maybe")  # type: ignore[arg-type]
 
 
 @pytest.mark.req("SE2", "SE3")
@@ -348,3 +372,55 @@ async def test_each_failure_is_told_later(autojump_clock: trio.testing.MockClock
                         pass
             took.append(round(trio.current_time() - began))
     assert took == [1, 2, 4]
+
+
+SECRETS = [
+    Plain("ada", "s3cret"),
+    Scram("ada", "s3cret", "SHA-256"),
+    OAuthBearer("s3cret"),
+    XOAuth2("s3cret", user="ada"),
+    BearerToken("s3cret"),
+    CbsLogin([BearerToken("s3cret")]),
+    SasKeys({"rule": "s3cret"}),
+    Swt(b"s3cret"),
+    Jwt(audience="a", secret=b"s3cret" * 10),
+    Cbs([SasKeys({"rule": "s3cret"})]),
+    Users({"ada": "s3cret"}),
+    Sas("rule", "s3cret"),
+    LoginRequested("PLAIN", b"\0ada\0s3cret", None, None),
+    SaslInit("PLAIN", b"\0ada\0s3cret"),
+    SaslResponse(b"s3cret"),
+    parse_url("amqp://ada:s3cret@host"),
+]
+
+
+@pytest.mark.parametrize("each", SECRETS, ids=lambda each: type(each).__name__)
+def test_no_repr_shows_a_secret(each: Any) -> None:
+    assert "s3cret" not in repr(each) + str(each)
+
+
+@pytest.mark.req("SE18", "O1")
+async def test_no_log_and_no_error_shows_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither of who is let in, nor of who is not, at the level that says most."""
+    caplog.set_level("DEBUG")
+    cbs = Cbs([SasKeys({"a": "k"})])
+    good = sas_token("amqp://host/", "a", "k", 4_000_000_000)
+    said = []
+    for sasl, auth in (
+        (["PLAIN"], Plain("ada", "pw-right")),
+        (["PLAIN"], Plain("ada", "pw-wrong")),
+        (["SCRAM-SHA-256"], Scram("ada", "pw-wrong", "SHA-256")),
+        (["OAUTHBEARER"], OAuthBearer("t0ken-wrong")),
+        (["XOAUTH2"], XOAuth2("t0ken-wrong", user="ada")),
+        (["AMQPCBS"], CbsLogin([BearerToken(good, type=SAS_TYPE)])),
+        (["AMQPCBS"], CbsLogin([BearerToken("t0ken-wrong", type=SAS_TYPE)])),
+    ):
+        server = {"sasl": sasl, "users": {"ada": "pw-right"}, "tokens": verify, "cbs": cbs}
+        try:
+            said.append(str((await login(server, auth=auth)).user))
+        except AuthenticationFailed as error:
+            said.append(str(error))
+    text = caplog.text + "".join(said)
+    assert "login from 127.0.0.1" in text
+    for secret in ("pw-right", "pw-wrong", "t0ken", "sig="):
+        assert secret not in text

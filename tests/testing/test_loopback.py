@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from amqp_rt.broker import Queue
+from amqp_rt import Container
+from amqp_rt.broker import Log, Queue, Topic
 from amqp_rt.errors import AmqpError
 from amqp_rt.testing import LoopbackBroker
 
@@ -95,6 +97,64 @@ def test_a_foreign_client_waits_in_real_time(
     thread.join()
     assert found[0]["received"] == 1
     work.wait_empty()
+
+
+@pytest.mark.req("A21")
+def test_subscriptions_of_a_topic_are_looked_at(amqp_broker: LoopbackBroker) -> None:
+    amqp_broker.declare(Topic("news"))
+    news = amqp_broker.topic("news")
+    assert news.subscriptions == []
+
+    async def subscribe() -> None:
+        async with (
+            Container("anne") as us,
+            us.connect(amqp_broker.url) as peer,
+            peer.receiver("news", name="all", credit=0) as everything,
+            peer.sender("news") as out,
+        ):
+            mine = peer.receiver("news", name="mine", durable=2, credit=1)
+            await mine.wait_attached()
+            await everything.wait_attached()
+            for n in range(3):
+                await out.send(n)
+            first = await mine.receive()
+            assert [each.name for each in news.subscriptions] == ["all", "mine"]
+            assert news.subscription("mine").unsettled == 1
+            assert news.subscription("mine").count == 2
+            assert [m.body for m in news.subscription("all", container="anne").wait_for(3)] == [
+                *range(3)
+            ]
+            first.accept()
+            await mine.suspend()
+
+    trio.run(subscribe)
+    (mine,) = news.subscriptions
+    assert (mine.name, mine.container, mine.stats.kept) == ("mine", "anne", True)
+    assert [message.body for message in mine.messages] == [1, 2]
+    assert mine.consumers == 0
+    with pytest.raises(AssertionError, match=r"no 3 messages at 'mine'.*it has 2 messages"):
+        mine.wait_for(3, timeout_s=0.01)
+    with pytest.raises(AmqpError, match="'news' has no subscriptions 'other'; there are: 'mine'"):
+        _ = news.subscription("other").messages
+    amqp_broker.declare("work")
+    with pytest.raises(AmqpError, match="not a topic"):
+        _ = amqp_broker.topic("work").subscriptions
+    assert news.producers == 0
+
+
+@pytest.mark.req("A21")
+def test_records_of_a_log_are_looked_at(amqp_broker: LoopbackBroker) -> None:
+    amqp_broker.declare(Log("clicks", partitions=2))
+    clicks = amqp_broker.log("clicks")
+    assert (clicks.messages, clicks.count) == ([], 0)
+    for n in range(4):
+        clicks.send(n)
+    assert sorted(message.body for message in clicks.wait_for(4)) == [*range(4)]
+    one = amqp_broker.log("clicks/partitions/1")
+    assert [message.body for message in one.wait_for(2)] == [1, 3]
+    assert one.count == 2
+    with pytest.raises(AssertionError, match=r"no 5 messages at 'clicks'.*it has 4 records"):
+        clicks.wait_for(5, timeout_s=0.01)
 
 
 def test_it_runs_within_its_block_only() -> None:

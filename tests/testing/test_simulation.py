@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from markets import market
 from worlds import PATIENT, SMALL, URL, serving, trade
 
 from amqp_rt.broker import Queue
@@ -33,6 +34,7 @@ from amqp_rt.testing.faults import (
 from amqp_rt.testing.ledger import Broken, Ledger
 from amqp_rt.testing.simulation import (
     Host,
+    Scenario,
     Simulation,
     SimulationFailed,
     check_seeds,
@@ -293,7 +295,20 @@ def test_a_ledger_knows_its_own() -> None:
 @pytest.mark.req("A22", "A23", "B7", "B13", "R1")
 def test_seeds(long_run: bool) -> None:
     """Queues, transactions, logs and links that are resumed, under 200 seeds, or 10,000."""
-    check_seeds(trade, range(10_000 if long_run else 160))
+    check_seeds(trade, range(10_000 if long_run else 120))
+
+
+@pytest.mark.req("A22", "A23", "B7", "B27", "R1", "M38")
+def test_seeds_of_a_market(long_run: bool) -> None:
+    """Topics, times to live, priorities, and transactions over nodes of every kind."""
+    check_seeds(market, range(2_000 if long_run else 40))
+
+
+@pytest.mark.req("A23", "B7")
+@pytest.mark.parametrize(("scenario", "seed"), [(trade, 449)])
+def test_seeds_that_failed_once(scenario: Scenario, seed: int) -> None:
+    """What long runs have found stays found."""
+    check_seeds(scenario, [seed])
 
 
 @pytest.mark.req("A22", "A23")

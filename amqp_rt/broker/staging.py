@@ -1,0 +1,687 @@
+"""Messages that are published by epochs: all that the tasks of an epoch have sent, once, or nothing.
+
+Who writes the results of a computation in steps, each of which may be done again after a failure,
+says of each link which *producer* it belongs to, which *epoch* (step), which part of it, and which
+attempt at that part. What comes on such a link is kept aside, where no consumer sees it (a
+:class:`Stage`). One request commits an epoch: it names the attempts that count, with the number and
+the checksum of their messages, and those are published, in that order. An epoch that is committed
+already is not published again, however often it is asked for, and whatever was sent for it since.
+
+A producer has *runs*. One that was not heard of before replaces the one before it: links of that are
+detached with ``amqp:link:stolen``, and what it commits is refused, so that a process that was thought
+dead cannot get in between.
+
+In a store the decision is one fact. What follows from it is written in parts, each of which takes
+messages from their stage and puts them into their node in one commit, and goes on after a restart:
+however large an epoch is, it takes bounded memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from ..clock import Clock
+from ..errors import AmqpError
+from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..limits import Limits
+from ..outcomes import ACCEPTED, Error, Rejected
+from ..termini import Target
+from ..values import Symbol
+from .entries import Entry, head_of, restored
+from .expiry import NEVER
+from .journal import Journal, Unit
+from .producers import WINDOW, Inlet, Intake, Producer
+from .queues import Memory
+
+_log = logging.getLogger("amqp_rt.broker")
+
+#: What is offered to a link that stages messages, and the properties that make it one.
+EPOCH_PUBLISH: Final = Symbol("amqp_rt:epoch-publish")
+PRODUCER: Final = Symbol("amqp_rt:producer")
+RUN: Final = Symbol("amqp_rt:run")
+EPOCH: Final = Symbol("amqp_rt:epoch")
+PART: Final = Symbol("amqp_rt:part")
+ATTEMPT: Final = Symbol("amqp_rt:attempt")
+#: What the answer says: the epoch that was committed last, -1 if none was.
+COMMITTED: Final = Symbol("amqp_rt:committed-epoch")
+
+#: Kinds of facts: a producer of a node, by their number and name; and a stage, by its number.
+PRODUCER_FACT: Final = "epoch-producer"
+STAGE_FACT: Final = "epoch-stage"
+
+#: Characters of the names of producers and runs.
+_NAME_MAX: Final = 256
+_WHOLE_MAX: Final = 2**63 - 1
+#: Messages and bytes that are published with one commit.
+_RUN_MESSAGES: Final = 1_000
+_RUN_BYTES: Final = 4 * 1024 * 1024
+#: Seconds after which what did not fit the disk is tried again.
+_RETRY_S: Final = 1.0
+
+_FULL: Final = "there is no room for what is staged"
+
+
+class Claim(Struct, frozen=True):
+    """What a link says of the messages that it stages."""
+
+    producer: str
+    run: str
+    epoch: int
+    part: int
+    attempt: int
+
+
+class Part(Struct, frozen=True):
+    """One attempt that counts, and what it has to have sent: CRC-32 over its encoded messages."""
+
+    part: int
+    attempt: int
+    count: int
+    crc: int
+
+
+class _KnownProducer(Struct, array_like=True):
+    """A producer as the store keeps it. New fields go to the end."""
+
+    runs: list[str]
+    epoch: int
+    #: Stages that are being published.
+    publishing: list[int]
+
+
+class _KnownStage(Struct, array_like=True):
+    """A stage as the store keeps it. New fields go to the end."""
+
+    node: int
+    claim: Claim
+    began: float
+
+
+class Destination(Protocol):
+    """The node that messages are staged for."""
+
+    inlet: Inlet
+    #: Its number in the store, 0 if it is not there.
+    number: int
+
+
+def claim_of(link: ReceivingLink) -> Claim | Error | None:
+    """What *link* wants to stage; None if it is a link like any other."""
+    properties = link.properties
+    if PRODUCER not in properties:
+        return None
+    found: dict[str, Any] = {}
+    for key, type_ in ((PRODUCER, str), (RUN, str), (EPOCH, int), (PART, int), (ATTEMPT, int)):
+        value = properties.get(key)
+        if isinstance(value, bool) or not isinstance(value, type_):
+            return Error("amqp:invalid-field", f"a link that stages messages has a property {key}")
+        if isinstance(value, str):
+            if not 0 < len(value) <= _NAME_MAX:
+                return Error("amqp:invalid-field", f"{key} has 1 to {_NAME_MAX} characters")
+            found[key.rpartition(":")[2]] = str(value)
+        elif not 0 <= value <= _WHOLE_MAX:
+            return Error("amqp:invalid-field", f"{key} is a whole number from 0 on")
+        else:
+            found[key.rpartition(":")[2]] = int(value)
+    return Claim(**found)
+
+
+class Stage:
+    """What one link has sent for an epoch: where its messages are put, and what keeps them
+    (:class:`~amqp_rt.broker.producers.Place` and :class:`~amqp_rt.broker.producers.Ledger`)."""
+
+    def __init__(self, area: Staging, claim: Claim, number: int, began: float) -> None:
+        self.area = area
+        self.claim = claim
+        #: Its number in the store, 0 if it is in memory only.
+        self.number = number
+        self.began = began
+        self.deleted = False
+        #: Its link, as long as it is attached.
+        self.link: ReceivingLink | None = None
+        self.count = 0
+        self.crc = 0
+        self.bytes = 0
+        self.key = claim.epoch, claim.part, claim.attempt
+        #: The messages, if they are in memory only.
+        self.entries: list[Entry] = []
+        #: Count and checksum are known: it was not found in the store.
+        self.counted = True
+        self._next = 0
+
+    # --- Place ---
+
+    def put(self, entry: Entry) -> None:
+        """Keep *entry* in memory."""
+        self.entries.append(entry)
+        self.area.grow(self, len(entry.payload))
+        self._count(entry)
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for *size* bytes."""
+        return self.area.fits(size)
+
+    def hold(self, entry: Entry) -> None:
+        """Never called: these links take part in no transaction."""
+
+    def let_go(self, entry: Entry) -> None:
+        """Never called: these links take part in no transaction."""
+
+    def room_again(self) -> None:
+        """Never called: these links take part in no transaction."""
+
+    # --- Ledger ---
+
+    def wants(self, entry: Entry) -> bool:
+        """Everything is kept, whatever it says of itself: an epoch is whole or it is not there."""
+        return True
+
+    def reserve(self, entry: Entry) -> None:
+        """Give *entry* its place."""
+        entry.sequence = self._next
+        self._next += 1
+        self.area.grow(self, len(entry.payload))
+
+    def stage(
+        self,
+        entries: list[Entry],
+        deliveries: list[IncomingDelivery],
+        done: Callable[[], None] | None = None,
+        note: Callable[[Unit, list[IncomingDelivery]], None] | None = None,
+    ) -> None:
+        """Keep *entries*, and answer *deliveries* then, which brought them."""
+        journal = self.area.journal
+        assert journal is not None
+
+        def kept() -> None:
+            if not self.deleted:
+                for entry in entries:
+                    self._count(entry)
+            answer(ACCEPTED)
+
+        def refused(error: Error) -> None:
+            self.area.grow(self, -sum(len(entry.payload) for entry in entries))
+            answer(Rejected(error))
+
+        def answer(outcome: Any) -> None:
+            for delivery in deliveries:
+                delivery.settle(outcome)
+            if done is not None:
+                done()
+
+        unit = Unit(refused)
+        for entry in entries:
+            unit.put(self.number, entry.sequence, head_of(entry), entry.payload)
+        unit.then(kept)
+        journal.add(unit)
+
+    def receive(self, entry: Entry) -> None:
+        """Never called: only links bring messages here."""
+
+    def _count(self, entry: Entry) -> None:
+        self.count += 1
+        self.crc = zlib.crc32(entry.payload, self.crc)
+
+
+class EpochProducer:
+    """One producer of one node."""
+
+    def __init__(self, destination: Destination, name: str) -> None:
+        self.destination = destination
+        self.name = name
+        #: Its runs, the latest one last.
+        self.runs: list[str] = []
+        #: The epoch that was committed last.
+        self.epoch = -1
+        #: epoch, part, attempt → stage
+        self.stages: dict[tuple[int, int, int], Stage] = {}
+        #: Stages of a committed epoch that are to be published, in order, and not among those any more.
+        self.publishing: list[Stage] = []
+        #: Held by whoever commits or publishes.
+        self.busy = trio.Lock()
+
+
+class Staging:
+    """What is staged at the nodes of a broker.
+
+    Args:
+        memory: Shared account of bytes.
+        journal: Keeps what is staged for nodes that are in the store; None if there is none.
+        clock: Whose wall clock says how old a stage is.
+        limits: Bounds.
+        new_number: Gives a number that nothing else has in the store.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        journal: Journal | None,
+        clock: Clock,
+        limits: Limits,
+        new_number: Callable[[], int],
+    ) -> None:
+        self.memory = memory
+        self.journal = journal
+        self.clock = clock
+        self.limits = limits
+        self._new_number = new_number
+        self._intake = Intake(self)
+        self.awaited = False
+        self.on_room: Callable[[], None] = self._intake.on_room
+        #: Bytes of everything that is staged.
+        self.bytes = 0
+        self._producers: dict[Destination, dict[str, EpochProducer]] = {}
+        self._stages: dict[Stage, EpochProducer] = {}
+        #: Commits that were asked for, and what is left to be published since a restart.
+        self._asked: list[Callable[[], Any]] = []
+        self._work = trio.Event()
+
+    # --- Room (producers.Node) ---
+
+    def room(self) -> int:
+        """Messages that may be promised."""
+        return WINDOW * len(self._intake.producers) if self.fits(0) else 0
+
+    def fits(self, size: int) -> bool:
+        """Whether *size* more bytes may be staged."""
+        return self.bytes + size <= self.limits.staged_bytes_max and not self.memory.scarce
+
+    def grow(self, stage: Stage, size: int) -> None:
+        """*stage* has *size* bytes more, or less."""
+        stage.bytes += size
+        self.bytes += size
+        if not stage.number:
+            self.memory.held += size
+        if size < 0:
+            if self.awaited:
+                self.on_room()
+            if not stage.number:
+                self.memory.tell()
+
+    # --- Links ---
+
+    def attach(
+        self, destination: Destination, link: ReceivingLink, claim: Claim, target: Target | None
+    ) -> None:
+        """Let *link* stage messages for *destination*, or refuse it; *target* is its answer.
+
+        An attempt that attaches again begins anew.
+        """
+        try:
+            producer = self._enter(destination, claim.producer, claim.run)
+            earlier = producer.stages.get((claim.epoch, claim.part, claim.attempt))
+            if earlier is not None:
+                self._drop(producer, earlier, _stolen("another link stages this attempt"))
+            elif len(self._stages) >= self.limits.stages_max:
+                raise AmqpError(
+                    f"{len(self._stages)} attempts are staged already",
+                    condition="amqp:resource-limit-exceeded",
+                )
+        except AmqpError as error:
+            link.refuse(Error.of(error))
+            return
+        number = self._new_number() if destination.number else 0
+        stage = Stage(self, claim, number, self.clock.wall())
+        stage.link = link
+        producer.stages[stage.key] = stage
+        self._stages[stage] = producer
+        if number:
+            assert self.journal is not None
+            known = _KnownStage(destination.number, claim, stage.began)
+            self.journal.loose.keep(STAGE_FACT, _key(number), msgspec.msgpack.encode(known))
+        inlet = destination.inlet
+        endpoint = Producer(
+            self._intake,
+            stage,
+            inlet.door,
+            inlet.wall,
+            ttl_s=inlet.ttl_s,
+            ledger=stage if number else None,
+            volatile=inlet.volatile,
+            check=inlet.check,
+        )
+        endpoint.on_left.append(partial(setattr, stage, "link", None))
+        link.accept(
+            endpoint,
+            max_message_size=self.limits.message_size_max,
+            offered_capabilities=(EPOCH_PUBLISH,),
+            properties={COMMITTED: producer.epoch},
+            target=target,
+        )
+
+    def _enter(self, destination: Destination, name: str, run: str) -> EpochProducer:
+        """The producer *name* of *destination*, whose latest run *run* is, from now on at least.
+
+        Raises:
+            AmqpError: A later run has replaced it, or there are too many producers.
+        """
+        producers = self._producers.setdefault(destination, {})
+        producer = producers.get(name)
+        if producer is None:
+            if len(producers) >= self.limits.epoch_producers_max:
+                raise AmqpError(
+                    f"the node has {len(producers)} producers already",
+                    condition="amqp:resource-limit-exceeded",
+                )
+            producer = producers[name] = EpochProducer(destination, name)
+        runs = producer.runs
+        if not runs or run != runs[-1]:
+            if run in runs:
+                raise AmqpError(
+                    f"a later run of {name!r} has taken over", condition="amqp:link:stolen"
+                )
+            runs.append(run)
+            del runs[: -self.limits.epoch_runs_max]
+            for stage in list(producer.stages.values()):
+                if stage.claim.run != run:
+                    self._drop(producer, stage, _stolen(f"a later run of {name!r} has taken over"))
+            if destination.number and self.journal is not None:
+                self._keep(self.journal.loose, producer)
+        return producer
+
+    def _keep(self, unit: Unit, producer: EpochProducer, *, without: Stage | None = None) -> None:
+        """Let *unit* say what is known of *producer*, once *without* has been published."""
+        publishing = [stage.number for stage in producer.publishing if stage is not without]
+        known = _KnownProducer(producer.runs, producer.epoch, publishing)
+        unit.keep(PRODUCER_FACT, _producer_key(producer), msgspec.msgpack.encode(known))
+
+    def _drop(self, producer: EpochProducer, stage: Stage, error: Error | None = None) -> None:
+        """Forget *stage* and its messages."""
+        stage.deleted = True
+        if producer.stages.get(stage.key) is stage:
+            del producer.stages[stage.key]
+        self._stages.pop(stage, None)
+        link, stage.link = stage.link, None
+        if link is not None:
+            link.detach(error)
+        self._forget(stage)
+
+    def _forget(self, stage: Stage) -> None:
+        """Nothing of *stage* is left: say so to the store, and give its room back."""
+        if stage.number and self.journal is not None:
+            unit = self.journal.loose
+            unit.clear(stage.number)
+            unit.forget(STAGE_FACT, _key(stage.number))
+        stage.entries.clear()
+        self.grow(stage, -stage.bytes)
+
+    # --- Committing ---
+
+    def committed(self, destination: Destination, producer: str) -> int:
+        """The epoch that *producer* has committed last at *destination*, -1 if none."""
+        known = self._producers.get(destination, {}).get(producer)
+        return -1 if known is None else known.epoch
+
+    async def commit(
+        self, destination: Destination, producer: str, run: str, epoch: int, parts: Sequence[Part]
+    ) -> bool:
+        """Publish what *parts* name, once; whether that was not done before.
+
+        When this returns all of it is in the node, and kept. Cancelled, it goes on.
+
+        Raises:
+            AmqpError: A later run has taken over; an attempt is not there, or has sent something
+                else than is said; or it cannot be kept. Nothing is published then.
+        """
+        known = self._enter(destination, producer, run)
+        done = trio.Event()
+        found: list[bool | AmqpError] = []
+
+        async def work() -> None:
+            try:
+                found.append(await self._commit(known, run, epoch, parts))
+            except AmqpError as error:
+                found.append(error)
+            finally:
+                done.set()
+
+        self._asked.append(work)
+        self._work.set()
+        await done.wait()
+        if not found:
+            raise AmqpError("the broker stops", condition="amqp:connection:forced")
+        if isinstance(found[0], AmqpError):
+            raise found[0]
+        return found[0]
+
+    async def _commit(
+        self, producer: EpochProducer, run: str, epoch: int, parts: Sequence[Part]
+    ) -> bool:
+        async with producer.busy:
+            if run != producer.runs[-1]:
+                raise AmqpError(
+                    f"a later run of {producer.name!r} has taken over",
+                    condition="amqp:link:stolen",
+                )
+            if epoch <= producer.epoch:
+                self._sweep(producer, producer.epoch)
+                return False
+            journal = self.journal if producer.destination.number else None
+            stages = [await self._verified(producer, epoch, part) for part in parts]
+            if len(set(stages)) < len(stages):
+                raise AmqpError("an attempt is named twice", condition="amqp:invalid-field")
+            for stage in stages:
+                # Nobody adds to it any more.
+                if stage.link is not None:
+                    stage.link.detach(_stolen("its epoch is committed"))
+                del producer.stages[stage.key]
+            before = producer.epoch
+            producer.epoch = epoch
+            producer.publishing = list(stages)
+            if journal is not None:
+                try:
+                    await journal.keep(partial(self._keep, producer=producer))
+                except AmqpError:
+                    producer.epoch = before
+                    producer.publishing = []
+                    for stage in stages:
+                        producer.stages.setdefault(stage.key, stage)
+                    raise
+            await self._publish(producer)
+            self._sweep(producer, epoch)
+            return True
+
+    async def _verified(self, producer: EpochProducer, epoch: int, part: Part) -> Stage:
+        stage = producer.stages.get((epoch, part.part, part.attempt))
+        name = f"attempt {part.attempt} at part {part.part} of epoch {epoch}"
+        if stage is None:
+            raise AmqpError(f"there is no {name}", condition="amqp:precondition-failed")
+        if not stage.counted:
+            await self._recount(stage)
+        if (stage.count, stage.crc) != (part.count, part.crc):
+            raise AmqpError(
+                f"{name} has {stage.count} messages with the checksum {stage.crc:#010x}, not "
+                f"{part.count} with {part.crc:#010x}",
+                condition="amqp:precondition-failed",
+            )
+        return stage
+
+    async def _recount(self, stage: Stage) -> None:
+        """Count what the store has of *stage*, which was there before the broker started."""
+        journal = self.journal
+        assert journal is not None
+        first = count = crc = 0
+        while True:
+            found = await journal.call(
+                journal.store.messages, stage.number, first, _RUN_MESSAGES, _RUN_BYTES
+            )
+            if not found:
+                break
+            for stored in found:
+                crc = zlib.crc32(stored.payload, crc)
+            count += len(found)
+            first = found[-1].sequence + 1
+        stage.count, stage.crc, stage.counted = count, crc, True
+
+    def _sweep(self, producer: EpochProducer, epoch: int) -> None:
+        """Forget what was staged for *epoch* or earlier ones and did not count."""
+        for stage in list(producer.stages.values()):
+            if stage.claim.epoch <= epoch:
+                self._drop(producer, stage, _stolen("its epoch is committed"))
+
+    async def _publish(self, producer: EpochProducer) -> None:
+        """Put what was committed into its node."""
+        inlet = producer.destination.inlet
+        while producer.publishing and not inlet.node.deleted:
+            stage = producer.publishing[0]
+            if stage.number:
+                while not await self._publish_some(producer, stage):
+                    pass
+            else:
+                for entry in stage.entries:
+                    _put(inlet, entry)
+            # Whoever deletes the node forgets all of them.
+            if stage in producer.publishing:
+                producer.publishing.remove(stage)
+                self._drop(producer, stage)
+            await trio.lowlevel.checkpoint()
+
+    async def _publish_some(self, producer: EpochProducer, stage: Stage) -> bool:
+        """Move messages of *stage* in one commit; whether it has no more of them."""
+        journal = self.journal
+        assert journal is not None
+        found = await journal.call(
+            journal.store.messages, stage.number, 0, _RUN_MESSAGES, _RUN_BYTES
+        )
+        if producer.destination.inlet.node.deleted:
+            return True
+        last = len(found) < _RUN_MESSAGES and sum(len(each.payload) for each in found) < _RUN_BYTES
+        done = trio.Event()
+        errors: list[Error] = []
+
+        def refused(error: Error) -> None:
+            unit.undo()
+            errors.append(error)
+            done.set()
+
+        unit = Unit(refused)
+        with journal.joined(unit):
+            for stored in found:
+                entry = restored(stage.number, stored.sequence, stored.head, stored.payload)
+                _put(producer.destination.inlet, entry.again(), unit)
+                unit.remove(stage.number, stored.sequence)
+            if last:
+                self._keep(unit, producer, without=stage)
+        unit.then(done.set)
+        journal.add(unit)
+        await done.wait()
+        if errors:
+            _log.warning("what was committed waits for room: %s", errors[0])
+            await trio.sleep(_RETRY_S)
+        return last and not errors
+
+    async def run(self) -> None:
+        """Commit what is asked for, and publish what was committed before a restart, until
+        cancelled."""
+        async with trio.open_nursery() as nursery:
+            for producers in self._producers.values():
+                for producer in producers.values():
+                    if producer.publishing:
+                        nursery.start_soon(self._resume, producer)
+            while True:
+                await self._work.wait()
+                self._work = trio.Event()
+                asked, self._asked = self._asked, []
+                for work in asked:
+                    nursery.start_soon(work)
+
+    async def _resume(self, producer: EpochProducer) -> None:
+        async with producer.busy:
+            await self._publish(producer)
+
+    # --- Keeping ---
+
+    async def restore(self, destinations: Mapping[int, Destination]) -> int:
+        """Take up what the store has kept for *destinations*, which are by their numbers; the highest
+        number of a stage."""
+        journal = self.journal
+        assert journal is not None
+        highest = 0
+        stages: dict[int, Stage] = {}
+        for key, value in await journal.call(journal.store.facts, STAGE_FACT):
+            number = int.from_bytes(key, "big")
+            highest = max(highest, number)
+            known = msgspec.msgpack.decode(value, type=_KnownStage)
+            destination = destinations.get(known.node)
+            stage = Stage(self, known.claim, number, known.began)
+            _, size, _, _ = await journal.call(journal.store.summary, number)
+            self.grow(stage, size)
+            if destination is None:
+                self._forget(stage)
+                continue
+            stage.counted = False
+            stages[number] = stage
+            name = known.claim.producer
+            producers = self._producers.setdefault(destination, {})
+            producer = producers.setdefault(name, EpochProducer(destination, name))
+            producer.stages[stage.key] = stage
+            self._stages[stage] = producer
+        for key, value in await journal.call(journal.store.facts, PRODUCER_FACT):
+            destination = destinations.get(int.from_bytes(key[:4], "big"))
+            if destination is None:
+                journal.loose.forget(PRODUCER_FACT, key)
+                continue
+            kept = msgspec.msgpack.decode(value, type=_KnownProducer)
+            name = key[4:].decode()
+            producers = self._producers.setdefault(destination, {})
+            producer = producers.setdefault(name, EpochProducer(destination, name))
+            producer.runs = kept.runs
+            producer.epoch = kept.epoch
+            producer.publishing = [stages[number] for number in kept.publishing if number in stages]
+            for stage in producer.publishing:
+                del producer.stages[stage.key]
+        return highest
+
+    def sweep(self) -> None:
+        """Forget what was staged long ago, and nobody has committed."""
+        oldest = self.clock.wall() - self.limits.stage_s
+        for stage, producer in list(self._stages.items()):
+            if (
+                stage.began < oldest
+                and stage.link is None
+                and producer.stages.get(stage.key) is stage
+            ):
+                self._drop(producer, stage)
+
+    def delete(self, destination: Destination) -> None:
+        """*destination* is no more, and neither is what was staged for it."""
+        error = Error("amqp:resource-deleted", "the node has been deleted")
+        for producer in self._producers.pop(destination, {}).values():
+            stages = [*producer.stages.values(), *producer.publishing]
+            producer.publishing.clear()
+            for stage in stages:
+                self._drop(producer, stage, error)
+            if destination.number and self.journal is not None:
+                self.journal.loose.forget(PRODUCER_FACT, _producer_key(producer))
+
+
+def _put(inlet: Inlet, entry: Entry, unit: Unit | None = None) -> None:
+    """Put *entry*, which has been admitted, into its node; with *unit*, when that is kept."""
+    if entry.expires_at != NEVER:
+        inlet.on_expiring()
+    if inlet.ledger is not None and unit is not None:
+        inlet.ledger.receive(entry)
+    elif unit is not None:
+        unit.then(partial(inlet.node.put, entry))
+    else:
+        inlet.node.put(entry)
+
+
+def _stolen(description: str) -> Error:
+    return Error("amqp:link:stolen", description)
+
+
+def _key(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def _producer_key(producer: EpochProducer) -> bytes:
+    return _key(producer.destination.number) + producer.name.encode()

@@ -1,0 +1,264 @@
+"""``amqp-rt trace URL``: stands between a client and a server, and draws what they say as they say it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+import trio
+from msgspec import Struct
+
+from ..addresses import Url
+from ..clock import SystemClock
+from ..errors import ConnectFailed
+from ..limits import DEFAULT_LIMITS
+from ..net.carrier import READ_SIZE
+from ..net.dial import dial
+from ..net.listeners import Door, bound_address, open_tcp, open_unix, serve_socket
+from ..net.tls import ClientTls
+from ..net.traces import Kind, Mask, Record, TraceWriter
+from ..testing.ladder import Climber, Rung, draw_rung
+from ..testing.octets import Composite
+from .running import signalled
+
+__all__ = ["Drawing", "trace_live"]
+
+#: Seconds until the server has to answer a dial.
+_DIAL_S: Final = 30.0
+#: Performatives that say what went wrong, if anything did.
+_ENDS: Final = ("close", "end", "detach")
+#: Errors that the summary names.
+_NAMED_MAX: Final = 20
+
+
+class Drawing(Struct, kw_only=True, frozen=True):
+    """How it is drawn."""
+
+    width: int
+    #: Keep to ASCII.
+    plain: bool
+    #: Rungs that are drawn, of all connections together; None for all.
+    frames: int | None = None
+
+
+class _Side:
+    """What one side of all connections has said."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.transfers = 0
+        self.octets = 0
+
+    def __str__(self) -> str:
+        return f"{self.frames} frames, {self.transfers} of them transfers, {self.octets} bytes"
+
+
+class _Live:
+    """All connections that go through here.
+
+    Args:
+        url: Where they are passed on to.
+        tls: Whom to believe there.
+        drawing: How it is drawn.
+        kept: Where the first connection's trace is written, None for nowhere.
+    """
+
+    def __init__(
+        self, url: Url, tls: ClientTls | None, drawing: Drawing, kept: Path | None
+    ) -> None:
+        self.url = url
+        self.connections = 0
+        self.sides = {True: _Side(), False: _Side()}
+        self.errors: Counter[str] = Counter()
+        self._tls = tls
+        self._drawing = drawing
+        self._kept = kept
+        self._drawn = 0
+
+    async def serve(
+        self, client: trio.abc.Stream, address: str, logged_in: object, *, nursery: trio.Nursery
+    ) -> None:
+        """Pass one connection on until both of its sides have ended."""
+        self.connections += 1
+        heard = _Heard(self, self.connections, address)
+        try:
+            try:
+                with trio.fail_after(_DIAL_S):
+                    dialled = await dial(self.url, tls=self._tls, nursery=nursery)
+            except ConnectFailed as error:
+                heard.note(error.description, bad=True)
+                return
+            except trio.TooSlowError:
+                heard.note(f"cannot connect to {self.url}: it does not answer", bad=True)
+                return
+            async with client, dialled.stream:
+                await _pass_on(client, dialled.stream, heard)
+        finally:
+            heard.close()
+
+    def writer(self, number: int, address: str) -> TraceWriter | None:
+        """What keeps connection *number*; of the first one in the file that was named.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        if self._kept is None:
+            return None
+        path = self._kept
+        if number > 1:
+            path = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        # It has messages in it: nobody else may read it.
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", 0)
+        return TraceWriter(file, client=False, address=address, clock=SystemClock())
+
+    def draw(self, number: int, rung: Rung) -> None:
+        """One more rung of connection *number*."""
+        frame = rung.frame
+        if rung.client is not None and frame is not None:
+            side = self.sides[rung.client]
+            side.frames += 1
+            side.transfers += frame.name == "transfer"
+            error = frame.fields.get("error") if frame.name in _ENDS else None
+            if isinstance(error, Composite):
+                self._count(str(error.fields.get("condition")))
+        if rung.bad:
+            self._count(rung.text if frame is None else frame.fault)
+        self._drawn += 1
+        drawing = self._drawing
+        if drawing.frames is None or self._drawn <= drawing.frames:
+            mark = f"#{number:<3} "
+            width = drawing.width - len(mark)
+            click.echo(mark + draw_rung(rung, width=width, plain=drawing.plain))
+
+    def _count(self, error: str) -> None:
+        if len(self.errors) < _NAMED_MAX or error in self.errors:
+            self.errors[error] += 1
+
+    def summary(self) -> str:
+        """What there was in all."""
+        lines = [
+            f"connections: {self.connections}",
+            f"from clients: {self.sides[True]}",
+            f"from the server: {self.sides[False]}",
+        ]
+        lines += [f"{error}: {times}" for error, times in self.errors.most_common()]
+        left = self._drawn - (self._drawing.frames or self._drawn)
+        if left > 0:
+            lines.append(f"{left} frames were not drawn: --frames says how many are")
+        return "\n".join(lines)
+
+
+class _Heard:
+    """What was heard on one connection."""
+
+    def __init__(self, live: _Live, number: int, address: str) -> None:
+        self._live = live
+        self._number = number
+        self._writer: TraceWriter | None = None
+        self._began = trio.current_time()
+        self._masks = {True: Mask(secrets=True), False: Mask(secrets=False)}
+        self._climber = Climber(client=False)
+        self.note(f"a connection from {address}")
+        try:
+            self._writer = live.writer(number, address)
+        except OSError as error:
+            self.note(f"the trace is not kept: {error.filename}: {error.strerror}", bad=True)
+
+    def heard(self, data: bytes, *, client: bool) -> None:
+        """The client, or the server, wrote *data*; nothing for the end of its stream."""
+        self._live.sides[client].octets += len(data)
+        if self._writer is not None:
+            if not data:
+                if client:
+                    self._writer.received_eof()
+            elif client:
+                self._writer.received(data)
+            else:
+                self._writer.sent(data)
+        if not data:
+            self._draw(Rung(self._at_s, client, "end of stream"))
+            return
+        mask = self._masks[client]
+        shown = mask.feed(data)
+        kind = Kind.RECEIVED if client else Kind.SENT
+        if mask.unknown:
+            kind = Kind.OMITTED_RECEIVED if client else Kind.OMITTED_SENT
+            shown = len(data).to_bytes(8, "big")
+        for rung in self._climber.climb(Record(kind, self._at_s, shown)):
+            self._draw(rung)
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        """Something that neither of them said."""
+        self._draw(Rung(self._at_s, None, text, bad))
+
+    def close(self) -> None:
+        """It is over."""
+        for rung in self._climber.top():
+            self._draw(rung)
+        self.note("the connection is over")
+        if self._writer is not None:
+            self._writer.close()
+
+    @property
+    def _at_s(self) -> float:
+        return trio.current_time() - self._began
+
+    def _draw(self, rung: Rung) -> None:
+        self._live.draw(self._number, rung)
+
+
+async def _pass_on(client: trio.abc.Stream, server: trio.abc.Stream, heard: _Heard) -> None:
+    """Carry octets both ways until both have ended; an end is passed on where a stream can."""
+
+    async def carry(source: trio.abc.Stream, sink: trio.abc.Stream, is_client: bool) -> None:
+        try:
+            while data := bytes(await source.receive_some(READ_SIZE)):
+                heard.heard(data, client=is_client)
+                await sink.send_all(data)
+            heard.heard(b"", client=is_client)
+            if isinstance(sink, trio.abc.HalfCloseableStream):
+                await sink.send_eof()
+            else:
+                both.cancel_scope.cancel()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            heard.note(
+                "the " + ("client's" if is_client else "server's") + " stream broke", bad=True
+            )
+            both.cancel_scope.cancel()
+
+    async with trio.open_nursery() as both:
+        both.start_soon(carry, client, server, True)
+        both.start_soon(carry, server, client, False)
+
+
+async def trace_live(
+    url: Url, listen: Url, *, tls: ClientTls | None, drawing: Drawing, kept: Path | None
+) -> None:
+    """Listen at *listen*, pass what comes on to *url*, and draw it, until the first signal.
+
+    Raises:
+        ConnectFailed: It cannot listen there.
+    """
+    live = _Live(url, tls, drawing, kept)
+    door = Door(DEFAULT_LIMITS)
+    async with trio.open_nursery() as nursery:
+        if listen.scheme == "amqp+unix":
+            listeners = [await open_unix(listen.path)]
+            where = listen
+        else:
+            listeners = await open_tcp(listen.host, listen.port)
+            where = Url(host=listen.host, port=bound_address(listeners[0])[1])
+        await nursery.start(signalled, nursery.cancel_scope.cancel)
+        serve = partial(live.serve, nursery=nursery)
+        for listener in listeners:
+            nursery.start_soon(partial(serve_socket, listener, door, serve, nursery=nursery))
+        click.echo(
+            f"listening on {where}, passing on to {url}: connect there; Ctrl-C ends it", err=True
+        )
+    sys.stdout.flush()
+    click.echo(live.summary(), err=True)

@@ -1,0 +1,127 @@
+"""Which SASL mechanisms a container offers, and what judges the logins (Part 5 §5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import trio
+
+from ..events import Peer
+from ..limits import Limits
+from ..security.bearer import (
+    BearerServer,
+    CbsLoginServer,
+    MssbCbsServer,
+    VerifyToken,
+    verified_by,
+)
+from ..security.identities import Users
+from ..security.mechanisms import (
+    AnonymousServer,
+    ExternalServer,
+    PlainServer,
+    ServerMechanism,
+    Verifier,
+)
+from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
+from ..security.tokens import Cbs
+
+#: Logins whose passwords are checked at the same time.
+_CHECKS_MAX: Final = 2
+#: Mechanisms in the order in which they are offered: a client takes the first that it can.
+_RANKS: Final = (
+    "EXTERNAL",
+    *(f"SCRAM-{each}" for each in HASHES),
+    "OAUTHBEARER",
+    "XOAUTH2",
+    "PLAIN",
+    "AMQPCBS",
+    "MSSBCBS",
+    "ANONYMOUS",
+)
+
+
+def mechanisms_of(
+    sasl: Collection[str | ServerMechanism] | None,
+    users: Users | Verifier | None,
+    tokens: VerifyToken | None,
+    cbs: Cbs | None,
+    limits: Limits,
+) -> dict[str, ServerMechanism]:
+    """The mechanisms that a container offers, the strongest first, by name; see :class:`Container`.
+
+    Raises:
+        ValueError: One of *sasl* is not known, or needs what was not given.
+    """
+    if sasl is None:
+        sasl = [] if users is None else ["PLAIN"]
+        if isinstance(users, Users):
+            sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
+        sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
+        if not sasl:
+            # Tokens may come with the login, or afterwards.
+            sasl = ["ANONYMOUS", *([] if cbs is None else ["AMQPCBS", "OAUTHBEARER", "XOAUTH2"])]
+    if tokens is None and cbs is not None:
+        tokens = verified_by(cbs, limits)
+    found = [
+        each if not isinstance(each, str) else _known(each, users, tokens, cbs, limits)
+        for each in sasl
+    ]
+    # What we do not know comes first: somebody has a reason for it.
+    found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
+    return {each.name: each for each in found}
+
+
+def _known(
+    name: str,
+    users: Users | Verifier | None,
+    tokens: VerifyToken | None,
+    cbs: Cbs | None,
+    limits: Limits,
+) -> ServerMechanism:
+    """The mechanism of that name.
+
+    Raises:
+        ValueError: There is none, or it needs what was not given.
+    """
+    if name == "ANONYMOUS":
+        return AnonymousServer()
+    if name == "EXTERNAL":
+        return ExternalServer()
+    if name == "PLAIN":
+        if users is None:
+            raise ValueError("sasl has PLAIN, but there are no users: pass users=…")
+        return PlainServer(_in_a_thread(users) if isinstance(users, Users) else users)
+    if name.startswith("SCRAM-") and name.removeprefix("SCRAM-") in HASHES:
+        if not isinstance(users, Users):
+            raise ValueError(f"sasl has {name}, but there are no users: pass users=Users(…)")
+        return ScramServer(
+            name.removeprefix("SCRAM-"), _kept_by(users), iterations=users.scram_iterations
+        )
+    if name in ("OAUTHBEARER", "XOAUTH2"):
+        if tokens is None:
+            raise ValueError(f"sasl has {name}, but nobody judges tokens: pass tokens=… or cbs=…")
+        return BearerServer(name, tokens)
+    if name in ("AMQPCBS", "MSSBCBS"):
+        if cbs is None:
+            raise ValueError(f"sasl has {name}, but no tokens are taken: pass cbs=Cbs(…)")
+        return CbsLoginServer(cbs, limits) if name == "AMQPCBS" else MssbCbsServer()
+    raise ValueError(f"the mechanism {name!r} is not known: {', '.join(_RANKS)} are")
+
+
+def _in_a_thread(users: Users) -> Verifier:
+    """Checking a password takes long on purpose; nobody else is to wait for it."""
+    gate = trio.CapacityLimiter(_CHECKS_MAX)
+
+    async def verify(user: str, password: str, peer: Peer) -> str | None:
+        return await trio.to_thread.run_sync(users.check, user, password, limiter=gate)
+
+    return verify
+
+
+def _kept_by(users: Users) -> FindSecret:
+    async def find(user: str, hash_name: str) -> ScramSecret | None:
+        return users.scram(user, hash_name)
+
+    return find

@@ -1,0 +1,106 @@
+"""Epochs at ``<node>/$management``: who may send to a node may publish there by epochs.
+
+``COMMIT-EPOCH`` takes a map with *producer*, *run*, *epoch* and *parts*, a list of ``[part, attempt,
+count, crc]``, and says whether this published anything, or had been done before. ``EPOCH`` takes the
+application-property *producer* and says which epoch it has committed last, -1 for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from ..errors import AmqpError
+from ..events import Peer
+from ..message import Message
+from ..security.access import Rights
+from ..values import Int
+from .node import Management
+
+__all__ = ["COMMIT_EPOCH", "READ_EPOCH", "add_epochs"]
+
+COMMIT_EPOCH: Final = "COMMIT-EPOCH"
+READ_EPOCH: Final = "EPOCH"
+
+
+class Epochs(Protocol):
+    """What of a broker is asked here."""
+
+    async def commit_epoch(
+        self,
+        address: str,
+        producer: str,
+        run: str,
+        epoch: int,
+        parts: Sequence[tuple[int, int, int, int]],
+        *,
+        virtual_host: str = "",
+    ) -> bool:
+        """Publish what was staged, once; whether that was not done before."""
+
+    def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
+        """The epoch that was committed last, -1 for none."""
+
+
+class _Commit(Struct, forbid_unknown_fields=True):
+    """The body of a commit."""
+
+    producer: str
+    run: str
+    epoch: int
+    parts: list[tuple[int, int, int, int]]
+
+
+def add_epochs(management: Management, epochs: Epochs) -> None:
+    """Let *management* answer for what is staged at the nodes of *epochs*."""
+
+    async def commit(entity: str, message: Message, peer: Peer) -> Message:
+        try:
+            asked = msgspec.convert(_plain(message.body), _Commit)
+        except msgspec.ValidationError as error:
+            raise AmqpError(
+                f"the body of {COMMIT_EPOCH} is a map with producer, run, epoch and parts: {error}",
+                condition="amqp:invalid-field",
+            ) from error
+        published = await epochs.commit_epoch(
+            entity,
+            asked.producer,
+            asked.run,
+            asked.epoch,
+            asked.parts,
+            virtual_host=peer.virtual_host,
+        )
+        return _reply({"published": published})
+
+    async def read(entity: str, message: Message, peer: Peer) -> Message:
+        producer = message.application_properties.get("producer")
+        if not isinstance(producer, str):
+            raise AmqpError(
+                f"{READ_EPOCH} takes a property producer", condition="amqp:invalid-field"
+            )
+        epoch = epochs.committed_epoch(entity, str(producer), virtual_host=peer.virtual_host)
+        return _reply({"epoch": epoch})
+
+    management.add_hook(COMMIT_EPOCH, commit, rights=Rights.SEND)
+    management.add_hook(READ_EPOCH, read, rights=Rights.SEND)
+
+
+def _plain(value: Any) -> Any:
+    """A body as msgspec takes it: without the types of AMQP."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    return value
+
+
+def _reply(body: dict[str, Any]) -> Message:
+    said = {"statusCode": Int(200), "statusDescription": "OK"}
+    return Message(body, application_properties=said)

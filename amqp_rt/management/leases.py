@@ -1,0 +1,162 @@
+"""Leases at ``<queue>/$management``: who may receive from a queue may take messages of it aside.
+
+``OPEN-LEASE`` (*group*, *seconds* if it is to end), ``LEASE-STATE`` (*group*), ``LEASE`` (*group*,
+*generation*, *count*), ``ACCEPT-LEASE`` (*group*, *generation*, *to*) and ``RELEASE-LEASE`` (*group*)
+take application-properties, and answer with the state of the group: *generation*, *first*, *next*,
+*available*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import trio
+
+from ..errors import AmqpError
+from ..events import Peer
+from ..message import Message
+from ..security.access import Rights
+from ..values import Int
+from .node import Management
+
+__all__ = ["ACCEPT_LEASE", "LEASE", "LEASE_STATE", "OPEN_LEASE", "RELEASE_LEASE", "add_leases"]
+
+OPEN_LEASE: Final = "OPEN-LEASE"
+LEASE_STATE: Final = "LEASE-STATE"
+LEASE: Final = "LEASE"
+ACCEPT_LEASE: Final = "ACCEPT-LEASE"
+RELEASE_LEASE: Final = "RELEASE-LEASE"
+
+
+class State(Protocol):
+    """How far a group has come."""
+
+    @property
+    def generation(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def next(self) -> int: ...
+    @property
+    def available(self) -> int: ...
+
+
+class Leases(Protocol):
+    """What of a broker is asked here."""
+
+    async def open_lease(
+        self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
+    ) -> State: ...
+
+    def lease_state(self, address: str, group: str, *, virtual_host: str = "") -> State: ...
+
+    async def lease(
+        self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""
+    ) -> State: ...
+
+    async def accept_lease(
+        self, address: str, group: str, generation: int, to: int, *, virtual_host: str = ""
+    ) -> State: ...
+
+    async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int: ...
+
+
+def add_leases(management: Management, leases: Leases) -> None:
+    """Let *management* answer for what is leased of the queues of *leases*."""
+
+    async def opens(entity: str, message: Message, peer: Peer) -> Any:
+        seconds = message.application_properties.get("seconds")
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float)
+        ):
+            raise _wrong("seconds", "a number of seconds")
+        return _said(
+            await leases.open_lease(
+                entity,
+                _text(message, "group"),
+                None if seconds is None else float(seconds),
+                virtual_host=peer.virtual_host,
+            )
+        )
+
+    async def state(entity: str, message: Message, peer: Peer) -> Any:
+        await trio.lowlevel.checkpoint()
+        group = _text(message, "group")
+        return _said(leases.lease_state(entity, group, virtual_host=peer.virtual_host))
+
+    async def lease(entity: str, message: Message, peer: Peer) -> Any:
+        return _said(
+            await leases.lease(
+                entity,
+                _text(message, "group"),
+                _whole(message, "generation"),
+                _whole(message, "count"),
+                virtual_host=peer.virtual_host,
+            )
+        )
+
+    async def accept(entity: str, message: Message, peer: Peer) -> Any:
+        return _said(
+            await leases.accept_lease(
+                entity,
+                _text(message, "group"),
+                _whole(message, "generation"),
+                _whole(message, "to"),
+                virtual_host=peer.virtual_host,
+            )
+        )
+
+    async def release(entity: str, message: Message, peer: Peer) -> Any:
+        group = _text(message, "group")
+        return {
+            "released": await leases.release_lease(entity, group, virtual_host=peer.virtual_host)
+        }
+
+    for operation, answer in (
+        (OPEN_LEASE, opens),
+        (LEASE_STATE, state),
+        (LEASE, lease),
+        (ACCEPT_LEASE, accept),
+        (RELEASE_LEASE, release),
+    ):
+        management.add_hook(operation, _hook(answer), rights=Rights.LISTEN)
+
+
+def _hook(
+    answer: Callable[[str, Message, Peer], Awaitable[Any]],
+) -> Callable[[str, Message, Peer], Awaitable[Message]]:
+    async def hook(entity: str, message: Message, peer: Peer) -> Message:
+        said = {"statusCode": Int(200), "statusDescription": "OK"}
+        return Message(await answer(entity, message, peer), application_properties=said)
+
+    return hook
+
+
+def _said(state: State) -> dict[str, int]:
+    return {
+        "generation": state.generation,
+        "first": state.first,
+        "next": state.next,
+        "available": state.available,
+    }
+
+
+def _wrong(name: str, what: str) -> AmqpError:
+    return AmqpError(
+        f"the property {name} of the request is {what}", condition="amqp:invalid-field"
+    )
+
+
+def _text(message: Message, name: str) -> str:
+    value = message.application_properties.get(name)
+    if not isinstance(value, str):
+        raise _wrong(name, "a text")
+    return str(value)
+
+
+def _whole(message: Message, name: str) -> int:
+    value = message.application_properties.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong(name, "a whole number from 0 on")
+    return int(value)

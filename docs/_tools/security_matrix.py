@@ -1,0 +1,88 @@
+"""Writes docs/security-matrix.md from the tables that tests/security/test_security_matrix.py proves.
+
+``python docs/_tools/security_matrix.py`` writes the page; a test says when it is not up to date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "security-matrix.md"
+sys.path.insert(0, str(ROOT / "tests"))
+
+import security_matrix as matrix  # noqa: E402
+
+HEAD = """\
+# Security matrix
+
+Who gets in, and what they may do then. Every cell is a test against a live broker
+(`tests/security/test_security_matrix.py`); `python docs/_tools/security_matrix.py` writes this page from the same
+tables. {doc}`guides/security` and {doc}`guides/access` say how to set it up.
+"""
+LOGINS = """\
+
+## Logins
+
+A client on another machine, over each transport, where the SASL layer is required, optional or off
+(`sasl_policy`), with good credentials and others. All mechanisms are offered that may be. `—`: the mechanism knows
+no such thing.
+
+"""
+RIGHTS = """\
+
+## Rights
+
+What somebody may do who has a right at the node `q`, *elsewhere* only, or *nothing* at all; whether the right
+comes from a rule or from a token, and on every transport. Otherwise the error is the one in the cell.
+"""
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def table(*head: str) -> list[str]:
+    return [row(*head), row(*("---" for _ in head))]
+
+
+def logins() -> list[str]:
+    lines = [f"- {names}: {meaning}." for names, meaning in matrix.MEANINGS.items()]
+    for mechanism in matrix.LOGINS:
+        title = "Without the SASL layer" if mechanism == "none" else mechanism
+        lines += ["", f"### {title}", "", *table("transport", "SASL", *matrix.CREDENTIALS)]
+        # Transports and modes with the same answers share a line.
+        known: dict[tuple[str, ...], dict[str, list[str]]] = {}
+        for transport in matrix.TRANSPORTS:
+            for mode in matrix.MODES:
+                found = tuple(
+                    matrix.outcome_of_login(mechanism, transport, mode, each) or "—"
+                    for each in matrix.CREDENTIALS
+                )
+                known.setdefault(found, {}).setdefault(mode, []).append(transport)
+        for found, modes in known.items():
+            by_transports: dict[tuple[str, ...], list[str]] = {}
+            for mode, transports in modes.items():
+                by_transports.setdefault(tuple(transports), []).append(mode)
+            for at, said in by_transports.items():
+                lines.append(row(", ".join(at), ", ".join(said), *found))
+    return lines
+
+
+def rights() -> list[str]:
+    lines: list[str] = []
+    for protocol, operations in matrix.RIGHTS_OF.items():
+        lines += ["", f"### {protocol}", "", *table("operation", *matrix.RIGHTS)]
+        for operation, by_right in operations.items():
+            cells = (by_right[right] for right in matrix.RIGHTS)
+            lines.append(row(operation, *(c if c == matrix.ALLOWED else f"`{c}`" for c in cells)))
+    return lines
+
+
+def page() -> str:
+    return HEAD + LOGINS + "\n".join(logins()) + "\n" + RIGHTS + "\n".join(rights()) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

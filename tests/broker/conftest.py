@@ -1,0 +1,32 @@
+"""Tests that ask for ``kept`` run over every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from amqp_rt.stores.base import Store
+from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """Gives the same store again, as it would be found after a restart."""
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")
+
+
+@pytest.fixture(params=["nowhere", "memory", "sqlite"])
+def kept_or_not(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store | None]:
+    """The same, or none at all."""
+    if request.param == "nowhere":
+        return lambda: None
+    if request.param == "memory":
+        store = MemoryStore()
+        return lambda: store
+    return lambda: SQLiteStore(tmp_path / "broker.db")

@@ -1,0 +1,254 @@
+"""Leases: messages that a group has taken aside, and reads again and again (K5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from disks import Photographed, at_once
+
+from amqp_rt import Broker, Connection, Message
+from amqp_rt.broker import Log, Queue
+from amqp_rt.broker.leases import FROM, GROUP, TO, LeaseState
+from amqp_rt.errors import CallFailed, LinkRefused
+from amqp_rt.limits import Limits
+from amqp_rt.stores.base import Batch, Store, StoreFull
+from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.req("K5")
+
+
+async def ask(peer: Connection, operation: str, **given: Any) -> Any:
+    """The state that is answered, or the condition of a refusal."""
+    given = {"group": "job", **given}
+    asked = Message(None, application_properties={"operation": operation, **given})
+    try:
+        reply = await peer.call("work/$management", asked, reply=Message, within=60)
+    except CallFailed as error:
+        return error.condition
+    body = reply.body
+    return LeaseState(**body) if "next" in body else body
+
+
+async def read(peer: Connection, begin: int, end: int) -> list[Any]:
+    """Bodies and numbers of what the group has there."""
+    found = []
+    properties = {GROUP: "job", FROM: begin, TO: end}
+    async with peer.receiver("work", properties=properties, credit=100) as messages:
+        while (delivery := await messages.get()) is not None:
+            annotations = delivery.message.message_annotations
+            assert annotations["x-opt-offset"] == str(annotations["x-opt-sequence-number"])
+            found.append((annotations["x-opt-sequence-number"], delivery.body))
+    return found
+
+
+async def fill(peer: Connection, *bodies: Any, durable: bool = False) -> None:
+    async with peer.sender("work") as out:
+        for body in bodies:
+            await out.send(body, durable=durable)
+
+
+async def available(broker: Broker) -> list[Any]:
+    return [Message.decode(each).body for each in await broker.host.peek("work", 1_000)]
+
+
+async def test_a_group_reads_its_messages_as_often_as_it_likes(
+    kept_or_not: Callable[[], Store | None],
+) -> None:
+    async with (
+        Broker(store=kept_or_not()) as broker,
+        broker.local() as peer,
+        broker.local() as other,
+    ):
+        await broker.declare(Queue("work"))
+        await fill(peer, *"abcde")
+        assert await ask(peer, "OPEN-LEASE") == LeaseState(1, 0, 0, 5)
+        assert await ask(peer, "LEASE", generation=1, count=3) == LeaseState(1, 0, 3, 2)
+        assert await read(peer, 0, 3) == [(0, "a"), (1, "b"), (2, "c")]
+        assert await read(other, 1, 3) == [(1, "b"), (2, "c")]
+        assert await read(other, 1, 1) == []
+        # For others it is a queue like any other.
+        async with other.receiver("work") as messages:
+            delivery = await messages.receive()
+            assert delivery.body == "d"
+            delivery.accept()
+        assert await ask(peer, "ACCEPT-LEASE", generation=1, to=2) == LeaseState(1, 2, 3, 1)
+        assert await ask(peer, "ACCEPT-LEASE", generation=1, to=1) == LeaseState(1, 2, 3, 1)
+        assert await read(peer, 2, 3) == [(2, "c")]
+        assert await ask(peer, "LEASE", generation=1, count=9) == LeaseState(1, 2, 4, 0)
+        assert await ask(peer, "LEASE", generation=1, count=9) == LeaseState(1, 2, 4, 0)
+        assert await ask(peer, "LEASE-STATE") == LeaseState(1, 2, 4, 0)
+        assert await ask(peer, "RELEASE-LEASE") == {"released": 2}
+        await broker.host.wait_kept()
+        assert await available(broker) == ["c", "e"]
+        assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
+
+
+@pytest.mark.parametrize("paged", [False, True])
+async def test_a_lease_outlives_the_broker(tmp_path: Path, paged: bool) -> None:
+    def broker_again() -> Broker:
+        limits = Limits(queue_memory_messages_max=4) if paged else Limits()
+        return Broker(store=SQLiteStore(tmp_path / "broker.db"), limits=limits)
+
+    async with broker_again() as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, *range(20), durable=True)
+        await ask(peer, "OPEN-LEASE")
+        state = await ask(peer, "LEASE", generation=1, count=3)
+        while state.next < 12:
+            state = await ask(peer, "LEASE", generation=1, count=12 - state.next)
+        await ask(peer, "ACCEPT-LEASE", generation=1, to=2)
+    async with broker_again() as broker, broker.local() as peer:
+        assert broker.host.stats("work").acquired == 10
+        assert await ask(peer, "OPEN-LEASE") == LeaseState(2, 2, 12, 8)
+        assert await read(peer, 2, 12) == [(place, place) for place in range(2, 12)]
+        await ask(peer, "ACCEPT-LEASE", generation=2, to=12)
+    async with broker_again() as broker, broker.local() as peer:
+        assert await ask(peer, "LEASE-STATE") == LeaseState(2, 12, 12, 8)
+        assert broker.host.stats("work").acquired == 0
+        await ask(peer, "RELEASE-LEASE")
+    async with broker_again() as broker, broker.local() as peer:
+        assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
+
+
+async def test_what_is_not_durable_is_missed_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    async with Broker(store=SQLiteStore(path)) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, "kept", durable=True)
+        await fill(peer, "lost")
+        await ask(peer, "OPEN-LEASE")
+        await ask(peer, "LEASE", generation=1, count=5)
+        assert len(await read(peer, 0, 2)) == 2
+    async with Broker(store=SQLiteStore(path)) as broker, broker.local() as peer:
+        # The reader sees that a number is missing.
+        assert await read(peer, 0, 2) == [(0, "kept")]
+
+
+async def test_a_later_opening_replaces_an_earlier_one() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, "a")
+        await ask(peer, "OPEN-LEASE")
+        assert (await ask(peer, "OPEN-LEASE")).generation == 2
+        assert await ask(peer, "LEASE", generation=1, count=1) == "amqp:link:stolen"
+        assert await ask(peer, "ACCEPT-LEASE", generation=1, to=0) == "amqp:link:stolen"
+        assert (await ask(peer, "LEASE", generation=2, count=1)).next == 1
+
+
+async def test_a_lease_ends_without_a_word(autojump_clock: trio.testing.MockClock) -> None:
+    store = MemoryStore()
+    async with Broker(store=store, executor=at_once) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, "a", "b", durable=True)
+        await ask(peer, "OPEN-LEASE", seconds=60)
+        await ask(peer, "LEASE", generation=1, count=1)
+        await trio.sleep(50)
+        await ask(peer, "LEASE", generation=1, count=0)
+        await trio.sleep(50)
+        assert (await ask(peer, "LEASE-STATE")).next == 1
+        await trio.sleep(20)
+        assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
+        await broker.host.wait_kept()
+        assert await available(broker) == ["a", "b"]
+        assert store.facts("lease") == store.facts("leased") == []
+
+
+async def test_what_cannot_be_is_refused() -> None:
+    limits = Limits(leases_max=1, lease_messages_max=2, lease_ttl_max_s=60, message_size_max=1_000)
+    async with Broker(limits=limits) as broker, broker.local() as peer:
+        await broker.declare(
+            Queue("work"), Log("log"), Queue("locking", lock_s=1), Queue("alone", exclusive=True)
+        )
+        await fill(peer, "a", "b", "c")
+        assert await ask(peer, "LEASE", generation=1, count=1) == "amqp:not-found"
+        for wrong in ({"group": ""}, {"group": 1}, {"seconds": 61}, {"seconds": "x"}):
+            assert await ask(peer, "OPEN-LEASE", **wrong) == "amqp:invalid-field"
+        await ask(peer, "OPEN-LEASE")
+        assert await ask(peer, "OPEN-LEASE", group="two") == "amqp:resource-limit-exceeded"
+        assert await ask(peer, "LEASE", generation=1, count=-1) == "amqp:invalid-field"
+        assert (await ask(peer, "LEASE", generation=1, count=9)).next == 2
+        assert await ask(peer, "ACCEPT-LEASE", generation=1, to=3) == "amqp:invalid-field"
+        for begin, end in ((0, 3), (2, 1), (-1, 1)):
+            with pytest.raises(LinkRefused):
+                await read(peer, begin, end)
+        await ask(peer, "ACCEPT-LEASE", generation=1, to=1)
+        with pytest.raises(LinkRefused, match="messages 1 to 1"):
+            await read(peer, 0, 2)
+        host = broker.host
+        for address, condition in (("log", "not-allowed"), ("locking", "not-allowed")):
+            with pytest.raises(Exception, match=condition):
+                await host.open_lease(address, "job")
+        async with peer.receiver("alone"):
+            with pytest.raises(Exception, match="resource-locked"):
+                await host.open_lease("alone", "job")
+
+
+async def test_a_queue_takes_its_leases_along() -> None:
+    store = MemoryStore()
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, "a", durable=True)
+        await ask(peer, "OPEN-LEASE")
+        await ask(peer, "LEASE", generation=1, count=1)
+        await broker.delete("work")
+        assert store.facts("lease") == store.facts("leased") == []
+        await broker.declare(Queue("work"))
+        assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
+
+
+class Limited(MemoryStore):
+    """A disk that takes no facts of leases for a while."""
+
+    full = False
+
+    def commit(self, batch: Batch) -> None:
+        if self.full and any(kind == "leased" for kind, _ in batch.facts):
+            raise StoreFull("the disk is full")
+        super().commit(batch)
+
+
+async def test_what_cannot_be_kept_goes_back() -> None:
+    store = Limited()
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, "a", "b", durable=True)
+        await ask(peer, "OPEN-LEASE")
+        store.full = True
+        assert await ask(peer, "LEASE", generation=1, count=2) == "amqp:resource-limit-exceeded"
+        store.full = False
+        await broker.host.wait_kept()
+        assert await available(broker) == ["a", "b"]
+        assert (await ask(peer, "LEASE", generation=1, count=2)).next == 2
+
+
+async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> None:
+    store = Photographed()
+    #: What the application knows after each commit: how far its own results go.
+    done: list[int] = []
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, *range(6), durable=True)
+        begun = len(store.copies)
+        await ask(peer, "OPEN-LEASE")
+        for end in (2, 4, 6):
+            await ask(peer, "LEASE", generation=1, count=2)
+            # Results are written here; then the range is accepted.
+            done += [end] * (len(store.copies) - len(done) - begun)
+            await ask(peer, "ACCEPT-LEASE", generation=1, to=end)
+    for crashed in store.copies[begun:]:
+        async with Broker(store=crashed) as broker, broker.local() as peer:
+            state = await ask(peer, "OPEN-LEASE")
+            results: list[Any] = list(range(state.first))
+            while True:
+                state = await ask(peer, "LEASE", generation=state.generation, count=2)
+                if state.first == state.next:
+                    break
+                results += [body for _, body in await read(peer, state.first, state.next)]
+                await ask(peer, "ACCEPT-LEASE", generation=state.generation, to=state.next)
+            assert results == list(range(6))

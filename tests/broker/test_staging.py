@@ -1,0 +1,414 @@
+"""Publishing by epochs: what counts is published once, whatever failed before (K3)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from disks import Photographed, at_once
+
+from amqp_rt import Broker, Connection, Message
+from amqp_rt.broker import Log, Queue, Topic
+from amqp_rt.broker.nodes import Declaration
+from amqp_rt.broker.staging import (
+    ATTEMPT,
+    COMMITTED,
+    EPOCH,
+    EPOCH_PUBLISH,
+    PART,
+    PRODUCER,
+    RUN,
+    Part,
+)
+from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkDetached, LinkRefused
+from amqp_rt.limits import Limits
+from amqp_rt.stores.base import Batch, Store, StoreFull
+from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
+from amqp_rt.values import Described, Symbol
+
+pytestmark = pytest.mark.req("K3")
+
+
+def claim(epoch: int = 0, part: int = 0, attempt: int = 0, run: str = "one") -> dict[Any, Any]:
+    return {PRODUCER: "job", RUN: run, EPOCH: epoch, PART: part, ATTEMPT: attempt}
+
+
+async def stage(
+    peer: Connection,
+    bodies: Sequence[Any],
+    *,
+    address: str = "out",
+    durable: bool = False,
+    **said: Any,
+) -> Part:
+    """Stage *bodies*; what a commit has to say of them."""
+    claimed = claim(**said)
+    crc = 0
+    async with peer.sender(address, properties=claimed) as out:
+        for body in bodies:
+            message = Message(body, durable=durable)
+            crc = zlib.crc32(message.encode(), crc)
+            await out.send(message)
+    return Part(claimed[PART], claimed[ATTEMPT], len(bodies), crc)
+
+
+async def ask(peer: Connection, operation: str, body: Any = None, **given: Any) -> Any:
+    """The answer to a request, or the condition that it was refused with."""
+    asked = Message(
+        body, body_kind="value", application_properties={"operation": operation, **given}
+    )
+    try:
+        reply = await peer.call("out/$management", asked, reply=Message, within=60)
+    except CallFailed as error:
+        return error.condition
+    return reply.body
+
+
+async def commit(peer: Connection, parts: Sequence[Part], epoch: int = 0, run: str = "one") -> Any:
+    """Whether something was published, or the condition."""
+    body = {
+        "producer": "job",
+        "run": run,
+        "epoch": epoch,
+        "parts": [[each.part, each.attempt, each.count, each.crc] for each in parts],
+    }
+    answer = await ask(peer, "COMMIT-EPOCH", body)
+    return answer["published"] if isinstance(answer, dict) else answer
+
+
+async def bodies(broker: Broker, address: str = "out") -> list[Any]:
+    return [Message.decode(each).body for each in await broker.host.peek(address, 10_000)]
+
+
+async def test_an_epoch_is_published_once_and_in_order(
+    kept_or_not: Callable[[], Store | None],
+) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        second = await stage(peer, ["c", "d"], part=1)
+        first = await stage(peer, ["a", "b"], part=0)
+        # One that failed half-way, and was done again.
+        await stage(peer, ["a"], part=0, attempt=7)
+        assert await bodies(broker) == []
+        assert await commit(peer, [first, second]) is True
+        assert await bodies(broker) == ["a", "b", "c", "d"]
+        assert await commit(peer, [first, second]) is False
+        again = await stage(peer, ["a", "b"])
+        assert await commit(peer, [again]) is False
+        assert await bodies(broker) == ["a", "b", "c", "d"]
+        assert broker.host.staging.bytes == 0
+        later = await stage(peer, ["e"], epoch=5)
+        assert await commit(peer, [later], epoch=5) is True
+        assert await commit(peer, [], epoch=6) is True
+        assert await bodies(broker) == ["a", "b", "c", "d", "e"]
+        assert await ask(peer, "EPOCH", producer="job") == {"epoch": 6}
+
+
+async def test_the_link_hears_what_has_been_committed() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        for epoch, known in ((3, -1), (4, 3)):
+            async with peer.sender("out", properties=claim(epoch)) as out:
+                assert out.link.properties[COMMITTED] == known
+                assert EPOCH_PUBLISH in out.link.offered_capabilities
+            assert await commit(peer, [Part(0, 0, 0, 0)], epoch)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_what_is_staged_and_committed_outlives_the_broker(
+    tmp_path: Path, durable: bool
+) -> None:
+    def store() -> Store:
+        return SQLiteStore(tmp_path / "broker.db")
+
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        done = await stage(peer, ["first"], durable=True)
+        assert await commit(peer, [done])
+        staged = await stage(peer, ["a", "b"], epoch=1, durable=durable)
+        held = broker.host.staging.bytes
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        assert broker.host.staging.bytes == held
+        assert await commit(peer, [done]) is False
+        assert await commit(peer, [staged], epoch=1) is True
+        assert await bodies(broker) == ["first", "a", "b"]
+        assert broker.host.staging.bytes == 0
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        # What is not durable was published, and is in memory only from then on.
+        assert await bodies(broker) == (["first", "a", "b"] if durable else ["first"])
+        assert await commit(peer, [staged], epoch=1) is False
+
+
+@pytest.mark.parametrize(
+    "node", [Queue("out"), Queue("out", priorities=3), Log("out", partitions=2), Topic("out")]
+)
+async def test_epochs_go_to_every_kind_of_node(
+    node: Declaration, kept_or_not: Callable[[], Store | None]
+) -> None:
+    async with Broker(store=kept_or_not(), volatile=True) as broker, broker.local() as peer:
+        await broker.declare(node)
+        begin = (
+            {"filter": {"at": Described(Symbol("rabbitmq:stream-offset-spec"), "first")}}
+            if isinstance(node, Log)
+            else {}
+        )
+        async with peer.receiver("out", credit=100, **begin) as messages:
+            part = await stage(peer, list(range(20)), durable=True)
+            assert await messages.get() is None
+            assert await commit(peer, [part])
+            found = [(await messages.receive(within=5)).body for _ in range(20)]
+        assert sorted(found) == list(range(20))
+        if not isinstance(node, Log):
+            assert found == list(range(20))
+
+
+async def test_a_large_epoch_is_published_in_parts(tmp_path: Path) -> None:
+    async with Broker(store=SQLiteStore(tmp_path / "broker.db")) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        claimed = claim()
+        crc = 0
+        async with peer.sender("out", properties=claimed, max_pending=2_500) as out:
+            for number in range(2_500):
+                message = Message(number, durable=True)
+                crc = zlib.crc32(message.encode(), crc)
+                out.send_nowait(message)
+            await out.flush()
+        assert await commit(peer, [Part(0, 0, 2_500, crc)])
+        assert await bodies(broker) == list(range(2_500))
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+async def test_what_was_not_sent_is_not_committed(kept_or_not: Callable[[], Store | None]) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        part = await stage(peer, ["a", "b"])
+        for wrong in (
+            [Part(0, 0, 3, part.crc)],
+            [Part(0, 0, 2, part.crc ^ 1)],
+            [part, Part(1, 0, 0, 0)],
+            [Part(0, 1, 2, part.crc)],
+        ):
+            assert await commit(peer, wrong) == "amqp:precondition-failed"
+        assert await commit(peer, [part, part]) == "amqp:invalid-field"
+        assert await bodies(broker) == []
+        assert await commit(peer, [part]) is True
+
+
+async def test_a_later_run_replaces_an_earlier_one(kept_or_not: Callable[[], Store | None]) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        async with peer.sender("out", properties=claim()) as zombie:
+            await zombie.send("old")
+            new = await stage(peer, ["new"], run="two")
+            with pytest.raises(LinkDetached) as caught:
+                await zombie.send("old")
+            assert caught.value.condition == "amqp:link:stolen"
+        with pytest.raises(LinkRefused) as refused:
+            await stage(peer, ["old"])
+        assert refused.value.condition == "amqp:link:stolen"
+        assert await commit(peer, [new]) == "amqp:link:stolen"
+        assert await commit(peer, [new], run="two") is True
+        assert await bodies(broker) == ["new"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {EPOCH: -1},
+        {EPOCH: "one"},
+        {PART: None},
+        {ATTEMPT: True},
+        {RUN: ""},
+        {PRODUCER: "x" * 300},
+    ],
+)
+async def test_a_claim_has_to_be_whole(wrong: dict[Any, Any]) -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("out"), Log("log"))
+        with pytest.raises(LinkRefused) as caught:
+            async with peer.sender("out", properties={**claim(), **wrong}):
+                pass
+        assert caught.value.condition == "amqp:invalid-field"
+        with pytest.raises(LinkRefused, match="not to one of its partitions"):
+            await stage(peer, [], address="log/partitions/0")
+
+
+async def test_a_commit_that_makes_no_sense_is_refused() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        assert await ask(peer, "COMMIT-EPOCH", {"producer": 1}) == "amqp:invalid-field"
+        assert await ask(peer, "EPOCH") == "amqp:invalid-field"
+
+
+async def test_an_attempt_that_attaches_again_begins_anew() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        async with peer.sender("out", properties=claim()) as lost:
+            await lost.send("half")
+            part = await stage(peer, ["whole"])
+            with pytest.raises(LinkDetached):
+                await lost.send("more")
+        assert await commit(peer, [part]) is True
+        assert await bodies(broker) == ["whole"]
+
+
+# --- room, time, and ends ------------------------------------------------------------------
+
+
+async def test_there_is_a_bound_to_what_is_staged() -> None:
+    limits = Limits(staged_bytes_max=1_000, stages_max=2, epoch_producers_max=1, epoch_runs_max=2)
+    async with Broker(limits=limits) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        async with peer.sender("out", properties=claim()) as out:
+            await out.send(bytes(900))
+            with pytest.raises(DeliveryRejected) as rejected:
+                await out.send(bytes(900))
+            assert rejected.value.condition == "amqp:resource-limit-exceeded"
+        await stage(peer, [], part=1)
+        with pytest.raises(LinkRefused) as refused:
+            await stage(peer, [], part=2)
+        assert refused.value.condition == "amqp:resource-limit-exceeded"
+        with pytest.raises(LinkRefused, match="1 producers"):
+            async with peer.sender("out", properties={**claim(), PRODUCER: "other"}):
+                pass
+        # Of three runs the first is forgotten.
+        for run in ("two", "three"):
+            await stage(peer, [], run=run)
+        with pytest.raises(LinkRefused):
+            await stage(peer, [], run="two")
+        assert broker.host.staging.bytes == 0
+        await stage(peer, ["again"], run="one")
+
+
+async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+    store = MemoryStore()
+    async with (
+        Broker(store=store, executor=at_once, limits=Limits(stage_s=60)) as broker,
+        broker.local() as peer,
+    ):
+        await broker.declare(Queue("out"))
+        await stage(peer, ["a"], durable=True)
+        async with peer.sender("out", properties=claim(part=1)) as out:
+            await out.send("b")
+            await trio.sleep(120)
+            # Whoever is still there has not given up.
+            assert broker.host.staging.bytes > 0
+        await trio.sleep(2)
+        assert broker.host.staging.bytes == 0
+        await broker.host.wait_kept()
+        assert store.facts("epoch-stage") == []
+
+
+async def test_a_node_takes_what_is_staged_along() -> None:
+    store = MemoryStore()
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        await stage(peer, ["a"], durable=True)
+        async with peer.sender("out", properties=claim(part=1)) as out:
+            await out.send("b")
+            await broker.delete("out")
+            with pytest.raises(LinkDetached):
+                await out.send("c")
+        assert broker.host.staging.bytes == 0
+        await broker.host.wait_kept()
+        assert store.facts("epoch-stage") == store.facts("epoch-producer") == []
+        with pytest.raises(AmqpError, match="no node"):
+            await broker.host.commit_epoch("out", "job", "one", 0, [])
+
+
+class Limited(MemoryStore):
+    """A disk on which no message can be put into a node for a while."""
+
+    full = False
+
+    def commit(self, batch: Batch) -> None:
+        if self.full and batch.puts and batch.removes:
+            raise StoreFull("the disk is full")
+        super().commit(batch)
+
+
+async def test_what_is_committed_waits_for_room(autojump_clock: trio.testing.MockClock) -> None:
+    store = Limited()
+    async with (
+        Broker(store=store, executor=at_once) as broker,
+        broker.local() as peer,
+        trio.open_nursery() as nursery,
+    ):
+        await broker.declare(Queue("out"))
+        part = await stage(peer, ["a", "b"], durable=True)
+        store.full = True
+        answers = []
+
+        async def ask_for_it() -> None:
+            answers.append(await commit(peer, [part]))
+
+        nursery.start_soon(ask_for_it)
+        await trio.sleep(3)
+        assert await bodies(broker) == []
+        # It is decided: another one changes nothing.
+        store.full = False
+        await trio.sleep(3)
+        assert answers == [True]
+        assert await bodies(broker) == ["a", "b"]
+
+
+async def test_what_was_decided_is_published_after_a_restart(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = Limited()
+    async with (
+        Broker(store=store, executor=at_once) as broker,
+        broker.local() as peer,
+        trio.open_nursery() as nursery,
+    ):
+        await broker.declare(Queue("out"))
+        parts = [await stage(peer, [part, part], part=part, durable=True) for part in range(3)]
+        store.full = True
+        nursery.start_soon(commit, peer, parts)
+        await trio.sleep(3)
+        assert await bodies(broker) == []
+        nursery.cancel_scope.cancel()
+    store.full = False
+    async with Broker(store=store, executor=at_once) as broker, broker.local() as peer:
+        await trio.sleep(3)
+        assert await bodies(broker) == [0, 0, 1, 1, 2, 2]
+        assert await commit(peer, parts) is False
+        assert await bodies(broker) == [0, 0, 1, 1, 2, 2]
+        await broker.host.wait_kept()
+        assert store.facts("epoch-stage") == []
+
+
+async def test_a_crash_after_any_commit_loses_nothing_and_doubles_nothing() -> None:
+    store = Photographed()
+    expected = []
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        for epoch in range(2):
+            parts = [
+                await stage(peer, [(epoch, part)] * 2, epoch=epoch, part=part, durable=True)
+                for part in range(2)
+            ]
+            assert await commit(peer, parts, epoch)
+            expected += [[epoch, part] for part in range(2) for _ in range(2)]
+    assert len(store.copies) > 10
+    for crashed in store.copies:
+        async with Broker(store=crashed) as broker, broker.local() as peer:
+            await broker.declare(Queue("out"))
+            # Whoever was writing does not know how far it came, and does it again, in another order.
+            for epoch in range(2):
+                parts = [
+                    await stage(
+                        peer, [(epoch, part)] * 2, epoch=epoch, part=part, durable=True, run="two"
+                    )
+                    for part in (1, 0)
+                ]
+                await commit(peer, parts[::-1], epoch, run="two")
+            assert await bodies(broker) == expected
+            assert broker.host.staging.bytes == 0

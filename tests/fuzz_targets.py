@@ -1,0 +1,273 @@
+"""Every parser that reads what others wrote, as a function of octets that returns or raises.
+
+A target raises only what its parser declares; anything else is a finding. ``fuzz/test_corpus.py``
+replays ``fuzz/corpus/TARGET/*`` through them, and what grows out of it: a little in quick runs, for a
+minute each in long ones.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+import trio.testing
+from hostile import PROGRAMS
+
+from amqp_rt.addresses import parse_url
+from amqp_rt.broker.entries import Door
+from amqp_rt.broker.selectors import FILTEX, JMS, QPID, InvalidFilter, compile_selector
+from amqp_rt.broker.views import Exhausted, MessageView
+from amqp_rt.codec.primitives import Reader
+from amqp_rt.core.frames import SASL_HEADER
+from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, DecodeError
+from amqp_rt.events import Peer
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.message import BodyReader, Message, walk
+from amqp_rt.net.memory import memory_stream_pair
+from amqp_rt.net.traces import read_trace
+from amqp_rt.net.websocket import accept_websocket, request_websocket
+from amqp_rt.security.bearer import BearerServer, CbsLoginServer, Login
+from amqp_rt.security.identities import Users
+from amqp_rt.security.jwts import Jwt
+from amqp_rt.security.mechanisms import PlainServer
+from amqp_rt.security.scram import Scram, ScramServer
+from amqp_rt.security.tokens import Cbs, SasKeys, Swt, TokenRefused
+from amqp_rt.stores.base import Batch
+from amqp_rt.stores.sqlite import SQLiteStore
+
+SECRET: Final = b"a secret of at least 32 octets, for HS256"
+LIMITS: Final = Limits(websocket_message_max=4_096)
+
+
+def finish(call: Awaitable[Any]) -> Any:
+    """The result of *call*, which waits for nothing."""
+    steps = call.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("it waits for something")
+
+
+# --- the targets -----------------------------------------------------------------------------------
+
+
+def types(data: bytes) -> None:
+    """One value of any type, described or not."""
+    try:
+        Reader(data).read_value()
+    except DecodeError:
+        pass
+
+
+def frames(data: bytes) -> None:
+    """A whole conversation, as each kind of engine hears it."""
+    for make in PROGRAMS.values():
+        program = make()
+        program.hear(data)
+        program.end()
+
+
+def message(data: bytes) -> None:
+    """The sections of a message, for whoever reads it, passes it on or streams it."""
+    for read in (Message.decode, walk, _stream):
+        try:
+            read(data)
+        except DecodeError:
+            pass
+
+
+def _stream(data: bytes) -> None:
+    reader = BodyReader()
+    for at in range(0, len(data), 7):
+        reader.feed(data[at : at + 7])
+    reader.finish()
+
+
+def sasl(data: bytes) -> None:
+    """Frames of the SASL layer, and what mechanisms find in them."""
+    for name in ("server with sasl", "client with sasl"):
+        program = PROGRAMS[name]()
+        program.hear(SASL_HEADER + data)
+        program.end()
+
+    async def verify(*_: object) -> Any:
+        return Login("ada")
+
+    async def nobody(*_: object) -> None:
+        return None
+
+    cbs = Cbs([SasKeys({"k": "key"})])
+    mechanisms = [
+        PlainServer(verify),
+        *(BearerServer(name, verify) for name in ("OAUTHBEARER", "XOAUTH2")),
+        CbsLoginServer(cbs, DEFAULT_LIMITS),
+        ScramServer("SHA-256", nobody),
+    ]
+    for mechanism in mechanisms:
+        exchange = mechanism.begin() if hasattr(mechanism, "begin") else mechanism
+        first, _, second = data.partition(b"\xff\xfe")
+        finish(exchange.respond(first, Peer()))
+        finish(exchange.respond(second, Peer()))
+    client = Scram("ada", "pw", iterations_max=4_096)
+    client.initial()
+    try:
+        client.respond(data)
+        client.finish(data)
+    except AuthenticationFailed:
+        pass
+
+
+def websocket(data: bytes) -> None:
+    """A client's handshake and frames, then a server's."""
+    trio.run(_websocket, data, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+_HELLO: Final = (
+    b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Protocol: amqp\r\n\r\n"
+)
+
+
+async def _websocket(data: bytes) -> None:
+    for begins in (b"", _HELLO):
+        ours, theirs = memory_stream_pair()
+        await theirs.send_all(begins + data)
+        await theirs.send_eof()
+        async with trio.open_nursery() as nursery:
+            try:
+                stream = await accept_websocket(
+                    ours, path="/", origins=(), limits=LIMITS, within=5, nursery=nursery
+                )
+                while await stream.receive_some():
+                    pass
+            except (ConnectFailed, trio.BrokenResourceError):
+                pass
+            nursery.cancel_scope.cancel()
+    ours, theirs = memory_stream_pair()
+    await theirs.send_all(data)
+    await theirs.send_eof()
+    async with trio.open_nursery() as nursery:
+        try:
+            await request_websocket(ours, host="x", path="/", limits=LIMITS, nursery=nursery)
+        except (ConnectFailed, trio.BrokenResourceError):
+            pass
+        nursery.cancel_scope.cancel()
+
+
+_PROPERTIES: Final = {"a": "x" * 4_096, "b1": 5, "c": True}
+_ENTRY: Final = Door("fuzz").admit(
+    Message("body", subject="s" * 100, application_properties=_PROPERTIES).encode(), 0, 0.0
+)
+
+
+def selector(data: bytes) -> None:
+    """The text of a selector, and a message for it."""
+    text = data.decode("utf-8", "replace")
+    for dialect in (JMS, QPID, FILTEX):
+        try:
+            compile_selector(text, dialect)(MessageView(_ENTRY, DEFAULT_LIMITS))
+        except (InvalidFilter, Exhausted):
+            pass
+
+
+def token(data: bytes) -> None:
+    """A JSON web token, a simple web token, a shared access signature."""
+    text = data.decode("utf-8", "replace")
+    for validator in (
+        Jwt(audience="shop", secret=SECRET),
+        Swt(SECRET),
+        SasKeys({"k": "key"}),
+    ):
+        try:
+            finish(validator.validate(text, time.time()))
+        except TokenRefused:
+            pass
+
+
+def url(data: bytes) -> None:
+    """A URL, to connect to and to listen on."""
+    text = data.decode("utf-8", "replace")
+    for listening in (False, True):
+        try:
+            parse_url(text, listening=listening)
+        except AmqpError:
+            pass
+
+
+def users(data: bytes) -> None:
+    """The file of users."""
+    _in_file(data, lambda path: Users().load(path))
+
+
+def trace(data: bytes) -> None:
+    """The trace of a connection."""
+    _in_file(data, read_trace)
+
+
+def store(data: bytes) -> None:
+    """A store with octets changed, in the database and in its log: each five of *data* say where, and
+    to what. What can be read is what was written, and what cannot be read is named."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {}
+        for name, octets in _kept().items():
+            files[name] = bytearray(octets)
+        for at in range(0, len(data) - 4, 5):
+            octets = files[sorted(files)[data[at] % len(files)]]
+            octets[int.from_bytes(data[at + 1 : at + 4], "big") % len(octets)] = data[at + 4]
+        for name, octets in files.items():
+            (Path(folder) / name).write_bytes(octets)
+        found = SQLiteStore(Path(folder) / "s.db")
+        try:
+            found.open()
+        except AmqpError as error:
+            assert str(error)  # noqa: PT017
+            return
+        try:
+            rows = list(found.messages(1, 0, 1_000, 1 << 30))
+        except AmqpError as error:
+            assert str(error)  # noqa: PT017
+            rows = []
+        finally:
+            found.close()
+    for row in rows:
+        assert row.payload[:1] * len(row.payload) == row.payload
+
+
+@cache
+def _kept() -> dict[str, bytes]:
+    """The files of a store whose process was killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = SQLiteStore(Path(folder) / "s.db")
+        made.open()
+        for number in range(1, 9):
+            batch = Batch()
+            batch.put(1, number, b"head", bytes([number]) * 3_000)
+            made.commit(batch)
+        found = {each.name: each.read_bytes() for each in Path(folder).iterdir()}
+        made.close()
+    return {name: octets for name, octets in found.items() if octets}
+
+
+def _in_file(data: bytes, read: Callable[[Path], object]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        path.write_bytes(data)
+        try:
+            read(path)
+        except (AmqpError, ValueError) as error:
+            assert str(error)  # noqa: PT017
+
+
+TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
+    each.__name__: each
+    for each in (
+        *(types, frames, message, sasl, websocket, selector, token, url, users, trace, store),
+    )
+}

@@ -1,0 +1,401 @@
+"""The security matrix (docs/security-matrix.md), cell by cell, against a live broker."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+import security_matrix as matrix
+import trio
+from certificates import certificates
+
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.container.connections import Connection
+from amqp_rt.container.container import Container
+from amqp_rt.errors import AmqpError, CallFailed, ConnectFailed
+from amqp_rt.events import ConnectionFailed, Event, Opened
+from amqp_rt.fronts import amqp10
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
+from amqp_rt.message import Message
+from amqp_rt.net.driver import run_connection
+from amqp_rt.net.memory import memory_stream_pair
+from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
+from amqp_rt.net.websocket import request_websocket
+from amqp_rt.runtime import Broker
+from amqp_rt.security.access import Access, Rights, Rule
+from amqp_rt.security.bearer import CbsLogin, OAuthBearer, XOAuth2
+from amqp_rt.security.jwts import Jwt
+from amqp_rt.security.mechanisms import Anonymous, External, Plain
+from amqp_rt.security.scram import Scram
+from amqp_rt.security.tokens import BearerToken, Cbs
+
+KNOWN = certificates()
+SECRET = b"a secret of at least 32 octets, for HS256"
+HASTY = Limits(failed_login_delay_s=0)
+REQUIREMENTS = ("SE1", "SE5", "SE9", "SE18")
+
+
+def token(
+    scope: str = "send:q", seconds: float = 600, secret: bytes = SECRET, **claims: Any
+) -> str:
+    said = {"aud": "shop", "sub": "ada", "exp": int(time.time() + seconds), "scope": scope}
+    return jwt.encode({**said, **claims}, secret, "HS256")
+
+
+# --- who gets in -----------------------------------------------------------------------------------
+
+
+@cache
+def certificate_of(credentials: str) -> Path | None:
+    """What a client shows."""
+    if credentials == "unknown":
+        return None
+    if credentials == "bad":
+        return KNOWN.stranger
+    if credentials == "empty":
+        return KNOWN.issue("somebody@example.org")
+    if credentials == "expired":
+        past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+        leaf = KNOWN.authority.issue_cert("ada.example.org", common_name="ada", not_after=past)
+        path = KNOWN.folder / "expired.pem"
+        leaf.private_key_and_cert_chain_pem.write_to_path(path)
+        return path
+    return KNOWN.client
+
+
+def login_of(mechanism: str, credentials: str) -> Any:
+    """A client's mechanism with such credentials; None leaves the SASL layer out."""
+    user = "zoe" if credentials == "unknown" else "ada"
+    password = {"bad": "guess", "empty": ""}.get(credentials, "pw")
+    text = {
+        "bad": token(secret=b"another secret of 32 octets or more"),
+        "empty": "",
+        "expired": token(seconds=-10),
+    }.get(credentials, token())
+    if mechanism == "PLAIN":
+        return Plain(user, password)
+    if mechanism.startswith("SCRAM"):
+        return Scram(user, password, mechanism.removeprefix("SCRAM-"))  # type: ignore[arg-type]
+    if mechanism == "OAUTHBEARER":
+        return OAuthBearer(text, user=user)
+    if mechanism == "XOAUTH2":
+        return XOAuth2(text, user=user)
+    if mechanism == "AMQPCBS":
+        if credentials == "unknown":
+            text = token(aud="another shop")
+        return CbsLogin([BearerToken(text)])
+    if mechanism == "none":
+        return None
+    return {"EXTERNAL": External, "ANONYMOUS": Anonymous, "MSSBCBS": CbsLogin}[mechanism]()
+
+
+class Raw:
+    """A login that says what our own would not say."""
+
+    def __init__(self, name: str, initial: bytes) -> None:
+        self.name = name
+        self._initial = initial
+
+    def initial(self) -> bytes:
+        return self._initial
+
+    def respond(self, challenge: bytes) -> bytes:
+        return b""
+
+
+@asynccontextmanager
+async def shop(mode: str) -> AsyncIterator[Container]:
+    logins: dict[str, Any] = {
+        "users": {"ada": "pw"},
+        "sasl": [each for each in matrix.LOGINS if each != "none"],
+        "cbs": Cbs([Jwt(audience="shop", secret=SECRET)]),
+    }
+    async with Container(
+        "shop",
+        **({} if mode == "off" else logins),
+        sasl_policy=mode,  # type: ignore[arg-type]
+        tls=ServerTls(KNOWN.server, client_ca=KNOWN.ca, client_certificate="optional"),
+        limits=HASTY,
+    ) as container:
+        yield container
+
+
+async def logged_in(container: Container, transport: str, login: Any, shown: Path | None) -> str:
+    """What becomes of a client from another machine."""
+    ours, theirs = memory_stream_pair()
+    schemes = {"tcp": "amqp", "tls": "amqps"}
+    events: list[Event] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(
+            partial(
+                container.accept,
+                ours,
+                address="192.0.2.1:50000",
+                scheme=schemes.get(transport, transport),
+            )
+        )
+        stream: trio.abc.Stream = theirs
+        try:
+            if transport in matrix.ENCRYPTED:
+                layer = client_layer(ClientTls(KNOWN.ca, certificate=shown), "localhost")
+                stream = await encrypt(stream, layer, within=5)
+            if transport in ("ws", "wss"):
+                stream = await request_websocket(
+                    stream, host="shop", path="/", limits=DEFAULT_LIMITS, nursery=nursery
+                )
+        except ConnectFailed:
+            return matrix.TLS_REFUSED
+        options = amqp10.ClientOptions(
+            container_id="client", mechanisms=() if login is None else (login,)
+        )
+        engine = amqp10.client(options, trio.current_time())
+        users: list[str | None] = []
+
+        def handle(found: list[Event]) -> None:
+            events.extend(found)
+            if any(isinstance(event, Opened) for event in found):
+                users.extend(each.peer.user for each in container.connections)
+                engine.close()
+
+        await run_connection(stream, engine, handle)
+        nursery.cancel_scope.cancel()
+    for event in events:
+        if isinstance(event, Opened):
+            return " ".join(f"in as {user or 'nobody'}" for user in users)
+        if isinstance(event, ConnectionFailed):
+            said = event.error.description or str(event.error)
+            if "speaks another protocol" in said:
+                return matrix.MUST_LOG_IN if login is None else matrix.NO_SASL
+            return next((meaning for words, meaning in SAID.items() if words in said), said)
+    return "silence"
+
+
+#: What our engine says of the end → what it means.
+SAID = {
+    "did not accept the login": matrix.REFUSED,
+    "offers only these SASL mechanisms": matrix.NOT_OFFERED,
+    "does not believe who signed our certificate": matrix.TLS_REFUSED,
+    "our certificate has expired": matrix.TLS_REFUSED,
+}
+
+
+@pytest.mark.req(*REQUIREMENTS)
+@pytest.mark.parametrize("mode", matrix.MODES)
+@pytest.mark.parametrize("transport", matrix.TRANSPORTS)
+async def test_who_gets_in(transport: str, mode: str) -> None:
+    wrong = []
+    async with shop(mode) as container:
+        for mechanism in matrix.LOGINS:
+            for credentials in matrix.CREDENTIALS:
+                expected = matrix.outcome_of_login(mechanism, transport, mode, credentials)
+                if expected is None:
+                    continue
+                login = login_of(mechanism, credentials)
+                if hasattr(login, "prepare"):
+                    try:
+                        await login.prepare()
+                    except AmqpError:
+                        # Ours does not even say it; somebody else's would.
+                        login = Raw(mechanism, b"\0\0")
+                shown = certificate_of(credentials) if mechanism == "EXTERNAL" else None
+                found = await logged_in(container, transport, login, shown)
+                if found != expected:
+                    wrong.append((mechanism, credentials, found, expected))
+    assert wrong == []
+
+
+# --- what they may do ------------------------------------------------------------------------------
+
+HELD = {
+    "elsewhere": ("elsewhere", Rights.SEND),
+    "send": ("q", Rights.SEND),
+    "listen": ("q", Rights.LISTEN),
+    "manage": ("q", Rights.MANAGE),
+}
+
+
+@asynccontextmanager
+async def broker(transport: str, source: str) -> AsyncIterator[tuple[Broker, str]]:
+    """A broker with users who are called by what they hold at q, and its URL."""
+    rules = [Rule(address, rights, users=(name,)) for name, (address, rights) in HELD.items()]
+    async with Broker(
+        "shop",
+        users=dict.fromkeys(matrix.RIGHTS, "pw"),
+        access=Access(rules if source == "rule" else ()),
+        cbs=Cbs([Jwt(audience="shop", secret=SECRET)]) if source == "token" else None,
+        tls=ServerTls(KNOWN.server),
+        limits=HASTY,
+    ) as shop:
+        schemes = {"tcp": "amqp", "tls": "amqps"}
+        (url,) = await shop.listen(f"{schemes.get(transport, transport)}://127.0.0.1:0")
+        yield shop, url
+
+
+@asynccontextmanager
+async def holder(url: str, source: str, right: str) -> AsyncIterator[Connection]:
+    """A connection of somebody who holds *right*."""
+
+    async def provide(address: str) -> BearerToken:
+        where, rights = HELD[right]
+        words = "manage" if right == "manage" else str(rights)
+        return BearerToken(token(f"{words}:{where}"))
+
+    async with (
+        Container("client") as client,
+        client.connect(
+            url.replace("://", f"://{right}:pw@"), tls=ClientTls(KNOWN.ca), reconnect=None
+        ) as peer,
+    ):
+        await peer.wait_open()
+        if source == "token" and right != "nothing":
+            async with peer.sender("$cbs") as cbs:
+                said = Message((await provide("")).text, subject="set-token")
+                said.application_properties = {"token-type": "jwt"}
+                await cbs.send(said)
+        yield peer
+
+
+Operation = Callable[[Connection], Awaitable[Any]]
+
+
+async def attach(peer: Connection, link: Any) -> None:
+    async with link:
+        await link.wait_attached()
+
+
+async def relayed(peer: Connection) -> None:
+    async with peer.sender(None) as relay:
+        await relay.send("x", to="q")
+
+
+async def posted(peer: Connection) -> None:
+    async with peer.transaction() as txn, peer.sender("q") as out:
+        await out.send("x", transaction=txn)
+
+
+async def posted_by_relay(peer: Connection) -> None:
+    async with peer.transaction() as txn, peer.sender(None) as relay:
+        await relay.send("x", to="q", transaction=txn)
+
+
+async def received(peer: Connection) -> None:
+    async with peer.transaction() as txn, peer.receiver("q") as back:
+        delivery = await back.receive()
+        delivery.accept(transaction=txn)
+
+
+async def declared(peer: Connection) -> None:
+    async with peer.transaction():
+        pass
+
+
+def managing(operation: str, body: Any = None, **given: Any) -> Operation:
+    """An operation at $management; its status if it is an error."""
+
+    async def ask(peer: Connection) -> None:
+        asked = Message(
+            body, body_kind="value", application_properties={"operation": operation, **given}
+        )
+        await peer.call("$management", asked, reply=Message, within=5)
+
+    return ask
+
+
+QUEUE = {"kind": "queue"}
+OPERATIONS: dict[str, dict[str, Operation]] = {
+    "AMQP 1.0": {
+        "attach a link that sends to q": lambda peer: attach(peer, peer.sender("q")),
+        "attach a link that receives from q": lambda peer: attach(peer, peer.receiver("q")),
+        "attach a link that browses q": lambda peer: attach(peer, peer.receiver("q", mode="copy")),
+        "attach a link to a node that is not there": lambda peer: attach(
+            peer, peer.sender("nowhere")
+        ),
+        "attach to a dynamic node": lambda peer: attach(peer, peer.receiver(dynamic=True)),
+        "attach to the anonymous terminus": lambda peer: attach(peer, peer.sender(None)),
+        "send to q by the anonymous terminus": relayed,
+        "ask for transactions": declared,
+        "post to q in a transaction": posted,
+        "post to q in a transaction, by the anonymous terminus": posted_by_relay,
+        "receive from q in a transaction": received,
+    },
+    "AMQP Management": {
+        "READ q": managing("READ", name="q"),
+        "UPDATE q": managing("UPDATE", {}, name="q"),
+        "PEEK at q": managing("PEEK", name="q"),
+        "PURGE q": managing("PURGE", name="q"),
+        "DELETE q": managing("DELETE", name="q"),
+        "CREATE q": managing("CREATE", QUEUE, name="q"),
+        "MOVE from q to a node of others": managing("MOVE", name="q", to="others"),
+        "READ a node of others": managing("READ", name="others"),
+        "CREATE a node of others": managing("CREATE", QUEUE, name="another"),
+        "READ the container": managing("READ", type="amqp_rt.container", name="shop"),
+        "DELETE a connection": managing("DELETE", type="amqp_rt.connection", name="1"),
+        "QUERY": managing("QUERY", {"attributeNames": ["name"]}),
+    },
+}
+
+
+async def outcome(shop: Broker, name: str, operation: Operation, peer: Connection) -> str:
+    """What *operation* comes to, at a queue with one message."""
+    for each in ("q", "others"):
+        if each in [node.name for node in shop.host.nodes()]:
+            shop.host.delete(each)
+        await shop.declare(Queue(each))
+    shop.host.publish("q", Message("x").encode())
+    if name == "CREATE q":
+        shop.host.delete("q")
+    try:
+        with trio.fail_after(5):
+            await operation(peer)
+    except CallFailed as error:
+        return str(error.info.get("statusCode") or error.condition)
+    except AmqpError as error:
+        return error.condition
+    return matrix.ALLOWED
+
+
+@pytest.mark.req("SE5", "SE11", "SE17", "SE18", "G2")
+@pytest.mark.parametrize("source", matrix.SOURCES)
+@pytest.mark.parametrize("transport", matrix.TRANSPORTS)
+@pytest.mark.parametrize("protocol", matrix.RIGHTS_OF)
+async def test_who_may_do_what(protocol: str, transport: str, source: str) -> None:
+    assert set(OPERATIONS[protocol]) == set(matrix.RIGHTS_OF[protocol])
+    wrong = []
+    async with broker(transport, source) as (shop, url):
+        for right in matrix.RIGHTS:
+            async with holder(url, source, right) as peer:
+                for name, operation in OPERATIONS[protocol].items():
+                    found = await outcome(shop, name, operation, peer)
+                    expected = matrix.RIGHTS_OF[protocol][name][right]
+                    if found != expected:
+                        wrong.append((right, name, found, expected))
+    assert wrong == []
+
+
+# --- the page --------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_what_is_proved_here() -> None:
+    tools = Path(__file__).parents[2] / "docs" / "_tools" / "security_matrix.py"
+    if not tools.exists():
+        pytest.skip("the documentation is not here")
+    spec = importlib.util.spec_from_file_location("security_matrix_page", tools)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text("utf-8") == module.page(), (
+        "run python docs/_tools/security_matrix.py"
+    )
+
+
+def test_every_protocol_has_its_operations() -> None:
+    assert set(OPERATIONS) == set(matrix.RIGHTS_OF)

@@ -1,0 +1,133 @@
+"""Who gets in, and what they may do then: the tables that ``docs/security-matrix.md`` shows.
+
+``security/test_security_matrix.py`` proves every cell against a live broker. A further protocol is one
+more key of :data:`RIGHTS_OF`, with its operations in that module's ``OPERATIONS``; a further transport
+or mechanism one more row here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- who gets in -----------------------------------------------------------------------------------
+
+TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
+#: Where what is said is encrypted.
+ENCRYPTED: Final = ("tls", "wss")
+MODES: Final = ("required", "optional", "off")
+CREDENTIALS: Final = ("good", "bad", "unknown", "empty", "expired")
+
+NOT_OFFERED: Final = "not offered"
+REFUSED: Final = "refused"
+TLS_REFUSED: Final = "refused by TLS"
+NO_SASL: Final = "no SASL there"
+MUST_LOG_IN: Final = "must log in"
+ADA: Final = "in as ada"
+NOBODY: Final = "in as nobody"
+
+#: mechanism → credentials → what becomes of them where they are asked for. What is not here, the
+#: mechanism knows not: nothing of it can be bad, or expire.
+LOGINS: Final[dict[str, dict[str, str]]] = {
+    "PLAIN": {"good": ADA, "bad": REFUSED, "unknown": REFUSED, "empty": REFUSED},
+    "SCRAM-SHA-1": {"good": ADA, "bad": REFUSED, "unknown": REFUSED, "empty": REFUSED},
+    "SCRAM-SHA-256": {"good": ADA, "bad": REFUSED, "unknown": REFUSED, "empty": REFUSED},
+    "SCRAM-SHA-512": {"good": ADA, "bad": REFUSED, "unknown": REFUSED, "empty": REFUSED},
+    "EXTERNAL": {
+        "good": ADA,
+        "bad": TLS_REFUSED,
+        "unknown": NOT_OFFERED,
+        "empty": REFUSED,
+        "expired": TLS_REFUSED,
+    },
+    "OAUTHBEARER": dict.fromkeys(CREDENTIALS, REFUSED) | {"good": ADA},
+    "XOAUTH2": dict.fromkeys(CREDENTIALS, REFUSED) | {"good": ADA},
+    "AMQPCBS": dict.fromkeys(CREDENTIALS, REFUSED) | {"good": NOBODY},
+    "MSSBCBS": {"good": NOBODY},
+    "ANONYMOUS": {"good": NOBODY},
+    "none": {"good": NOBODY},
+}
+#: What the words for credentials mean.
+MEANINGS: Final = {
+    "PLAIN, SCRAM": "*unknown* is a user that is not there, *empty* an empty password",
+    "EXTERNAL": "*bad* is a certificate of an authority that is not believed, *unknown* no "
+    "certificate, *empty* one that names nobody",
+    "OAUTHBEARER, XOAUTH2": "*bad* is a token with a wrong signature, *unknown* a good one with "
+    "another user's name, *empty* no token",
+    "AMQPCBS": "*bad* is a token with a wrong signature, *unknown* one for another audience, *empty* "
+    "no token",
+    "MSSBCBS": "tokens follow on `$cbs`; until then nothing else is there",
+    "none": "the client leaves the SASL layer out",
+}
+#: Mechanisms that show a secret as it is, or rest on a certificate: over networks, encrypted only.
+ONLY_ENCRYPTED: Final = frozenset(
+    {"PLAIN", "EXTERNAL", "OAUTHBEARER", "XOAUTH2", "AMQPCBS", "MSSBCBS"}
+)
+
+
+def outcome_of_login(mechanism: str, transport: str, mode: str, credentials: str) -> str | None:
+    """What becomes of a login from another machine; None if there is no such one."""
+    said = LOGINS[mechanism].get(credentials)
+    encrypted = transport in ENCRYPTED
+    if said is None or (said == TLS_REFUSED and encrypted):
+        return said
+    if mechanism == "none":
+        return MUST_LOG_IN if mode == "required" else said
+    if mode == "off":
+        return NO_SASL
+    if mechanism in ONLY_ENCRYPTED and not encrypted:
+        return NOT_OFFERED
+    return said
+
+
+# --- what they may do ------------------------------------------------------------------------------
+
+#: What somebody has at the node ``q``: nothing anywhere, something elsewhere, or a right there.
+RIGHTS: Final = ("nothing", "elsewhere", "send", "listen", "manage")
+#: Where a right may come from.
+SOURCES: Final = ("rule", "token")
+
+ALLOWED: Final = "allowed"
+_DENIED: Final = "amqp:unauthorized-access"
+
+
+def _by(**allowed_or: str) -> dict[str, str]:
+    return {right: allowed_or.get(right, _DENIED) for right in RIGHTS}
+
+
+_SENDERS: Final = _by(send=ALLOWED, manage=ALLOWED)
+_LISTENERS: Final = _by(listen=ALLOWED, manage=ALLOWED)
+_MANAGERS: Final = _by(manage=ALLOWED)
+_SOMEBODY: Final = dict.fromkeys(RIGHTS, ALLOWED) | {"nothing": _DENIED}
+#: Whoever manages something may ask; the status says what they may not manage.
+_NOT_THEIRS: Final = _by(manage="403")
+
+#: protocol → operation → right → outcome.
+RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
+    "AMQP 1.0": {
+        "attach a link that sends to q": _SENDERS,
+        "attach a link that receives from q": _LISTENERS,
+        "attach a link that browses q": _LISTENERS,
+        "attach a link to a node that is not there": dict.fromkeys(RIGHTS, _DENIED),
+        "attach to a dynamic node": _SOMEBODY,
+        "attach to the anonymous terminus": _SOMEBODY,
+        "send to q by the anonymous terminus": _SENDERS,
+        "ask for transactions": _SOMEBODY,
+        "post to q in a transaction": _SENDERS,
+        "post to q in a transaction, by the anonymous terminus": _SENDERS,
+        "receive from q in a transaction": _LISTENERS,
+    },
+    "AMQP Management": {
+        "READ q": _MANAGERS,
+        "UPDATE q": _MANAGERS,
+        "PEEK at q": _MANAGERS,
+        "PURGE q": _MANAGERS,
+        "DELETE q": _MANAGERS,
+        "CREATE q": _MANAGERS,
+        "MOVE from q to a node of others": _NOT_THEIRS,
+        "READ a node of others": _NOT_THEIRS,
+        "CREATE a node of others": _NOT_THEIRS,
+        "READ the container": _NOT_THEIRS,
+        "DELETE a connection": _NOT_THEIRS,
+        "QUERY": _MANAGERS,
+    },
+}

@@ -25,11 +25,13 @@ from .broker.nodes import (
     declaration_of,
     split_partition,
 )
+from .broker.topology import Topologies
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container, SaslPolicy
 from .container.routes import Context
 from .errors import AmqpError
+from .fronts.base import Front
 from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
 from .management.epochs import add_epochs
@@ -62,6 +64,7 @@ class Broker:
         auto_create: Patterns for nodes that are made when they are first used, such as
             ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
+        fronts: Protocols that listeners speak; by default AMQP 1.0.
         limits: Bounds of connections, queues and memory.
         clock: Where times to live, locks and schedules take the time from. By default they follow the
             clocks of the system, and the event loop's clock where that is virtual, such as
@@ -99,6 +102,7 @@ class Broker:
         nodes: Iterable[Any] = (),
         auto_create: Collection[str] = (),
         container: Container | None = None,
+        fronts: Sequence[Front] = (),
         limits: Limits = DEFAULT_LIMITS,
         clock: Clock | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
@@ -125,6 +129,7 @@ class Broker:
         self.container = container or Container(
             name,
             nodes=nodes,
+            fronts=fronts,
             limits=limits,
             users=users,
             sasl=sasl,
@@ -154,6 +159,8 @@ class Broker:
         if self.container.guarded:
             self.host.may_send = self.container.may_be_sent
         self.container.add_host(self.host)
+        self.topologies = Topologies(self.host, partial(decide, self.container.access))
+        self.container.topology = self.topologies.of
         self.management: Management | None = None
         if management:
             self.management = Management(

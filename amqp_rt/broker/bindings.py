@@ -11,17 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from msgspec import Struct
-
 from ..errors import AmqpError
+from ..fronts.base import Exchange
 from ..limits import DEFAULT_LIMITS, Limits
 
 #: Names that only the broker gives.
 RESERVED: Final = "amq."
 #: Octets of an exchange's name in 0-9-1; 0-10 allows 255.
 NAME_MAX: Final = 127
-#: The argument that names an exchange for messages that would go nowhere, and its older spelling.
-ALTERNATE: Final = ("alternate-exchange", "alternate_exchange")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 _X_MATCH: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
@@ -242,26 +239,6 @@ STANDARD: Final[Mapping[str, str]] = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
-
-
-class Exchange(Struct, frozen=True, kw_only=True):
-    """How an exchange was declared."""
-
-    name: str
-    type: str = "direct"
-    durable: bool = False
-    auto_delete: bool = False
-    internal: bool = False
-    arguments: Mapping[str, object] = {}
-
-    @property
-    def alternate(self) -> str | None:
-        """The exchange for what goes nowhere from here."""
-        for name in ALTERNATE:
-            found = self.arguments.get(name)
-            if isinstance(found, str) and found:
-                return found
-        return None
 
 
 class _Node:

@@ -193,6 +193,8 @@ class _Node:
         self.abandoned = False
         #: Of a log, the partition that is meant, None for all.
         self.partition = partition
+        #: Called when one of its consumers has left.
+        self.on_left: Callable[[Any], None] | None = None
         #: It was found in the store, or made for dead letters, and nobody has declared it since.
         self.found = False
         self.virtual_host = virtual_host
@@ -355,6 +357,9 @@ class BrokerHost:
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
         #: a peer does not send there itself.
         self.may_send: Callable[[Peer, str], bool] | None = None
+        #: Told of each node that has been deleted, by virtual host and name: others have things to do
+        #: with it that go then.
+        self.on_deleted: Callable[[str, str], None] | None = None
         #: What knows again what comes twice, of each queue that wants to.
         self._windows: dict[Duplicates, None] = {}
         #: Virtual host → address → node. "" is the default one.
@@ -561,6 +566,51 @@ class BrokerHost:
         else:
             self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
+
+    def declare_transient(
+        self, declared: Declaration, owner: Any, *, virtual_host: str = ""
+    ) -> None:
+        """Make a node that is not in the store, and takes durable messages all the same. It is there
+        until somebody deletes it; *owner* is the connection that wants it.
+
+        Raises:
+            AmqpError: The name is taken, there are too many, or *owner* has too many.
+        """
+        if declared.name in self._space(virtual_host):
+            raise AmqpError(
+                f"{declared.name!r} is there already", condition="amqp:precondition-failed"
+            )
+        if self._dynamic[owner] >= self.limits.dynamic_nodes_max:
+            raise AmqpError(
+                "the connection has too many nodes that are not in the store",
+                condition="amqp:resource-limit-exceeded",
+            )
+        self._make(virtual_host, declared, owner)
+        self._dynamic[owner] += 1
+        self._make_dead(virtual_host, declared)
+
+    def has(self, address: str, *, virtual_host: str = "") -> bool:
+        """Whether there is a node at *address*, by its name."""
+        return address in self._space(virtual_host)
+
+    def consumers(self, address: str, *, virtual_host: str = "") -> list[Any]:
+        """The links that receive from the node now.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return [link for link in node.links() if link.role == SENDER]
+
+    def watch_consumers(
+        self, address: str, on_left: Callable[[Any], None], *, virtual_host: str = ""
+    ) -> None:
+        """Call *on_left* with its link whenever a consumer has left the node.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        self._find(self._space(virtual_host), address).on_left = on_left
 
     def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
         """Let a node that there is go on as *declared*; its messages and links stay.
@@ -960,6 +1010,8 @@ class BrokerHost:
         error = Error("amqp:resource-deleted", f"{node.declared.name!r} has been deleted")
         for link in links:
             link.detach(error)
+        if self.on_deleted is not None:
+            self.on_deleted(node.virtual_host, node.declared.name)
         return messages
 
     def _detach_consumers(self, error: Error) -> None:
@@ -1369,6 +1421,8 @@ class BrokerHost:
         elif kept is None:
             endpoint = self._consumer(node, terms)
             self._when_left(node, endpoint, on_left)
+            if node.on_left is not None:
+                endpoint.on_left.append(partial(node.on_left, link))
             link.accept(
                 endpoint,
                 source=terms.source,
@@ -1377,6 +1431,8 @@ class BrokerHost:
                 **options,
             )
         if kept is not None:
+            if sending and node.on_left is not None:
+                kept.on_end.append(partial(node.on_left, link))
             kept.accept(link, terms, **options)
 
     def _when_left(
@@ -1656,6 +1712,14 @@ class BrokerHost:
         if queue.paged and self.journal is not None and isinstance(queue, ObservedQueue):
             return await self._pager.work_off(self.journal, queue, queue.available, queue.drop)
         return queue.purge()
+
+    def purge_now(self, address: str, *, virtual_host: str = "") -> int:
+        """As :meth:`purge`, for who cannot wait: what is in the store only is in no journal then.
+
+        Raises:
+            AmqpError: There is no such queue.
+        """
+        return self._queue(address, virtual_host).purge()
 
     async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
         """Move the first *count* available messages of a queue to another node, in order.

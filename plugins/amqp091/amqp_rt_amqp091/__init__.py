@@ -1,1 +1,7 @@
-"""AMQP 0-9-1 for amqp_rt: methods, field tables and frames, without I/O."""
+"""AMQP 0-9-1 for amqp-rt: pika, Celery and amqplib talk to the same queues."""
+
+from __future__ import annotations
+
+from .front import Front
+
+__all__ = ["Front"]

@@ -1,0 +1,389 @@
+"""Queues, exchanges and bindings as peers declare them, for protocols that let them (0-9-1 §3.1, 0-10).
+
+A :class:`Topologies` belongs to a broker; a :class:`Topology` is what one peer sees of its virtual host,
+with its rights (:class:`~amqp_rt.fronts.base.Topology`). Queues are nodes of the broker like any
+other, so that links of every protocol reach them; what only these protocols know of a queue, such as that
+it goes with its last consumer, is kept here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from ..errors import AmqpError
+from ..events import Peer
+from ..fronts.base import IDLE, Exchange, QueueDeclaration, QueueState, ReceivingEndpoint, ReceivingLink
+from ..outcomes import Error
+from ..security.access import Rights
+from .bindings import RESERVED, Destination, Exchanges
+from .broker import BrokerHost
+from .nodes import NAME_MAX, Declaration, Log, Queue
+
+#: Says why *peer* may not do something at an address, None if it may.
+Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
+
+#: Kinds of queue that clients ask for, and what they get.
+_QUEUE_TYPES: Final = ("classic", "quorum", "stream")
+_OVERFLOWS: Final = {
+    "drop-head": "drop-head",
+    "reject-publish": "reject",
+    "reject-publish-dlx": "reject",
+}
+
+
+def exchange_address(name: str) -> str:
+    """The address by which rights to an exchange are given, and 1.0 peers reach it."""
+    return f"/exchanges/{name}"
+
+
+class _Declared(Struct):
+    """A queue as it was declared, and the connection that alone may use it, if it is exclusive."""
+
+    declared: QueueDeclaration
+    owner: Any = None
+
+
+class _Space:
+    """What is declared in one virtual host."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self.exchanges = exchanges
+        self.queues: dict[str, _Declared] = {}
+
+
+class Topologies:
+    """What peers have declared in *host*, beside its nodes.
+
+    Args:
+        host: The broker.
+        decide: Says who may do what.
+    """
+
+    def __init__(self, host: BrokerHost, decide: Decide) -> None:
+        self.host = host
+        self.decide = decide
+        self._spaces: dict[str, _Space] = {}
+        host.on_deleted = self._deleted
+
+    def of(self, peer: Peer, connection: Any) -> Topology:
+        """What *peer* sees on *connection*, once it has named its virtual host."""
+        return Topology(self, peer, connection)
+
+    def space(self, virtual_host: str) -> _Space:
+        """What is declared in *virtual_host*."""
+        found = self._spaces.get(virtual_host)
+        if found is None:
+            has_queue = partial(self._has, virtual_host)
+            found = _Space(Exchanges(has_queue, limits=self.host.limits))
+            self._spaces[virtual_host] = found
+        return found
+
+    def _has(self, virtual_host: str, name: str) -> bool:
+        return self.host.has(name, virtual_host=virtual_host)
+
+    def _deleted(self, virtual_host: str, name: str) -> None:
+        """A node is gone, whoever deleted it: so are its bindings."""
+        space = self._spaces.get(virtual_host)
+        if space is not None:
+            space.queues.pop(name, None)
+            space.exchanges.forget(name)
+
+
+class Topology:
+    """What one peer may declare, find and use (:class:`~amqp_rt.fronts.base.Topology`)."""
+
+    def __init__(self, topologies: Topologies, peer: Peer, connection: Any) -> None:
+        self._all = topologies
+        self._host = topologies.host
+        self._peer = peer
+        self._connection = connection
+        self._virtual_host = peer.virtual_host
+        self._space = topologies.space(peer.virtual_host)
+
+    # --- queues ---
+
+    def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
+        """Make a queue, or find the equal one that there is."""
+        name = wanted.name
+        if name:
+            known = self._host.has(name, virtual_host=self._virtual_host)
+            if known:
+                self._judge(Rights.MANAGE, name)
+                self._equal(wanted)
+                return self.queue(name)
+            if name.startswith(RESERVED):
+                raise AmqpError(
+                    f"names that begin with {RESERVED!r} are the broker's, such as {name!r}",
+                    condition="amqp:unauthorized-access",
+                )
+        else:
+            name = f"{RESERVED}gen-{uuid.uuid4().hex}"
+        self._judge(Rights.MANAGE, name)
+        node = _node_of(name, wanted)
+        owner = self._connection if wanted.exclusive else None
+        if wanted.exclusive or not wanted.durable:
+            # It need not outlive the process, and what is in it is kept as dynamic nodes keep theirs.
+            self._host.declare_transient(node, self._connection, virtual_host=self._virtual_host)
+        else:
+            self._host.declare(node, virtual_host=self._virtual_host)
+        known_as = _Declared(wanted, owner)
+        self._space.queues[name] = known_as
+        if wanted.auto_delete:
+            self._host.watch_consumers(
+                name,
+                partial(self._left, name, known_as),
+                virtual_host=self._virtual_host,
+            )
+        return self.queue(name)
+
+    def _equal(self, wanted: QueueDeclaration) -> None:
+        """Refuse a declaration that differs from what there is (errata: 405 before 406)."""
+        known = self._known(wanted.name)
+        if known is None:
+            # It was declared in another way, with other words.
+            return
+        for field in ("durable", "exclusive", "auto_delete", "arguments"):
+            before, now = getattr(known.declared, field), getattr(wanted, field)
+            if before != now:
+                raise AmqpError(
+                    f"queue {wanted.name!r} has {field} {before!r}, not {now!r:.100}: "
+                    "delete it first, or declare it equally",
+                    condition="amqp:precondition-failed",
+                )
+
+    def _known(self, name: str) -> _Declared | None:
+        """How queue *name* was declared, unless another connection has it for itself."""
+        known = self._space.queues.get(name)
+        if known is not None and known.owner is not None and known.owner is not self._connection:
+            raise AmqpError(
+                f"queue {name!r} is exclusive to another connection",
+                condition="amqp:resource-locked",
+            )
+        return known
+
+    def queue(self, name: str) -> QueueState:
+        """The queue *name*, as it is now."""
+        self._find(name)
+        stats = self._host.stats(name, virtual_host=self._virtual_host)
+        return QueueState(name=name, messages=stats.available, consumers=self._consumers(name))
+
+    def _consumers(self, name: str) -> int:
+        """Links that take messages from queue *name*."""
+        links = self._host.consumers(name, virtual_host=self._virtual_host)
+        return sum(not link.properties.get(IDLE) for link in links)
+
+    def _find(self, name: str) -> None:
+        if not self._host.has(name, virtual_host=self._virtual_host):
+            raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
+        self._known(name)
+
+    def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue with its messages and bindings; how many messages it had."""
+        self._find(name)
+        self._judge(Rights.MANAGE, name)
+        stats = self._host.stats(name, virtual_host=self._virtual_host)
+        if if_unused and self._consumers(name):
+            raise AmqpError(f"queue {name!r} has consumers", condition="amqp:precondition-failed")
+        if if_empty and stats.available:
+            raise AmqpError(f"queue {name!r} has messages", condition="amqp:precondition-failed")
+        self._host.delete(name, virtual_host=self._virtual_host)
+        return stats.available
+
+    def purge_queue(self, name: str) -> int:
+        """Drop what waits in a queue; how many messages there were."""
+        self._find(name)
+        self._judge(Rights.MANAGE, name)
+        return self._host.purge_now(name, virtual_host=self._virtual_host)
+
+    def idle(self, queue: str) -> None:
+        """A consumer takes no more: an auto-delete queue goes with its last one."""
+        known = self._space.queues.get(queue)
+        if known is not None and known.declared.auto_delete and not self._consumers(queue):
+            self._host.delete(queue, virtual_host=self._virtual_host)
+
+    def _left(self, name: str, known: _Declared, link: Any) -> None:
+        """The link of a consumer of an auto-delete queue is over."""
+        if self._space.queues.get(name) is known and not link.properties.get(IDLE):
+            self.idle(name)
+
+    def close(self) -> None:
+        """The connection is over: what it had for itself goes with it (§3.1.3.3)."""
+        for name, known in list(self._space.queues.items()):
+            if known.owner is self._connection:
+                self._host.delete(name, virtual_host=self._virtual_host)
+
+    # --- exchanges and bindings ---
+
+    def declare_exchange(self, wanted: Exchange) -> None:
+        """Make an exchange, or find the equal one that there is."""
+        self._judge(Rights.MANAGE, exchange_address(wanted.name))
+        self._space.exchanges.declare(wanted)
+
+    def exchange(self, name: str) -> Exchange:
+        """How exchange *name* was declared."""
+        return self._space.exchanges.find(name)
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange with its bindings."""
+        self._judge(Rights.MANAGE, exchange_address(name))
+        self._space.exchanges.delete(name, if_unused=if_unused)
+
+    def bind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Let *exchange* lead to queue *name*."""
+        self._find(name)
+        self._bind(exchange, Destination(name), key, arguments)
+
+    def unbind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Undo that, if it is so."""
+        self._find(name)
+        self._unbind(exchange, Destination(name), key, arguments)
+
+    def bind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Let *exchange* lead to exchange *name*."""
+        self._bind(exchange, Destination(name, is_exchange=True), key, arguments)
+
+    def unbind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Undo that, if it is so."""
+        self._unbind(exchange, Destination(name, is_exchange=True), key, arguments)
+
+    def _bind(
+        self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        self._judge_binding(exchange, where)
+        self._space.exchanges.bind(exchange, where, key, arguments)
+
+    def _unbind(
+        self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        self._judge_binding(exchange, where)
+        self._space.exchanges.unbind(exchange, where, key, arguments)
+
+    def _judge_binding(self, exchange: str, where: Destination) -> None:
+        """Who binds decides what comes in, and reads what the exchange is sent."""
+        self._judge(
+            Rights.MANAGE, exchange_address(where.name) if where.is_exchange else where.name
+        )
+        self._judge(Rights.LISTEN, exchange_address(exchange))
+
+    # --- publishing ---
+
+    def route(self, exchange: str, key: str, headers: Mapping[str, object]) -> list[str]:
+        """The queues that a message for a named exchange goes to."""
+        self._judge(Rights.SEND, exchange_address(exchange))
+        found = self._space.exchanges.find(exchange)
+        if found.internal:
+            raise AmqpError(
+                f"exchange {exchange!r} is internal: only other exchanges send to it",
+                condition="amqp:unauthorized-access",
+            )
+        return self._space.exchanges.route(exchange, key, headers)
+
+    def inlet(
+        self, queue: str, link: ReceivingLink, *, routed: bool
+    ) -> ReceivingEndpoint | Error | None:
+        """The way into a queue, None if there is none."""
+        if not routed:
+            refused = self._all.decide(self._peer, Rights.SEND, queue)
+            if refused is not None:
+                return refused
+        return self._host.relay(queue, link)
+
+    def _judge(self, wanted: Rights, address: str) -> None:
+        refused = self._all.decide(self._peer, wanted, address)
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
+
+
+def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
+    """The node that a queue with these arguments is.
+
+    Raises:
+        AmqpError: An argument is wrong (``amqp:precondition-failed``).
+    """
+    given = dict(wanted.arguments)
+    kind = given.pop("x-queue-type", None)
+    if kind is not None and kind not in _QUEUE_TYPES:
+        raise _wrong(f"x-queue-type is one of {', '.join(_QUEUE_TYPES)}, not {kind!r:.50}")
+    if len(name) > NAME_MAX:
+        raise _wrong(f"the name of a queue has at most {NAME_MAX} characters")
+    if kind == "stream":
+        size = _number(given, "x-max-length-bytes")
+        age = given.get("x-max-age")
+        return Log(name, max_bytes=size, max_age_s=None if age is None else _age(age))
+    options: dict[str, Any] = {}
+    ttl = _number(given, "x-message-ttl")
+    if ttl is not None:
+        options["ttl_s"] = ttl / 1000
+    options["length_max"] = _number(given, "x-max-length", least=0) or None
+    options["bytes_max"] = _number(given, "x-max-length-bytes", least=0) or None
+    overflow = given.get("x-overflow", "drop-head")
+    if not isinstance(overflow, str) or overflow not in _OVERFLOWS:
+        raise _wrong(f"x-overflow is one of {', '.join(_OVERFLOWS)}, not {overflow!r:.50}")
+    if options["length_max"] or options["bytes_max"]:
+        options["overflow"] = _OVERFLOWS[overflow]
+    else:
+        options["overflow"] = "reject"
+    most = _number(given, "x-max-priority", least=0)
+    if most:
+        if most > 255:
+            raise _wrong(f"x-max-priority is at most 255, not {most}")
+        options["priorities"] = min(most + 1, 10)
+    returns = _number(given, "x-delivery-limit", least=0)
+    if returns is not None:
+        options["max_deliveries"] = returns + 1
+    single = given.get("x-single-active-consumer", False)
+    if not isinstance(single, bool):
+        raise _wrong(f"x-single-active-consumer is true or false, not {single!r:.50}")
+    options["single_active"] = single
+    exchange = given.get("x-dead-letter-exchange")
+    key = given.get("x-dead-letter-routing-key")
+    for argument in (exchange, key):
+        if argument is not None and not isinstance(argument, str):
+            raise _wrong(f"a dead-letter exchange and its key are texts, not {argument!r:.50}")
+    if key is not None and exchange is None:
+        raise _wrong("x-dead-letter-routing-key needs an x-dead-letter-exchange")
+    if exchange == "" and key and key != name:
+        options["dead_letter"] = key
+    elif exchange:
+        options["dead_letter"] = exchange_address(str(exchange)) + (f"/{key}" if key else "")
+    _number(given, "x-expires")
+    return Queue(name, **options)
+
+
+def _number(given: Mapping[str, object], name: str, least: int = 0) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise _wrong(f"{name} is a whole number from {least}, not {value!r:.50}")
+    return int(value)
+
+
+_UNITS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def _age(value: object) -> float:
+    """``x-max-age`` of a stream in seconds, such as ``7D``."""
+    if isinstance(value, str) and value[:-1].isdigit() and value[-1] in _UNITS:
+        return max(0.001, int(value[:-1][:9]) * _UNITS[value[-1]])
+    raise _wrong(f"x-max-age is a number with Y, M, D, h, m or s behind it, not {value!r:.50}")
+
+
+def _wrong(why: str) -> AmqpError:
+    return AmqpError(why, condition="amqp:precondition-failed")
+
+
+__all__ = ["Decide", "Topologies", "Topology", "exchange_address"]

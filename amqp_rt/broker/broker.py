@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import trio
 from msgspec import Struct
 
+from ..addresses import EXCHANGES
 from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
@@ -308,6 +309,19 @@ def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[
     return {int(partition): int(offset) for partition, offset in offsets.items()}
 
 
+class Ways(Protocol):
+    """Addresses that lead to several nodes at once, such as those of exchanges."""
+
+    def inlet(
+        self, virtual_host: str, address: str, link: ReceivingLink
+    ) -> ReceivingEndpoint | Error | None:
+        """What takes messages for *address*; None if it is no such address, an error if there is
+        nothing there."""
+
+    def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
+        """The nodes that a dead letter for *address* goes to; None if it is no such address."""
+
+
 class BrokerHost:
     """Queues, topics and logs.
 
@@ -357,6 +371,8 @@ class BrokerHost:
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
         #: a peer does not send there itself.
         self.may_send: Callable[[Peer, str], bool] | None = None
+        #: What leads to several nodes at once; None if nothing does.
+        self.ways: Ways | None = None
         #: Told of each node that has been deleted, by virtual host and name: others have things to do
         #: with it that go then.
         self.on_deleted: Callable[[str, str], None] | None = None
@@ -666,6 +682,8 @@ class BrokerHost:
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
+        if dead is not None and dead.startswith(EXCHANGES):
+            return
         if dead is not None and dead not in self._spaces[virtual_host]:
             # Whoever declares it later says what it is like.
             self._make(virtual_host, Queue(dead)).found = True
@@ -1052,6 +1070,13 @@ class BrokerHost:
             return False
         if node is None:
             node = space.get(declared.dead_letter or "")
+        if node is None and self.ways is not None:
+            here = space.get(declared.name)
+            names = self.ways.letter(
+                "" if here is None else here.virtual_host, declared.dead_letter or "", entry
+            )
+            if names is not None:
+                return self._bury_in(space, declared, entry, names, reason, error)
         if node is None:
             _log.warning(
                 "%s: a message was dropped (%s): the dead-letter address %s has been deleted",
@@ -1077,6 +1102,30 @@ class BrokerHost:
             node.inlet.take(letter)
         return True
 
+    def _bury_in(
+        self,
+        space: dict[str, _Node],
+        declared: Queue,
+        entry: Entry,
+        names: Sequence[str],
+        reason: str,
+        error: Error | None,
+    ) -> bool:
+        """Put a dead letter into each of the nodes of *names*, but the one that gave it up."""
+        letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
+        unit = None if self.journal is None else self.journal.joins
+        buried = False
+        for name in names:
+            node = space.get(name)
+            if node is None or name == declared.name or entry.pieces or node.is_sealed:
+                continue
+            buried = True
+            if unit is not None and node.ledger is None:
+                unit.then(partial(node.inlet.take, letter.again()))
+            else:
+                node.inlet.take(letter.again())
+        return buried
+
     def _sender(self, space: dict[str, _Node], declared: Queue, entry: Entry) -> _Node | None:
         """The node to which a message that was given up is returned, None if it names none.
 
@@ -1100,6 +1149,18 @@ class BrokerHost:
         if not isinstance(terminus, Source | Target):
             return False
         virtual_host = self._existing(link.peer.virtual_host)
+        if self.ways is not None and not sending and isinstance(terminus.address, str):
+            way = self.ways.inlet(virtual_host, terminus.address, cast("ReceivingLink", link))
+            if isinstance(way, Error):
+                link.refuse(way)
+                return True
+            if way is not None:
+                cast("ReceivingLink", link).accept(
+                    way,
+                    target=Target(address=terminus.address),
+                    max_message_size=self.limits.message_size_max,
+                )
+                return True
         key = self.termini.key(virtual_host, link)
         if isinstance(terminus, Source) and SHARED in terminus.capabilities:
             key = self.termini.shared_key(virtual_host, link, terminus)
@@ -1203,6 +1264,10 @@ class BrokerHost:
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Where messages of the anonymous terminus *link* for *address* go."""
+        if self.ways is not None:
+            way = self.ways.inlet(self._existing(link.peer.virtual_host), address, link)
+            if way is not None:
+                return way
         try:
             node = self._resolve(link.peer.virtual_host, address)
         except AmqpError as error:

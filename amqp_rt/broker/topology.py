@@ -12,17 +12,32 @@ import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
+from ..addresses import EXCHANGES
 from ..errors import AmqpError
 from ..events import Peer
-from ..fronts.base import IDLE, Exchange, QueueDeclaration, QueueState, ReceivingEndpoint, ReceivingLink
-from ..outcomes import Error
+from ..fronts.base import (
+    IDLE,
+    Exchange,
+    IncomingDelivery,
+    QueueDeclaration,
+    QueueState,
+    ReceivingEndpoint,
+    ReceivingLink,
+)
+from ..message import Message
+from ..outcomes import RELEASED, Accepted, Error, Rejected
 from ..security.access import Rights
+from ..transactions import TransactionalState
+from ..values import Symbol
 from .bindings import RESERVED, Destination, Exchanges
 from .broker import BrokerHost
+from .entries import Entry
 from .nodes import NAME_MAX, Declaration, Log, Queue
+from .views import MessageView
 
 #: Says why *peer* may not do something at an address, None if it may.
 Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
@@ -36,9 +51,24 @@ _OVERFLOWS: Final = {
 }
 
 
-def exchange_address(name: str) -> str:
+#: Credit of a link that sends to an exchange.
+_WINDOW: Final = 1_000
+#: Message annotation: with which key a message was published before (0-9-1).
+_ROUTING_KEY: Final = Symbol("x-routing-key")
+
+
+def exchange_address(name: str, key: str = "") -> str:
     """The address by which rights to an exchange are given, and 1.0 peers reach it."""
-    return f"/exchanges/{name}"
+    address = EXCHANGES + quote(name, safe="")
+    return f"{address}/{quote(key, safe='')}" if key else address
+
+
+def split_exchange(address: str) -> tuple[str, str] | None:
+    """The exchange and the routing key that *address* names; None if it names none."""
+    if not address.startswith(EXCHANGES):
+        return None
+    name, _, key = address.removeprefix(EXCHANGES).partition("/")
+    return unquote(name), unquote(key)
 
 
 class _Declared(Struct):
@@ -69,6 +99,7 @@ class Topologies:
         self.decide = decide
         self._spaces: dict[str, _Space] = {}
         host.on_deleted = self._deleted
+        host.ways = self
 
     def of(self, peer: Peer, connection: Any) -> Topology:
         """What *peer* sees on *connection*, once it has named its virtual host."""
@@ -83,6 +114,50 @@ class Topologies:
             self._spaces[virtual_host] = found
         return found
 
+    # --- Addresses of exchanges (broker.Ways) ---
+
+    def inlet(
+        self, virtual_host: str, address: str, link: ReceivingLink
+    ) -> ReceivingEndpoint | Error | None:
+        """What takes messages for the exchange at *address*."""
+        found = split_exchange(address)
+        if found is None:
+            return None
+        try:
+            exchange = self.space(virtual_host).exchanges.find(found[0])
+        except AmqpError as error:
+            return Error.of(error)
+        if exchange.internal:
+            return Error("amqp:unauthorized-access", f"exchange {found[0]!r} is internal")
+        return ExchangeInlet(self, virtual_host, *found)
+
+    def letter(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
+        """The queues that a dead letter for the exchange at *address* goes to."""
+        found = split_exchange(address)
+        if found is None:
+            return None
+        name, key = found
+        try:
+            view = MessageView(entry, self.host.limits)
+            if not key:
+                key = str(view.message_annotations().get(_ROUTING_KEY) or "")
+            headers = view.application_properties()
+            return self.space(virtual_host).exchanges.route(name, key, headers)
+        except AmqpError:
+            return []
+
+    def route(self, virtual_host: str, name: str, key: str, payload: bytes) -> list[str]:
+        """The queues that a message of AMQP 1.0 for exchange *name* goes to. Without a *key* it is the
+        message's subject.
+
+        Raises:
+            AmqpError: There is no such exchange, or the message is malformed.
+        """
+        message = Message.decode(payload, self.host.limits)
+        return self.space(virtual_host).exchanges.route(
+            name, key or message.subject or "", message.application_properties
+        )
+
     def _has(self, virtual_host: str, name: str) -> bool:
         return self.host.has(name, virtual_host=virtual_host)
 
@@ -92,6 +167,105 @@ class Topologies:
         if space is not None:
             space.queues.pop(name, None)
             space.exchanges.forget(name)
+
+
+class ExchangeInlet:
+    """Takes what 1.0 peers send to an exchange (:class:`~amqp_rt.fronts.base.ReceivingEndpoint`)."""
+
+    def __init__(self, topologies: Topologies, virtual_host: str, name: str, key: str) -> None:
+        self._all = topologies
+        self._virtual_host = virtual_host
+        self._name = name
+        self._key = key
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        """Queues have room, or refuse: nobody can promise it for all of them."""
+        link.grant(_WINDOW)
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Put each message into all queues that it goes to; one that goes nowhere is released."""
+        host = self._all.host
+        for delivery in deliveries:
+            try:
+                names = self._all.route(self._virtual_host, self._name, self._key, delivery.payload)
+            except AmqpError as error:
+                delivery.settle(Rejected(Error.of(error)))
+                continue
+            inlets = [host.relay(name, link) for name in names]
+            found = [each for each in inlets if each is not None and not isinstance(each, Error)]
+            if not found:
+                delivery.settle(RELEASED)
+            elif len(found) == 1:
+                found[0].deliver(link, [delivery])
+            else:
+                copies = Copies(delivery, len(found))
+                for inlet in found:
+                    inlet.deliver(link, [Copy(copies)])
+        if link.attached and link.credit * 2 <= _WINDOW:
+            link.grant(_WINDOW)
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Messages come whole."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Our outcome stands."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Credit was given back."""
+        if link.attached and link.credit * 2 <= _WINDOW:
+            link.grant(_WINDOW)
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """Nothing to take back."""
+
+
+class Copies:
+    """A delivery that goes to several queues; it is accepted when all of them have accepted it."""
+
+    __slots__ = ("awaited", "delivery", "outcome")
+
+    def __init__(self, delivery: IncomingDelivery, awaited: int) -> None:
+        self.delivery = delivery
+        self.awaited = awaited
+        self.outcome: Any = None
+
+    def settle(self, outcome: Any) -> None:
+        """One of them has said what became of it."""
+        said = outcome.outcome if type(outcome) is TransactionalState else outcome
+        if self.outcome is None or type(said) is not Accepted:
+            self.outcome = outcome
+        self.awaited -= 1
+        if not self.awaited:
+            self.delivery.settle(self.outcome)
+
+
+class Copy:
+    """One delivery of :class:`Copies`, as a node sees it."""
+
+    __slots__ = ("_copies", "context", "local_state", "settled")
+
+    aborted = False
+    complete = True
+    streamed = False
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self.settled = copies.delivery.settled
+        self.context: Any = None
+        self.local_state: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What it does not say itself is that of the delivery."""
+        return getattr(self._copies.delivery, name)
+
+    def settle(self, outcome: Any) -> None:
+        """Only the first outcome counts."""
+        self.settled = True
+        copies, self.local_state = self._copies, outcome
+        copies.settle(outcome)
+
+    def update(self, state: Any) -> None:
+        """Nothing is said of a part."""
 
 
 class Topology:
@@ -340,7 +514,8 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
     if most:
         if most > 255:
             raise _wrong(f"x-max-priority is at most 255, not {most}")
-        options["priorities"] = min(most + 1, 10)
+        # From ten on a priority means itself, and not how far it is from the middle one.
+        options["priorities"] = max(most + 1, 10)
     returns = _number(given, "x-delivery-limit", least=0)
     if returns is not None:
         options["max_deliveries"] = returns + 1
@@ -357,8 +532,8 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
         raise _wrong("x-dead-letter-routing-key needs an x-dead-letter-exchange")
     if exchange == "" and key and key != name:
         options["dead_letter"] = key
-    elif exchange:
-        options["dead_letter"] = exchange_address(str(exchange)) + (f"/{key}" if key else "")
+    elif exchange is not None:
+        options["dead_letter"] = exchange_address(str(exchange), str(key or ""))
     _number(given, "x-expires")
     return Queue(name, **options)
 

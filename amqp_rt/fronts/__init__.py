@@ -44,6 +44,9 @@ from .base import (
 
 __all__ = [
     "ACCEPTED",
+    "DEFAULT_LIMITS",
+    "IDLE",
+    "RELEASED",
     "Accepted",
     "AmqpError",
     "AttachRequested",
@@ -52,7 +55,6 @@ __all__ = [
     "Closed",
     "ConnectionFailed",
     "Coordinator",
-    "DEFAULT_LIMITS",
     "Declare",
     "Declared",
     "Discharge",
@@ -62,7 +64,6 @@ __all__ = [
     "Float32",
     "Front",
     "Host",
-    "IDLE",
     "Int",
     "Limits",
     "LocalProtocolError",
@@ -76,7 +77,6 @@ __all__ = [
     "ProtocolEngine",
     "QueueDeclaration",
     "QueueState",
-    "RELEASED",
     "ReceivingEndpoint",
     "Rejected",
     "Released",

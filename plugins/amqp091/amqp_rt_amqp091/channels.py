@@ -233,9 +233,7 @@ class Channel:
         self.engine.flush_posts()
         handler = _HANDLERS.get(type(method))
         if handler is None:
-            raise Fault(
-                faults.COMMAND_INVALID, f"{method.name} is nothing that a client says here"
-            )
+            raise Fault(faults.COMMAND_INVALID, f"{method.name} is nothing that a client says here")
         try:
             handler(self, method)
         except AmqpError as error:
@@ -251,9 +249,7 @@ class Channel:
             )
         most = self.engine.limits.message_size_max
         if header.body_size > most:
-            raise Fault(
-                faults.CONTENT_TOO_LARGE, f"a message has at most {most} octets of content"
-            )
+            raise Fault(faults.CONTENT_TOO_LARGE, f"a message has at most {most} octets of content")
         self._header = header
         if not header.body_size:
             self._on_content()
@@ -732,8 +728,8 @@ class Channel:
             else:
                 delivery.state = outcome
                 delivery.settled = True
+                delivery.remote_settled = True
                 delivery.link.forget(delivery)
-            delivery.remote_settled = True
             by_link.setdefault(delivery.link, []).append(delivery)
         for link, chosen in by_link.items():
             if link.attached:
@@ -788,7 +784,9 @@ class Channel:
 
     # --- publishing ----------------------------------------------------------------------
 
-    def _on_publish(self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes) -> None:
+    def _on_publish(
+        self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes
+    ) -> None:
         if method.immediate:
             raise Fault(faults.NOT_IMPLEMENTED, "immediate is not offered: use a TTL of 0")
         peer = self.engine.peer
@@ -801,7 +799,8 @@ class Channel:
         if properties.reply_to == REPLY_TO:
             if self._reply_tag is None:
                 raise Fault(
-                    faults.PRECONDITION_FAILED, f"consume from {REPLY_TO} before you ask for replies"
+                    faults.PRECONDITION_FAILED,
+                    f"consume from {REPLY_TO} before you ask for replies",
                 )
             properties.reply_to = self._reply_address
         number = 0
@@ -824,14 +823,10 @@ class Channel:
             if topology is None:
                 raise Fault(faults.NOT_FOUND, f"there is no exchange {exchange!r:.100}")
             for key in keys:
-                names.update(
-                    dict.fromkeys(topology.route(exchange, key, properties.headers or {}))
-                )
+                names.update(dict.fromkeys(topology.route(exchange, key, properties.headers or {})))
         else:
             names = dict.fromkeys(keys)
-        ways: list[tuple[Any, ReceivingLink]] = []
-        for name in names:
-            ways.append(self._way_to(name, routed=bool(exchange)))
+        ways = [self._way_to(name, routed=bool(exchange)) for name in names]
         if not ways:
             self._nowhere(method, properties, body, number)
             return
@@ -930,9 +925,7 @@ class Channel:
         while together < len(acknowledged) and acknowledged[together] < least:
             together += 1
         if together:
-            self.write(
-                m.BasicAck(delivery_tag=acknowledged[together - 1], multiple=together > 1)
-            )
+            self.write(m.BasicAck(delivery_tag=acknowledged[together - 1], multiple=together > 1))
         for number in acknowledged[together:]:
             self.write(m.BasicAck(delivery_tag=number))
 
@@ -1007,7 +1000,6 @@ class Channel:
                     delivery.link.forget(delivery)
                 else:
                     # It is as if nothing had been said of it.
-                    delivery.remote_settled = False
                     delivery.state = None
             if not done:
                 self.engine.fail(self, _fault_of(outcome), method)
@@ -1032,7 +1024,9 @@ def _keys(key: str, properties: m.BasicProperties) -> list[str]:
         if others is None:
             continue
         if not isinstance(others, list) or not all(isinstance(each, str) for each in others):
-            raise Fault(faults.PRECONDITION_FAILED, f"the header {name} is an array of routing keys")
+            raise Fault(
+                faults.PRECONDITION_FAILED, f"the header {name} is an array of routing keys"
+            )
         keys += others
     if "BCC" in headers:
         properties.headers = {name: value for name, value in headers.items() if name != "BCC"}

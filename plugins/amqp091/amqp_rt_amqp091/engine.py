@@ -165,13 +165,11 @@ class Engine:
         if self.finished:
             return []
         self._receiving = True
-        try:
-            if self.stage is Stage.HEADER:
-                data = self._on_protocol_header(data)
-            if data and not self.finished:
-                self._on_data(data)
-        finally:
-            return self._done()
+        if self.stage is Stage.HEADER:
+            data = self._on_protocol_header(data)
+        if data and not self.finished:
+            self._on_data(data)
+        return self._done()
 
     def receive_eof(self, now: float) -> list[Event]:
         """The client's half of the stream has ended."""
@@ -305,9 +303,9 @@ class Engine:
     def _on_data(self, data: bytes) -> None:
         try:
             for frame in self._frames.feed(data):
+                self._on_frame(frame)
                 if self.finished:
                     break
-                self._on_frame(frame)
         except BrokenFrame as error:
             # Nothing sensible can be said (§4.2.3).
             log.warning("%s: %s", self.peer.address, error)
@@ -348,9 +346,7 @@ class Engine:
                 return
             raise Fault(faults.CHANNEL_ERROR, f"channel {frame.channel} is not open")
         if frame.channel > self._channel_max:
-            raise Fault(
-                faults.CHANNEL_ERROR, f"channel numbers go up to {self._channel_max} here"
-            )
+            raise Fault(faults.CHANNEL_ERROR, f"channel numbers go up to {self._channel_max} here")
         self.flush_posts()
         self.channels[frame.channel] = Channel(self, frame.channel)
         self.write(frame.channel, m.ChannelOpenOk())
@@ -391,9 +387,7 @@ class Engine:
     def _fail(self, fault: Fault, method: m.Method | None) -> None:
         if self.stage is Stage.CLOSING or self.finished:
             return
-        log.warning(
-            "%s: %s", self.peer.address or "a client", reply_text(fault.code, fault.text)
-        )
+        log.warning("%s: %s", self.peer.address or "a client", reply_text(fault.code, fault.text))
         if self.stage in (Stage.START, Stage.LOGIN, Stage.SECURE):
             self._break(fault.text, condition_of(fault.code))
             return
@@ -440,7 +434,7 @@ class Engine:
 
     def _on_start_ok(self, method: m.ConnectionStartOk) -> None:
         properties = method.client_properties
-        self.peer.properties = dict(properties)
+        self.peer.properties = {name: properties[name] for name in properties}
         capabilities = properties.get("capabilities")
         if isinstance(capabilities, dict):
             self.hears_cancel = capabilities.get("consumer_cancel_notify") is True
@@ -451,10 +445,11 @@ class Engine:
             f"{name if isinstance(name, str) else 'amqp091'}"[:200]
             + f"-{self.peer.address}-{id(self):x}"
         )
-        mechanism, response = method.mechanism, method.response
+        mechanism = method.mechanism
+        response: bytes | None = method.response
         refused = "" if mechanism in self._mechanisms() else f"{mechanism!r:.50} is not offered"
         if mechanism == "AMQPLAIN" and not refused:
-            mechanism, response = "PLAIN", _plain_of(response)
+            mechanism, response = "PLAIN", _plain_of(method.response)
         if mechanism == "PLAIN" and "PLAIN" not in self.options.mechanisms:
             if "ANONYMOUS" in self.options.mechanisms:
                 mechanism, response = "ANONYMOUS", b""
@@ -533,9 +528,7 @@ class Engine:
         frame_max = method.frame_max or FRAME_MAX
         if method.frame_max and method.frame_max < FRAME_MIN_SIZE:
             raise Fault(faults.NOT_ALLOWED, f"frame-max is at least {FRAME_MIN_SIZE}")
-        if method.frame_max > self._frame_max or (
-            method.channel_max > self._channel_max
-        ):
+        if method.frame_max > self._frame_max or (method.channel_max > self._channel_max):
             # Without a handshake, says the book (§1.4.2.6).
             self._break("the client wants more than it was offered", "amqp:not-allowed")
             return

@@ -28,8 +28,10 @@ INTERNAL_ERROR: Final = 541
 
 #: Those that end a channel; the others end the connection (§4.8).
 SOFT: Final = frozenset(
-    (CONTENT_TOO_LARGE, NO_CONSUMERS, ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED)
-    + (PRECONDITION_FAILED,)
+    {
+        *(CONTENT_TOO_LARGE, NO_CONSUMERS, ACCESS_REFUSED, NOT_FOUND),
+        *(RESOURCE_LOCKED, PRECONDITION_FAILED),
+    }
 )
 
 NAMES: Final[dict[int, str]] = {

@@ -56,6 +56,8 @@ class FrameReader:
     def __init__(self, frame_max: int) -> None:
         self.frame_max = frame_max
         self._data = b""
+        #: Octets of a frame that was too large, which are still to come.
+        self._skip = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that *data* completes, in order. Go through all of them before feeding more.
@@ -66,8 +68,12 @@ class FrameReader:
         Raises:
             BrokenFrame: An unknown type, or no end octet where the end is.
             OversizeFrame: The size is over ``frame_max``. It is raised at the size: such a payload
-                is never held.
+                is never held. What follows it can be fed.
         """
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
         data = self._data + data
         self._data = b""
         position = 0
@@ -79,6 +85,9 @@ class FrameReader:
                     break
                 kind, channel, size = _LAYOUT.unpack_from(data, position)
                 if size + OVERHEAD > self.frame_max:
+                    here = min(size + OVERHEAD, len(data) - position)
+                    self._skip = size + OVERHEAD - here
+                    position += here
                     raise OversizeFrame(
                         f"a frame of {size + OVERHEAD} octets; at most {self.frame_max} are agreed"
                     )

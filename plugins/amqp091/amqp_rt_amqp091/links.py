@@ -64,7 +64,7 @@ class Link:
         self.session = channel
         self.connection = channel.engine
         self.unsettled: list[Any] = []
-        self.remote_unsettled = None
+        self.remote_unsettled: Mapping[bytes, Any] | None = None
         self.remote_incomplete = False
         self.resumed = False
         self.unknown: list[Any] = []
@@ -371,8 +371,6 @@ class SendingLink(Link):
         #: Called with a message in place of ``basic.deliver``, and when there is none to give.
         self.on_message: Callable[[Content, OutgoingDelivery], None] | None = None
         self.on_drained: Callable[[], None] | None = None
-        #: It had credit and no room.
-        self.thirsty = False
 
     @property
     def credit(self) -> int:
@@ -391,10 +389,11 @@ class SendingLink(Link):
     @property
     def writable(self) -> bool:
         """Whether there is room in the output, and the client takes messages at all."""
+        if not self.channel.flowing:
+            return False
         engine = self.channel.engine
-        if engine.output_size < engine.limits.output_max and self.channel.flowing:
+        if engine.output_size < engine.limits.output_max:
             return True
-        self.thirsty = True
         engine.thirsty[self] = None
         return False
 

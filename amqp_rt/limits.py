@@ -91,6 +91,8 @@ class Limits(Struct, frozen=True, gc=False):
     failed_login_delay_max_s: float = 8.0
     #: Seconds after its last failure at which an address or a user begins anew.
     failed_login_memory_s: float = 60.0
+    #: Failures of an address after which it is turned away at the door, until they are forgotten.
+    failed_logins_max: int = 100
     #: Addresses and users of which failures are remembered.
     failed_logins_kept: int = 10_000
     #: Iterations of SCRAM that a server may ask of us; each costs CPU.

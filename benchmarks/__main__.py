@@ -12,7 +12,23 @@ import msgspec
 
 from . import report
 from .contestants import PEERS, ROOT, environment, field_of
-from .measures import Plan, Settings, broker, codec, durable, growth, memory, p2p, rpc, setup, start
+from .measures import (
+    Plan,
+    Settings,
+    attacked,
+    broker,
+    codec,
+    doors,
+    durable,
+    growth,
+    memory,
+    p2p,
+    recovery,
+    rpc,
+    seeds,
+    setup,
+    start,
+)
 from .processes import RoleFailed
 from .results import Results, Target, judge
 from .rounds import Progress, run
@@ -27,10 +43,14 @@ MEASURES = {
     "start": start.cases,
     "memory": memory.cases,
     "growth": growth.cases,
+    "recovery": recovery.cases,
+    "doors": doors.cases,
+    "attacked": attacked.cases,
+    "seeds": seeds.cases,
 }
 
 #: What these find moves little from round to round, and takes long.
-STEADY = ("memory", "growth")
+STEADY = ("memory", "growth", "recovery", "attacked", "seeds")
 STEADY_ROUNDS = 2
 
 EPILOG = """\b
@@ -122,6 +142,10 @@ def main(
     start    a broker started for a test, and one message through it
     memory   per idle connection and per queued message
     growth   how costs grow with depth, links, connections and so on
+    recovery a start after kill -9, with up to a million durable messages; their cost and memory
+    doors    what TLS and WebSocket cost beside plain TCP
+    attacked the longest step of our event loop under attack, and a good client beside
+    seeds    simulated worlds of the tests
 
     All contestants take turns within each round, and what is shown is the median over the rounds
     with the lowest and the highest. A sample is taken again when the machine's speed moved by more

@@ -49,6 +49,14 @@ class Running(Struct):
     terminus_durability: int = 0
 
 
+class Doors(Struct):
+    """A broker that listens in several ways."""
+
+    #: Scheme → URL.
+    urls: dict[str, str]
+    pids: tuple[int, ...]
+
+
 class Contestant(Struct):
     """A program that can be measured."""
 
@@ -65,13 +73,19 @@ class Contestant(Struct):
     size_max: int = 0
     #: Runs it as a broker that keeps durable messages; None if it has no store.
     durable_broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
+    #: The same on what is in a folder, and stays there.
+    kept_broker: Callable[[Path], contextlib.AbstractContextManager[Running]] | None = None
+    #: Listens at each of these URLs, with a certificate (its file and its key's), for our clients.
+    doors: (
+        Callable[[Sequence[str], tuple[str, str]], contextlib.AbstractContextManager[Doors]] | None
+    ) = None
 
     def role(self, role: str, **options: Any) -> Role:
         return Role(self.command, role, {"warmup": WARMUP_S, **options}, env=self.env)
 
 
 CLIENT_ROLES = frozenset({"sink", "source", "consume", "echo", "call", "dial", "codec"})
-OWN_ROLES = CLIENT_ROLES | {"hop", "growth", "idle"}
+OWN_ROLES = CLIENT_ROLES | {"hop", "growth", "idle", "guarded", "attack", "seeds"}
 
 
 def cores() -> int:
@@ -166,15 +180,16 @@ def ours(mode: str, python: Path) -> Contestant | str:
         roles=OWN_ROLES,
         broker=lambda: _own_broker(serve),
         durable_broker=lambda: _own_durable_broker(serve),
+        kept_broker=partial(_own_kept_broker, serve),
+        doors=partial(_own_doors, serve),
     )
 
 
 @contextlib.contextmanager
-def _own_broker(serve: Sequence[str]) -> Iterator[Running]:
+def _served(serve: Sequence[str], *options: str) -> Iterator[Doors]:
     """``amqp-rt serve``, as a user would run it, with queues that appear when they are used."""
-    command = [*serve, "--listen", "amqp://127.0.0.1:0", "--anonymous"]
     process = subprocess.Popen(
-        [*command, "--auto-create", "queue:*"],
+        [*serve, *options, "--anonymous", "--auto-create", "queue:*"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -186,10 +201,16 @@ def _own_broker(serve: Sequence[str]) -> Iterator[Running]:
         line = process.stdout.readline()
         if not line.startswith("ready "):
             raise RoleFailed(f"amqp-rt serve: {line or process.stderr.read()[-300:]}")
-        url = json.loads(line.removeprefix("ready "))["listeners"][0]
-        yield Running(int(url.rpartition(":")[2]), (process.pid,))
+        urls: list[str] = json.loads(line.removeprefix("ready "))["listeners"]
+        yield Doors({url.partition("://")[0]: url for url in urls}, (process.pid,))
     finally:
         terminate(process)
+
+
+@contextlib.contextmanager
+def _own_broker(serve: Sequence[str], *options: str) -> Iterator[Running]:
+    with _served(serve, "--listen", "amqp://127.0.0.1:0", *options) as doors:
+        yield Running(int(doors.urls["amqp"].rpartition(":")[2]), doors.pids)
 
 
 @contextlib.contextmanager
@@ -197,9 +218,22 @@ def _own_durable_broker(serve: Sequence[str]) -> Iterator[Running]:
     """The same with a store on the disk."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        _own_broker([*serve, "--store", f"sqlite:{folder}/store"]) as running,
+        _own_kept_broker(serve, Path(folder)) as running,
     ):
         yield running
+
+
+def _own_kept_broker(
+    serve: Sequence[str], folder: Path
+) -> contextlib.AbstractContextManager[Running]:
+    return _own_broker(serve, "--store", f"sqlite:{folder}/store")
+
+
+def _own_doors(
+    serve: Sequence[str], urls: Sequence[str], certificate: tuple[str, str]
+) -> contextlib.AbstractContextManager[Doors]:
+    listening = [word for url in urls for word in ("--listen", url)]
+    return _served(serve, *listening, "--tls-cert", certificate[0], "--tls-key", certificate[1])
 
 
 @peer("proton")
@@ -298,8 +332,17 @@ def rabbitmq() -> Contestant | str:
     if not any((server.parent.parent / "plugins").glob("rabbitmq_amqp1_0-*")):
         return f"RabbitMQ {version} has no AMQP 1.0 plug-in"
     identity = f"RabbitMQ {version}, AMQP 1.0 plug-in, {cores()} cores"
-    run = partial(_rabbitmq, server)
-    return Contestant("rabbitmq", identity, broker=run, durable_broker=run)
+    kept = partial(_rabbitmq, server)
+
+    @contextlib.contextmanager
+    def run() -> Iterator[Running]:
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+            kept(Path(folder)) as running,
+        ):
+            yield running
+
+    return Contestant("rabbitmq", identity, broker=run, durable_broker=run, kept_broker=kept)
 
 
 RABBITMQ_CONF = """\
@@ -314,53 +357,51 @@ disk_free_limit.absolute = 50MB
 
 
 @contextlib.contextmanager
-def _rabbitmq(server: Path) -> Iterator[Running]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        scratch = Path(folder)
-        port, distribution, epmd = free_port(), free_port(), free_port()
-        (scratch / "rabbitmq.conf").write_text(RABBITMQ_CONF.format(port=port))
-        (scratch / "enabled_plugins").write_text("[rabbitmq_amqp1_0].\n")
-        env = {
-            **os.environ,
-            "HOME": folder,
-            "RABBITMQ_NODENAME": f"amqp_rt_bench_{os.getpid()}@localhost",
-            "RABBITMQ_BASE": folder,
-            "RABBITMQ_MNESIA_BASE": str(scratch / "mnesia"),
-            "RABBITMQ_LOG_BASE": str(scratch / "log"),
-            "RABBITMQ_CONFIG_FILE": str(scratch / "rabbitmq"),
-            "RABBITMQ_CONF_ENV_FILE": str(scratch / "none"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(scratch / "advanced.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(scratch / "enabled_plugins"),
-            "RABBITMQ_GENERATED_CONFIG_DIR": str(scratch / "generated"),
-            "RABBITMQ_PID_FILE": str(scratch / "pid"),
-            "RABBITMQ_DIST_PORT": str(distribution),
-            "ERL_EPMD_PORT": str(epmd),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            # Without busy waiting of its schedulers, which would cost us and it CPU while idle.
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none "
-            "-kernel inet_dist_use_interface {127,0,0,1}",
-        }
-        quiet: dict[str, Any] = {
-            "env": env,
-            "cwd": folder,
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-            "start_new_session": True,
-        }
-        # Erlang's port mapper would stay behind if the node started it.
-        mapper = subprocess.Popen(["epmd", "-port", str(epmd), "-address", "127.0.0.1"], **quiet)
-        process = subprocess.Popen([str(server)], **quiet)
-        try:
-            wait_for(port, process, patience_s=60)
-            pids = descendants(process.pid)
-            yield Running(port, tuple(pids), lambda name: f"/queue/{name}", 2)
-        finally:
-            gone = descendants(process.pid)
-            terminate(process, 20)
-            for pid in gone:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, 15)
-            terminate(mapper)
+def _rabbitmq(server: Path, scratch: Path) -> Iterator[Running]:
+    port, distribution, epmd = free_port(), free_port(), free_port()
+    (scratch / "rabbitmq.conf").write_text(RABBITMQ_CONF.format(port=port))
+    (scratch / "enabled_plugins").write_text("[rabbitmq_amqp1_0].\n")
+    env = {
+        **os.environ,
+        "HOME": str(scratch),
+        "RABBITMQ_NODENAME": f"amqp_rt_bench_{os.getpid()}@localhost",
+        "RABBITMQ_BASE": str(scratch),
+        "RABBITMQ_MNESIA_BASE": str(scratch / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(scratch / "log"),
+        "RABBITMQ_CONFIG_FILE": str(scratch / "rabbitmq"),
+        "RABBITMQ_CONF_ENV_FILE": str(scratch / "none"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(scratch / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(scratch / "enabled_plugins"),
+        "RABBITMQ_GENERATED_CONFIG_DIR": str(scratch / "generated"),
+        "RABBITMQ_PID_FILE": str(scratch / "pid"),
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "ERL_EPMD_PORT": str(epmd),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        # Without busy waiting of its schedulers, which would cost us and it CPU while idle.
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none "
+        "-kernel inet_dist_use_interface {127,0,0,1}",
+    }
+    quiet: dict[str, Any] = {
+        "env": env,
+        "cwd": str(scratch),
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "start_new_session": True,
+    }
+    # Erlang's port mapper would stay behind if the node started it.
+    mapper = subprocess.Popen(["epmd", "-port", str(epmd), "-address", "127.0.0.1"], **quiet)
+    process = subprocess.Popen([str(server)], **quiet)
+    try:
+        wait_for(port, process, patience_s=60)
+        pids = descendants(process.pid)
+        yield Running(port, tuple(pids), lambda name: f"/queue/{name}", 2)
+    finally:
+        gone = descendants(process.pid)
+        terminate(process, 20)
+        for pid in gone:
+            with contextlib.suppress(OSError):
+                os.kill(pid, 15)
+        terminate(mapper)
 
 
 def _output(*command: str) -> str:

@@ -108,6 +108,13 @@ class Role:
         self.process.stdin.write(f"{count}\n".encode())
         self.process.stdin.flush()
 
+    def tell(self) -> dict[str, Any]:
+        """Ask a server that is watched what was seen since it was asked before."""
+        assert self.process.stdin
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        return self.line()
+
     def end(self) -> dict[str, Any]:
         """Close a server's input, and have its result."""
         assert self.process.stdin
@@ -148,6 +155,13 @@ def terminate(process: subprocess.Popen[Any], patience_s: float = 10.0) -> None:
         process.wait()
 
 
+def kill(pids: Sequence[int]) -> None:
+    """End *pids* as a crash does: no last word, no last write."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def cpu_s(pids: Sequence[int]) -> float:
     """Seconds of processor time that *pids* have used, by the scheduler's own count."""
     total = 0
@@ -176,10 +190,19 @@ def _cpu_ticks_s(pids: Sequence[int]) -> float:
 
 def memory_bytes(pids: Sequence[int]) -> int:
     """Bytes that *pids* hold in memory (resident)."""
+    return _status(pids, "VmRSS:")
+
+
+def peak_bytes(pids: Sequence[int]) -> int:
+    """Bytes that *pids* held in memory when they held most."""
+    return _status(pids, "VmHWM:")
+
+
+def _status(pids: Sequence[int], field: str) -> int:
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
             for line in (PROC / str(pid) / "status").read_text().splitlines():
-                if line.startswith("VmRSS:"):
+                if line.startswith(field):
                     total += int(line.split()[1]) * 1024
     return total

@@ -36,6 +36,13 @@ METRICS: dict[str, Metric] = {
     "ns": Metric("ns", more=False),
     "bytes": Metric("bytes", more=False),
     "slope": Metric("cost, largest over smallest", more=False),
+    "over_tcp": Metric("of the broker's CPU over plain TCP", more=False),
+    "accepted_s": Metric("s until a message is accepted", more=False),
+    "peak": Metric("memory at most, over what stays", more=False),
+    "step_ms": Metric("longest step of the loop, ms of CPU", more=False),
+    "step_wall_ms": Metric("the same by the clock, ms", more=False),
+    "longest_ms": Metric("longest round trip of a good client, ms", more=False),
+    "seeds_s": Metric("CPU s for 1,000 seeds", more=False),
     "pause_ms": Metric("longest pause, ms", more=False),
     "allocations": Metric("bytes kept per message", more=False),
     "loops": Metric("in calibration loops", more=False),
@@ -145,7 +152,7 @@ class Target(Struct, frozen=True, kw_only=True):
     #: "compiled" or "pure", or whoever else is judged.
     of: str
     #: Whose number divides ours. Without it the number itself is judged, which is a ratio (a
-    #: slope) or a count of bytes, never a time.
+    #: slope), a count of bytes, or a time that somebody has to wait.
     against: str | None = None
     #: The release gate.
     floor: float

@@ -155,6 +155,9 @@ class Echo:
         self._repeat = repeat
         self._output: list[bytes] = []
 
+    work_max = 0
+    unread = False
+
     def say(self, *buffers: bytes) -> None:
         self._output += buffers
         self.output_size += sum(map(len, buffers))

@@ -1,20 +1,14 @@
-"""Disks that fail: SQLite VFSes between a store and the real files; and disks in virtual time."""
+"""Disks that fail: SQLite VFSes between a store and the real files."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import apsw
-import trio
-
-from amqp_rt.stores.base import Batch
-from amqp_rt.stores.memory import MemoryStore
 
 #: Makes names that no other disk of the process has.
 COUNTER = itertools.count()
@@ -142,26 +136,3 @@ class _PoweredFile(apsw.VFSFile):
                 safe.extend(bytes(max(0, offset - len(safe))))
                 safe[offset : offset + len(data)] = data
         self.disk.pending[self.path].clear()
-
-
-async def at_once(call: Callable[..., Any], *args: Any) -> Any:
-    """Runs calls of a store within virtual time."""
-    await trio.lowlevel.checkpoint()
-    return call(*args)
-
-
-class Photographed(MemoryStore):
-    """A disk of which there is a copy for each commit, as it would be found after a crash there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies: list[MemoryStore] = []
-
-    def commit(self, batch: Batch) -> None:
-        super().commit(batch)
-        copies, self.copies = self.copies, []
-        found = MemoryStore()
-        found.__dict__.update(copy.deepcopy(self.__dict__))
-        del found.__dict__["copies"]
-        found.abandon()
-        self.copies = [*copies, found]

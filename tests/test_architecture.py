@@ -82,7 +82,10 @@ READS_TIME = {"clock"}
 #: What a plugin may import of ours.
 PLUGINS_MAY_IMPORT = {
     *("amqp_rt", "amqp_rt.fronts", "amqp_rt.stores", "amqp_rt.testing", "amqp_rt.core"),
-    *("amqp_rt.net.blocking", "amqp_rt.broker.bindings"),
+    *("amqp_rt.net.blocking", "amqp_rt.broker.bindings", "amqp_rt.fronts.amqp10"),
+    # The vocabulary of all parts: values of the wire, and what is said with them.
+    *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
+    *("amqp_rt.addresses", "amqp_rt.clock"),
 }
 
 #: Names that hide what a module is about.

@@ -265,6 +265,7 @@ class Exchanges:
         has_queue: Whether there is a queue of a name: the default exchange leads to each by its name.
         types: Types of exchange, by name; ``x-`` types are added to :data:`TYPES` here.
         limits: ``exchanges_max`` and ``bindings_max`` are used here.
+        on_unbound: Called with the exchange and each of its bindings that is undone, however that comes.
     """
 
     def __init__(
@@ -273,8 +274,10 @@ class Exchanges:
         *,
         types: Mapping[str, Callable[[], RoutingTable]] = TYPES,
         limits: Limits = DEFAULT_LIMITS,
+        on_unbound: Callable[[str, Binding], None] | None = None,
     ) -> None:
         self._has_queue = has_queue
+        self._on_unbound = on_unbound
         self._types = types
         self._limits = limits
         self._nodes: dict[str, _Node] = {}
@@ -363,8 +366,8 @@ class Exchanges:
 
     def bind(
         self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
-    ) -> bool:
-        """Bind *destination* to *source*; False if it is bound so already.
+    ) -> Binding | None:
+        """Bind *destination* to *source*; the new binding, None if it is bound so already.
 
         That there is a queue of that name is the caller's to know.
 
@@ -375,7 +378,7 @@ class Exchanges:
         node, binding = self._binding(source, destination, key, arguments)
         node.table.check(key, arguments)
         if binding in node.bindings:
-            return False
+            return None
         if self._count >= self._limits.bindings_max:
             raise AmqpError(
                 f"there are {self._count} bindings, and no more are allowed",
@@ -385,7 +388,7 @@ class Exchanges:
         node.table.add(binding)
         self._leading.setdefault(destination, {})[(source, binding)] = None
         self._count += 1
-        return True
+        return binding
 
     def unbind(
         self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
@@ -469,6 +472,8 @@ class Exchanges:
         if not leading:
             del self._leading[binding.destination]
         self._count -= 1
+        if self._on_unbound is not None:
+            self._on_unbound(source, binding)
         return [source] if node.declared.auto_delete and not node.bindings else []
 
     def _sever(self, destination: Destination) -> list[str]:

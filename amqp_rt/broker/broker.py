@@ -321,6 +321,12 @@ class Ways(Protocol):
     def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
         """The nodes that a dead letter for *address* goes to; None if it is no such address."""
 
+    async def restore(self, journal: Journal) -> None:
+        """Read what was kept, once all nodes are there."""
+
+    def sweep(self) -> None:
+        """Time has passed."""
+
 
 class BrokerHost:
     """Queues, topics and logs.
@@ -442,6 +448,8 @@ class BrokerHost:
                 await self._restore_queue(journal, number, node.held)
             elif isinstance(node.held, MessageLog):
                 await node.held.restore()
+        if self.ways is not None:
+            await self.ways.restore(journal)
         await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
@@ -584,10 +592,12 @@ class BrokerHost:
         self._make_dead(virtual_host, declared)
 
     def declare_transient(
-        self, declared: Declaration, owner: Any, *, virtual_host: str = ""
+        self, declared: Declaration, owner: Any = None, *, virtual_host: str = ""
     ) -> None:
         """Make a node that is not in the store, and takes durable messages all the same. It is there
-        until somebody deletes it; *owner* is the connection that wants it.
+        until somebody deletes it.
+
+        *owner* is the connection that has it for itself, under a name that nobody can guess.
 
         Raises:
             AmqpError: The name is taken, there are too many, or *owner* has too many.
@@ -596,13 +606,14 @@ class BrokerHost:
             raise AmqpError(
                 f"{declared.name!r} is there already", condition="amqp:precondition-failed"
             )
-        if self._dynamic[owner] >= self.limits.dynamic_nodes_max:
+        if owner is not None and self._dynamic[owner] >= self.limits.dynamic_nodes_max:
             raise AmqpError(
                 "the connection has too many nodes that are not in the store",
                 condition="amqp:resource-limit-exceeded",
             )
-        self._make(virtual_host, declared, owner)
-        self._dynamic[owner] += 1
+        self._make(virtual_host, declared, owner, transient=True)
+        if owner is not None:
+            self._dynamic[owner] += 1
         self._make_dead(virtual_host, declared)
 
     def has(self, address: str, *, virtual_host: str = "") -> bool:
@@ -788,9 +799,16 @@ class BrokerHost:
         return node
 
     def _make(
-        self, virtual_host: str, declared: Declaration, owner: Any = None, number: int = 0
+        self,
+        virtual_host: str,
+        declared: Declaration,
+        owner: Any = None,
+        number: int = 0,
+        *,
+        transient: bool = False,
     ) -> _Node:
-        """A new node; with *number* it is in the store already."""
+        """A new node; with *number* it is in the store already, and a *transient* one never is."""
+        transient = transient or owner is not None
         space = self._spaces.setdefault(virtual_host, {})
         if self._count >= self.limits.nodes_max:
             raise AmqpError(
@@ -807,8 +825,8 @@ class BrokerHost:
         if journal is not None and not journal.is_open:
             raise LocalProtocolError("the store is not open yet: enter the broker first")
         self._call(virtual_host, declared, None)
-        new = journal is not None and owner is None and not number
-        if journal is not None and owner is None:
+        new = journal is not None and not transient and not number
+        if journal is not None and not transient:
             if new:
                 number = self._number
                 journal.loose.keep(NODE, _key(number), _described(declared, virtual_host))
@@ -818,7 +836,7 @@ class BrokerHost:
         held: MessageQueue | MessageTopic | MessageLog
         ttl_s: float | None = None
         watch = None
-        if self.journals is not None and owner is None:
+        if self.journals is not None and not transient:
             watch = self.journals.watch(virtual_host, declared.name, self._record)
         queue_type = MessageQueue if watch is None else ObservedQueue
         if isinstance(declared, Queue):
@@ -887,8 +905,8 @@ class BrokerHost:
             ttl_s=ttl_s,
             ledger=ledger,
             transactions=self.transactions,
-            # Topics and dynamic nodes promise nothing beyond the links that there are now.
-            volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
+            # Topics and transient nodes promise nothing beyond the links that there are now.
+            volatile=self.volatile or transient or isinstance(held, MessageTopic),
             check=self._check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
@@ -1043,9 +1061,18 @@ class BrokerHost:
                     consumers = held.consumers
                 else:
                     continue
+                kept: set[Any] = set()
+                for terminus in node.termini:
+                    if not terminus.number:
+                        continue
+                    if isinstance(terminus, KeptSource):
+                        kept.add(terminus.subscription)
+                    elif isinstance(terminus, SharedSource):
+                        kept.update(terminus.members.values())
                 for consumer in consumers:
                     if consumer.link is not None and consumer.link.attached:
-                        consumer.link.detach(error)
+                        # Those whose terminus is on the disk are not over.
+                        consumer.link.detach(error, closed=consumer not in kept)
 
     def _disown(self, node: _Node) -> None:
         """A dynamic node does not count as one of its connection any more."""
@@ -2134,7 +2161,8 @@ class BrokerHost:
         self.termini.sweep()
         self.staging.sweep()
         self.leases.sweep()
-
+        if self.ways is not None:
+            self.ways.sweep()
         for duplicates in self._windows:
             duplicates.expire()
         for node, space in list(self._leaving.items()):

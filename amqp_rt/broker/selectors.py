@@ -297,6 +297,12 @@ def _parser(words: Literal["jms", "filtex"]) -> Lark:
     )
 
 
+def prepare() -> None:
+    """Build the parsers now: the first selector would hold everybody up for as long as that takes."""
+    _parser("jms")
+    _parser("filtex")
+
+
 def _parse(text: str, dialect: Dialect, limits: Limits) -> Tree[Token]:
     from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 

@@ -8,16 +8,19 @@ it goes with its last consumer, is kept here.
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
 from ..addresses import EXCHANGES
-from ..errors import AmqpError
+from ..codec.primitives import Reader, write_value
+from ..errors import AmqpError, DecodeError
 from ..events import Peer
 from ..fronts.base import (
     IDLE,
@@ -33,11 +36,14 @@ from ..outcomes import RELEASED, Accepted, Error, Rejected
 from ..security.access import Rights
 from ..transactions import TransactionalState
 from ..values import Symbol
-from .bindings import RESERVED, Destination, Exchanges
+from .bindings import RESERVED, Binding, Destination, Exchanges
 from .broker import BrokerHost
 from .entries import Entry
+from .journal import Journal
 from .nodes import NAME_MAX, Declaration, Log, Queue
 from .views import MessageView
+
+_log = logging.getLogger("amqp_rt.broker")
 
 #: Says why *peer* may not do something at an address, None if it may.
 Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
@@ -71,19 +77,54 @@ def split_exchange(address: str) -> tuple[str, str] | None:
     return unquote(name), unquote(key)
 
 
+#: Kinds of fact: what is durable of queues, exchanges and bindings.
+QUEUE_FACT: Final = "topology-queue"
+EXCHANGE_FACT: Final = "topology-exchange"
+BINDING_FACT: Final = "topology-binding"
+
+
 class _Declared(Struct):
     """A queue as it was declared, and the connection that alone may use it, if it is exclusive."""
 
     declared: QueueDeclaration
     owner: Any = None
+    #: Seconds without use after which it goes (``x-expires``), and when it was used last.
+    expires_s: float | None = None
+    used_at: float = 0.0
 
 
 class _Space:
     """What is declared in one virtual host."""
 
-    def __init__(self, exchanges: Exchanges) -> None:
-        self.exchanges = exchanges
+    def __init__(self, topologies: Topologies, name: str) -> None:
+        self.name = name
         self.queues: dict[str, _Declared] = {}
+        #: Exchange and binding → its key in the store, for those that are there.
+        self.stored: dict[tuple[str, Binding], bytes] = {}
+        self.exchanges = Exchanges(
+            partial(topologies.host.has, virtual_host=name),
+            limits=topologies.host.limits,
+            on_unbound=partial(topologies.unbound, self),
+        )
+
+
+def _key(*parts: object) -> bytes:
+    """The key of a fact. Names have any length, keys have not."""
+    return blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def _written(fields: list[object]) -> bytes:
+    """The value of a fact. Arguments keep the types of AMQP 1.0."""
+    out = bytearray()
+    write_value(out, fields)
+    return bytes(out)
+
+
+def _read(value: bytes) -> list[Any]:
+    found = Reader(value).read_value()
+    if not isinstance(found, list):
+        raise DecodeError("a fact of the topology is a list")
+    return found
 
 
 class Topologies:
@@ -109,9 +150,7 @@ class Topologies:
         """What is declared in *virtual_host*."""
         found = self._spaces.get(virtual_host)
         if found is None:
-            has_queue = partial(self._has, virtual_host)
-            found = _Space(Exchanges(has_queue, limits=self.host.limits))
-            self._spaces[virtual_host] = found
+            found = self._spaces[virtual_host] = _Space(self, virtual_host)
         return found
 
     # --- Addresses of exchanges (broker.Ways) ---
@@ -158,15 +197,182 @@ class Topologies:
             name, key or message.subject or "", message.application_properties
         )
 
-    def _has(self, virtual_host: str, name: str) -> bool:
-        return self.host.has(name, virtual_host=virtual_host)
-
     def _deleted(self, virtual_host: str, name: str) -> None:
         """A node is gone, whoever deleted it: so are its bindings."""
         space = self._spaces.get(virtual_host)
         if space is not None:
-            space.queues.pop(name, None)
-            space.exchanges.forget(name)
+            known = space.queues.pop(name, None)
+            if known is not None and known.declared.durable:
+                self._forget(QUEUE_FACT, _key(virtual_host, name))
+            self.exchanges_gone(space, space.exchanges.forget(name))
+
+    # --- What is kept ---
+
+    def keep_queue(self, space: _Space, known: _Declared) -> None:
+        """Remember how a durable queue was declared."""
+        declared = known.declared
+        if declared.durable and not declared.exclusive:
+            fields = [space.name, declared.name, declared.auto_delete, dict(declared.arguments)]
+            self._keep(QUEUE_FACT, _key(space.name, declared.name), fields)
+
+    def keep_exchange(self, space: _Space, declared: Exchange) -> None:
+        """Remember a durable exchange."""
+        if declared.durable:
+            self._keep(
+                EXCHANGE_FACT,
+                _key(space.name, declared.name),
+                [
+                    *(space.name, declared.name, declared.type, declared.auto_delete),
+                    *(declared.internal, dict(declared.arguments)),
+                ],
+            )
+
+    def exchanges_gone(self, space: _Space, names: Iterable[str]) -> None:
+        """Exchanges are deleted, or went with their last binding."""
+        for name in names:
+            self._forget(EXCHANGE_FACT, _key(space.name, name))
+
+    def keep_binding(
+        self, space: _Space, source: str, binding: Binding, arguments: Mapping[str, object]
+    ) -> None:
+        """Remember a binding between what is durable."""
+        where = binding.destination
+        if not space.exchanges.find(source).durable:
+            return
+        if where.is_exchange:
+            durable = space.exchanges.find(where.name).durable
+        else:
+            durable = self._is_stored(space, where.name)
+        if durable:
+            key = space.stored[source, binding] = _key(space.name, source, binding)
+            self._keep(
+                BINDING_FACT,
+                key,
+                [space.name, source, where.name, where.is_exchange, binding.key, dict(arguments)],
+            )
+
+    def _is_stored(self, space: _Space, queue: str) -> bool:
+        known = space.queues.get(queue)
+        return known is None or (known.declared.durable and not known.declared.exclusive)
+
+    def unbound(self, space: _Space, source: str, binding: Binding) -> None:
+        """A binding is undone."""
+        key = space.stored.pop((source, binding), None)
+        if key is not None:
+            self._forget(BINDING_FACT, key)
+
+    def _keep(self, kind: str, key: bytes, fields: list[object]) -> None:
+        if self.host.journal is not None:
+            self.host.journal.loose.keep(kind, key, _written(fields))
+
+    def _forget(self, kind: str, key: bytes) -> None:
+        if self.host.journal is not None:
+            self.host.journal.loose.forget(kind, key)
+
+    async def restore(self, journal: Journal) -> None:
+        """Read what was kept: queues' words, exchanges, and then what is bound to them."""
+        restorers: list[tuple[str, Callable[[bytes, list[Any]], None]]] = [
+            (QUEUE_FACT, self._restore_queue),
+            (EXCHANGE_FACT, self._restore_exchange),
+            (BINDING_FACT, self._restore_binding),
+        ]
+        for kind, restorer in restorers:
+            for key, value in await journal.call(journal.store.facts, kind):
+                try:
+                    restorer(key, _read(value))
+                except (AmqpError, ValueError, TypeError) as error:
+                    # What it was about has gone, or is none of this release.
+                    _log.warning("a fact of the topology is dropped: %s", error)
+                    journal.loose.forget(kind, key)
+
+    def _restore_queue(self, key: bytes, fields: list[Any]) -> None:
+        virtual_host, name, auto_delete, arguments = fields
+        self.host.declaration(name, virtual_host=virtual_host)
+        self.known_as(
+            self.space(virtual_host),
+            name,
+            QueueDeclaration(
+                name=name, durable=True, auto_delete=auto_delete, arguments=_texts(arguments)
+            ),
+        )
+
+    def _restore_exchange(self, key: bytes, fields: list[Any]) -> None:
+        virtual_host, name, kind, auto_delete, internal, arguments = fields
+        self.space(virtual_host).exchanges.declare(
+            Exchange(
+                name=name,
+                type=kind,
+                durable=True,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=_texts(arguments),
+            )
+        )
+
+    def _restore_binding(self, key: bytes, fields: list[Any]) -> None:
+        virtual_host, source, name, is_exchange, routing_key, arguments = fields
+        if not is_exchange:
+            self.host.declaration(name, virtual_host=virtual_host)
+        space = self.space(virtual_host)
+        binding = space.exchanges.bind(
+            source, Destination(name, is_exchange), routing_key, _texts(arguments)
+        )
+        if binding is not None:
+            space.stored[source, binding] = key
+
+    # --- Queues that go by themselves ---
+
+    def known_as(
+        self, space: _Space, name: str, declared: QueueDeclaration, owner: Any = None
+    ) -> _Declared:
+        """Remember with which words queue *name*, which is there, was declared."""
+        expires = declared.arguments.get("x-expires")
+        known = space.queues[name] = _Declared(
+            declared,
+            owner,
+            expires_s=int(expires) / 1000 if isinstance(expires, int) else None,
+            used_at=self.host.clock.monotonic(),
+        )
+        if declared.auto_delete:
+            self.host.watch_consumers(
+                name, partial(self._left, space, name, known), virtual_host=space.name
+            )
+        return known
+
+    def consumers(self, space: _Space, name: str) -> int:
+        """Links that take messages from queue *name*."""
+        links = self.host.consumers(name, virtual_host=space.name)
+        return sum(not link.properties.get(IDLE) for link in links)
+
+    def idle(self, space: _Space, name: str) -> None:
+        """A consumer takes no more: an auto-delete queue goes with its last one."""
+        known = space.queues.get(name)
+        if known is None:
+            return
+        known.used_at = self.host.clock.monotonic()
+        if known.declared.auto_delete and not self.consumers(space, name):
+            self.host.delete(name, virtual_host=space.name)
+
+    def _left(self, space: _Space, name: str, known: _Declared, link: Any) -> None:
+        """The link of a consumer of an auto-delete queue is over."""
+        if space.queues.get(name) is known and not link.properties.get(IDLE):
+            self.idle(space, name)
+
+    def sweep(self) -> None:
+        """Delete queues that nobody has used for too long (``x-expires``)."""
+        now = self.host.clock.monotonic()
+        for space in self._spaces.values():
+            for name, known in list(space.queues.items()):
+                if known.expires_s is None:
+                    continue
+                if self.consumers(space, name):
+                    known.used_at = now
+                elif now - known.used_at >= known.expires_s:
+                    self.host.delete(name, virtual_host=space.name)
+
+
+def _texts(arguments: Any) -> dict[str, object]:
+    return {str(name): value for name, value in dict(arguments).items()}
 
 
 class ExchangeInlet:
@@ -285,8 +491,7 @@ class Topology:
         """Make a queue, or find the equal one that there is."""
         name = wanted.name
         if name:
-            known = self._host.has(name, virtual_host=self._virtual_host)
-            if known:
+            if self._host.has(name, virtual_host=self._virtual_host):
                 self._judge(Rights.MANAGE, name)
                 self._equal(wanted)
                 return self.queue(name)
@@ -301,18 +506,14 @@ class Topology:
         node = _node_of(name, wanted)
         owner = self._connection if wanted.exclusive else None
         if wanted.exclusive or not wanted.durable:
-            # It need not outlive the process, and what is in it is kept as dynamic nodes keep theirs.
-            self._host.declare_transient(node, self._connection, virtual_host=self._virtual_host)
+            # It need not outlive the process, nor does what is in it.
+            self._host.declare_transient(
+                node, None if wanted.name else owner, virtual_host=self._virtual_host
+            )
         else:
             self._host.declare(node, virtual_host=self._virtual_host)
-        known_as = _Declared(wanted, owner)
-        self._space.queues[name] = known_as
-        if wanted.auto_delete:
-            self._host.watch_consumers(
-                name,
-                partial(self._left, name, known_as),
-                virtual_host=self._virtual_host,
-            )
+        known = self._all.known_as(self._space, name, wanted, owner)
+        self._all.keep_queue(self._space, known)
         return self.queue(name)
 
     def _equal(self, wanted: QueueDeclaration) -> None:
@@ -344,24 +545,25 @@ class Topology:
         """The queue *name*, as it is now."""
         self._find(name)
         stats = self._host.stats(name, virtual_host=self._virtual_host)
-        return QueueState(name=name, messages=stats.available, consumers=self._consumers(name))
-
-    def _consumers(self, name: str) -> int:
-        """Links that take messages from queue *name*."""
-        links = self._host.consumers(name, virtual_host=self._virtual_host)
-        return sum(not link.properties.get(IDLE) for link in links)
+        return QueueState(
+            name=name,
+            messages=stats.available,
+            consumers=self._all.consumers(self._space, name),
+        )
 
     def _find(self, name: str) -> None:
         if not self._host.has(name, virtual_host=self._virtual_host):
             raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
-        self._known(name)
+        known = self._known(name)
+        if known is not None and known.expires_s is not None:
+            known.used_at = self._host.clock.monotonic()
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue with its messages and bindings; how many messages it had."""
         self._find(name)
         self._judge(Rights.MANAGE, name)
         stats = self._host.stats(name, virtual_host=self._virtual_host)
-        if if_unused and self._consumers(name):
+        if if_unused and self._all.consumers(self._space, name):
             raise AmqpError(f"queue {name!r} has consumers", condition="amqp:precondition-failed")
         if if_empty and stats.available:
             raise AmqpError(f"queue {name!r} has messages", condition="amqp:precondition-failed")
@@ -375,15 +577,8 @@ class Topology:
         return self._host.purge_now(name, virtual_host=self._virtual_host)
 
     def idle(self, queue: str) -> None:
-        """A consumer takes no more: an auto-delete queue goes with its last one."""
-        known = self._space.queues.get(queue)
-        if known is not None and known.declared.auto_delete and not self._consumers(queue):
-            self._host.delete(queue, virtual_host=self._virtual_host)
-
-    def _left(self, name: str, known: _Declared, link: Any) -> None:
-        """The link of a consumer of an auto-delete queue is over."""
-        if self._space.queues.get(name) is known and not link.properties.get(IDLE):
-            self.idle(name)
+        """A consumer of the peer takes no more messages."""
+        self._all.idle(self._space, queue)
 
     def close(self) -> None:
         """The connection is over: what it had for itself goes with it (§3.1.3.3)."""
@@ -396,7 +591,8 @@ class Topology:
     def declare_exchange(self, wanted: Exchange) -> None:
         """Make an exchange, or find the equal one that there is."""
         self._judge(Rights.MANAGE, exchange_address(wanted.name))
-        self._space.exchanges.declare(wanted)
+        if self._space.exchanges.declare(wanted):
+            self._all.keep_exchange(self._space, wanted)
 
     def exchange(self, name: str) -> Exchange:
         """How exchange *name* was declared."""
@@ -405,7 +601,8 @@ class Topology:
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Delete an exchange with its bindings."""
         self._judge(Rights.MANAGE, exchange_address(name))
-        self._space.exchanges.delete(name, if_unused=if_unused)
+        gone = self._space.exchanges.delete(name, if_unused=if_unused)
+        self._all.exchanges_gone(self._space, gone)
 
     def bind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
@@ -437,13 +634,16 @@ class Topology:
         self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
     ) -> None:
         self._judge_binding(exchange, where)
-        self._space.exchanges.bind(exchange, where, key, arguments)
+        binding = self._space.exchanges.bind(exchange, where, key, arguments)
+        if binding is not None:
+            self._all.keep_binding(self._space, exchange, binding, arguments)
 
     def _unbind(
         self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
     ) -> None:
         self._judge_binding(exchange, where)
-        self._space.exchanges.unbind(exchange, where, key, arguments)
+        gone = self._space.exchanges.unbind(exchange, where, key, arguments)
+        self._all.exchanges_gone(self._space, gone)
 
     def _judge_binding(self, exchange: str, where: Destination) -> None:
         """Who binds decides what comes in, and reads what the exchange is sent."""
@@ -561,4 +761,4 @@ def _wrong(why: str) -> AmqpError:
     return AmqpError(why, condition="amqp:precondition-failed")
 
 
-__all__ = ["Decide", "Topologies", "Topology", "exchange_address"]
+__all__ = ["Decide", "Topologies", "Topology", "exchange_address", "split_exchange"]

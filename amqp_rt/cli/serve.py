@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import logging
@@ -14,6 +15,7 @@ import click
 import trio
 
 from ..addresses import Url, parse_url
+from ..broker import selectors
 from ..broker.declarations import declarations_in, declared_by
 from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
@@ -299,7 +301,12 @@ def serve(
                     await broker.declare_from(file)
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
+                # What was loaded stays: looking at it again would hold everybody up in each full
+                # collection.
+                gc.collect()
+                gc.freeze()
                 print(f"ready {ready}", flush=True)
+                nursery.start_soon(trio.to_thread.run_sync, selectors.prepare)
                 await broker.serve()
             nursery.cancel_scope.cancel()
 

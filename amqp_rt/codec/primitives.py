@@ -541,7 +541,11 @@ def _read_elements(r: Reader, end: int, count: int) -> object:
         raise DecodeError(f"{count} elements do not fit into {end - r.at} octets")
     r.spend(count)
     read = _READERS[code]
-    items = [read(r) for _ in range(count)]
+    if count and _WIDTHS[code] == 0:
+        # Many of them take no room on the wire: they must not take time either.
+        items = [read(r)] * count
+    else:
+        items = [read(r) for _ in range(count)]
     r.depth = depth
     r.leave(outer)
     return Array(items, element, tuple(descriptors))

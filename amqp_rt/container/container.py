@@ -270,7 +270,7 @@ class Container:
         self._accepted: dict[Any, Connection] = {}
         self._strangers: dict[Any, Callable[[], None]] = {}
         self._namesakes = Namesakes(limits)
-        self._crowd = Crowd()
+        self._crowd = Crowd(self._is_blocked)
         self._logins: dict[Any, ServerMechanism] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
@@ -809,6 +809,9 @@ class Container:
             # However long the judging took, the answer comes at the same time.
             await trio.sleep_until(began + delay)
             event.exchange.fail()
+
+    def _is_blocked(self, network: str) -> bool:
+        return self._backoff.blocks(f"address {network}", trio.current_time())
 
     # --- links ---------------------------------------------------------------------------
 

@@ -31,7 +31,18 @@ from .frames import (
     performative_frame,
     read_disposition,
 )
-from .lifecycle import CONNECTION, Half, Stage, Step, connection_state
+from .lifecycle import (
+    CLOSED,
+    CONNECTION,
+    HEADER,
+    MAPPED,
+    OPENED,
+    START,
+    UNMAPPED,
+    Half,
+    Step,
+    connection_state,
+)
 from .links import Link, SenderLink
 from .options import EngineOptions
 from .performatives import (
@@ -63,6 +74,11 @@ _LOGIN: Final = 2  # the application is asked; bytes wait
 _FRAMES: Final = 3  # AMQP frames are expected
 _DEAD: Final = 4  # nothing more is read
 
+UNBOUNDED_WORK: Final = 2**31 - 1
+#: Frames' work in a performative that is neither a transfer nor a disposition. An attach is more by
+#: its octets: somebody looks the address up, and compiles filters.
+_PERFORMATIVE_WORK: Final = 4
+
 
 def _no_output() -> None:
     """Nobody listens yet."""
@@ -86,8 +102,8 @@ class Engine:
         self.peer = Peer(address=options.address)
         #: It grants itself credit twice that was topped up while transfers were on their way.
         self.peer_miscounts = False
-        self.ours = Half(CONNECTION, Stage.START, ours=True)
-        self.theirs = Half(CONNECTION, Stage.START, ours=False)
+        self.ours = Half(CONNECTION, START, ours=True)
+        self.theirs = Half(CONNECTION, START, ours=False)
         self.sessions: dict[int, Session] = {}
         #: Called once the connection is over, after its sessions.
         self.followers: dict[Any, Callable[[], None]] = {}
@@ -115,6 +131,14 @@ class Engine:
         self._waiting: dict[SenderLink, None] = {}
         self._room: bool = False
         self._receiving: bool = False
+        #: Work that one call of ``receive`` does before it leaves the rest to the next one: about
+        #: the frames in it, and more for those that make more of it. Whoever shares a thread with
+        #: others sets it.
+        self.work_max: int = UNBOUNDED_WORK
+        #: ``receive`` has left something.
+        self.unread: bool = False
+        #: Work of this call beyond one for each frame.
+        self.spent: int = 0
         self._signalled: bool = False
         self._failed: Error | None = None
         self._close_reported: bool = False
@@ -145,7 +169,7 @@ class Engine:
     @property
     def open_received(self) -> bool:
         """The peer's open has arrived."""
-        return self.theirs.stage is Stage.OPENED or self.theirs.stage is Stage.CLOSED
+        return self.theirs.stage is OPENED or self.theirs.stage is CLOSED
 
     @property
     def deadline(self) -> float:
@@ -153,17 +177,20 @@ class Engine:
         if self.finished:
             return inf
         deadline = min(self._handshake_deadline, self._close_deadline, self._next_send)
-        if self.theirs.stage is Stage.OPENED and self.limits.idle_timeout_s:
+        if self.theirs.stage is OPENED and self.limits.idle_timeout_s:
             deadline = min(deadline, self._last_received + 2 * self.limits.idle_timeout_s)
         return deadline
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the peer: every whole frame in them, in one go."""
+        """Take bytes from the peer: every whole frame in them, as far as ``work_max`` goes."""
         self._now = now
         self._last_received = now
+        self.unread = False
+        self.spent = 0
         if self._layer == _DEAD:
             return []
-        self._buffer.feed(data)
+        if data:
+            self._buffer.feed(data)
         return self._run()
 
     def _run(self) -> list[Event]:
@@ -192,7 +219,7 @@ class Engine:
         """The peer's half of the stream has ended; nothing more will come."""
         self._now = now
         if not self.finished:
-            clean = self.theirs.stage is Stage.CLOSED or self.ours.stage is Stage.CLOSED
+            clean = self.theirs.stage is CLOSED or self.ours.stage is CLOSED
             error = self._failed
             if clean and error is None:
                 self._report_closed(None)
@@ -221,7 +248,7 @@ class Engine:
             # A peer that never came to say open is not waited for again.
             self._finish()
         elif (
-            self.theirs.stage is Stage.OPENED
+            self.theirs.stage is OPENED
             and self.limits.idle_timeout_s
             and now >= self._last_received + 2 * self.limits.idle_timeout_s
         ):
@@ -231,7 +258,7 @@ class Engine:
             )
         elif now >= self._next_send:
             self._next_send = now + self._send_interval
-            if not self._sent and not self._output and self.ours.stage is Stage.OPENED:
+            if not self._sent and not self._output and self.ours.stage is OPENED:
                 self._write_raw(EMPTY_FRAME)
             self._sent = False
         events = self._events
@@ -267,14 +294,14 @@ class Engine:
         Raises:
             EncodeError: *error* has no encoding. Nothing was sent.
         """
-        if self.finished or self.ours.stage is Stage.CLOSED:
+        if self.finished or self.ours.stage is CLOSED:
             return
-        if self.ours.stage is not Stage.OPENED:
+        if self.ours.stage is not OPENED:
             self._layer = _DEAD
             self._finish()
             return
         self._say_close(error)
-        if self.theirs.stage is Stage.CLOSED:
+        if self.theirs.stage is CLOSED:
             self._finish()
 
     # --- what the application calls ------------------------------------------------------
@@ -298,7 +325,7 @@ class Engine:
                 *properties* are larger than its frames.
             EncodeError: *properties* have no encoding.
         """
-        if self.ours.stage is not Stage.OPENED:
+        if self.ours.stage is not OPENED:
             raise LocalProtocolError("the connection is not open")
         session = self._new_session(window, window_bytes)
         session.say_begin(properties)
@@ -345,7 +372,7 @@ class Engine:
 
     def write_bytes(self, data: bytes) -> None:
         """Queue encoded frames, unless our Close has been said."""
-        if self.ours.stage is Stage.OPENED:
+        if self.ours.stage is OPENED:
             self._write_raw(data)
 
     def write_pieces(self, header: bytes, payload: bytes) -> None:
@@ -440,10 +467,16 @@ class Engine:
 
     def _read(self) -> None:
         buffer = self._buffer
+        left = self.work_max
         while True:
             if self._layer == _FRAMES:
+                if left <= self.spent:
+                    # What is left may be no whole frame: then the next call finds that out.
+                    self.unread = True
+                    return
                 if not buffer.next_frame():
                     return
+                left -= 1
                 self._on_frame(buffer)
             elif self._layer == _SASL:
                 if not buffer.next_frame():
@@ -471,10 +504,10 @@ class Engine:
         at = buffer.body
         end = buffer.end
         if at == end:
-            if self.theirs.stage is Stage.HEADER:
+            if self.theirs.stage is HEADER:
                 raise connection_fault("amqp:not-allowed", "an empty frame came before open")
             return
-        if self.ours.stage is Stage.CLOSED:
+        if self.ours.stage is CLOSED:
             self._after_close(data, at, end)
             return
         code = -1
@@ -482,18 +515,18 @@ class Engine:
             code = data[at + 2]
         if code == 0x14:
             session = self._remote.get(buffer.channel)
-            if session is None or self.theirs.stage is not Stage.OPENED:
+            if session is None or self.theirs.stage is not OPENED:
                 raise self._no_session("transfer", buffer.channel)
-            if session.ours.stage is Stage.MAPPED:
+            if session.ours.stage is MAPPED:
                 try:
                     session.on_transfer(data, at, end)
                 except Fault as fault:
                     self._end_session(session, fault)
-        elif code == 0x15 and self.theirs.stage is Stage.OPENED:
+        elif code == 0x15 and self.theirs.stage is OPENED:
             session = self._remote.get(buffer.channel)
             if session is None:
                 raise self._no_session("disposition", buffer.channel)
-            if session.ours.stage is Stage.MAPPED:
+            if session.ours.stage is MAPPED:
                 session.on_disposition(read_disposition(data, at, end, self.limits))
         else:
             self._on_performative(data, at, end, buffer.channel)
@@ -501,7 +534,8 @@ class Engine:
     def _on_performative(self, data: bytes, at: int, end: int, channel: int) -> None:
         reader = Reader(data, at, end, self.limits)
         performative = read_composite(reader, *PERFORMATIVES)
-        if self.theirs.stage is not Stage.OPENED:
+        self.spent += _PERFORMATIVE_WORK + (self.limits.elements_max - reader.elements) // 2
+        if self.theirs.stage is not OPENED:
             if not isinstance(performative, Open):
                 name = type(performative).__name__.lower()
                 raise connection_fault("amqp:not-allowed", f"{name} came before open")
@@ -526,13 +560,14 @@ class Engine:
         if isinstance(performative, End):
             session.on_end(performative)
             return
-        if session.ours.stage is not Stage.MAPPED:
+        if session.ours.stage is not MAPPED:
             # Ended by us; what was under way is passed over (§2.5.4).
             return
         try:
             if isinstance(performative, Flow):
                 session.on_flow(performative)
             elif isinstance(performative, Attach):
+                self.spent += end - at
                 session.on_attach(performative)
             elif isinstance(performative, Detach):
                 session.on_detach(performative)
@@ -580,11 +615,11 @@ class Engine:
                 self._refuse_header(SASL_HEADER, header)
                 return
             self.theirs.take(Step.HEADER)
-            if self.ours.stage is Stage.START:
+            if self.ours.stage is START:
                 self.ours.take(Step.HEADER)
                 self._write_raw(AMQP_HEADER)
             self._layer = _FRAMES
-            if self.client and self.ours.stage is Stage.HEADER:
+            if self.client and self.ours.stage is HEADER:
                 self._say_open()
         elif header == SASL_HEADER and self._speaks_sasl():
             self._layer = _SASL
@@ -602,7 +637,7 @@ class Engine:
 
     def _refuse_header(self, ours: bytes, header: bytes) -> None:
         """Not what we speak: say what we do speak, then close (§2.2)."""
-        said = self.ours.stage is not Stage.START or self._sasl_header_sent
+        said = self.ours.stage is not START or self._sasl_header_sent
         if not said:
             self._write_raw(ours)
         theirs = "requires TLS" if header == TLS_HEADER else "speaks another protocol or version"
@@ -640,7 +675,7 @@ class Engine:
         limits = self.limits
         self._buffer.size_max = limits.frame_size_max
         self._handshake_deadline = inf
-        if self.ours.stage is Stage.HEADER:
+        if self.ours.stage is HEADER:
             self._say_open()
         if performative.max_frame_size < FRAME_SIZE_MIN:
             raise connection_fault(
@@ -691,7 +726,7 @@ class Engine:
             raise connection_fault("amqp:not-allowed", f"channel {channel} has a session already")
         if begin.remote_channel is not None:
             session = self.sessions.get(begin.remote_channel)
-            if session is None or session.theirs.stage is not Stage.UNMAPPED:
+            if session is None or session.theirs.stage is not UNMAPPED:
                 raise connection_fault(
                     "amqp:not-allowed",
                     f"begin answers channel {begin.remote_channel}, where nothing was begun",
@@ -712,7 +747,7 @@ class Engine:
     def _on_close(self, close: Close) -> None:
         self.theirs.take(Step.CLOSE)
         self.hand_over()
-        if self.ours.stage is Stage.OPENED:
+        if self.ours.stage is OPENED:
             self._flush_dirty()
             self.ours.take(Step.CLOSE)
             self._write_raw(performative_frame(0, Close()))
@@ -738,12 +773,12 @@ class Engine:
                 # A close that cannot be read closes all the same; anything else is passed over.
                 closes = data[at + 2 : at + 3] == b"\x18" and data[at : at + 2] == b"\x00\x53"
         if closes:
-            self.theirs.stage = Stage.CLOSED
+            self.theirs.stage = CLOSED
             self._report_closed(error)
             self._finish()
-        elif self.theirs.stage is Stage.HEADER:
+        elif self.theirs.stage is HEADER:
             # Our close crossed the peer's open; its close follows.
-            self.theirs.stage = Stage.OPENED
+            self.theirs.stage = OPENED
 
     def _say_close(self, error: Error | None) -> None:
         close = final_frame(0, Close(error), self.frame_size_out)
@@ -763,13 +798,13 @@ class Engine:
             self._finish()
             return
         self._failed = Error(condition, description)
-        if self.ours.stage is Stage.HEADER and self._layer == _FRAMES:
+        if self.ours.stage is HEADER and self._layer == _FRAMES:
             # A close before any open: say open, then close with the reason.
             self._say_open()
         self._report(ConnectionFailed(self._failed))
-        if self.ours.stage is Stage.OPENED and self._layer == _FRAMES:
+        if self.ours.stage is OPENED and self._layer == _FRAMES:
             self._say_close(self._failed)
-            if self.theirs.stage is Stage.CLOSED:
+            if self.theirs.stage is CLOSED:
                 self._finish()
         else:
             self._layer = _DEAD

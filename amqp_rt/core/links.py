@@ -23,7 +23,15 @@ from .frames import (
     later_transfer,
     link_fault,
 )
-from .lifecycle import LINK, Half, Stage, Step, link_state
+from .lifecycle import (
+    ATTACHED,
+    CLOSED,
+    DETACHED,
+    LINK,
+    Half,
+    Step,
+    link_state,
+)
 from .performatives import RECEIVER, SENDER, Attach, Detach, Flow, Transfer
 from .resume import (
     Action,
@@ -63,8 +71,8 @@ class Link:
         self.role = role
         self.handle: int = -1
         self.remote_handle: int = -1
-        self.ours = Half(LINK, Stage.DETACHED, ours=True)
-        self.theirs = Half(LINK, Stage.DETACHED, ours=False)
+        self.ours = Half(LINK, DETACHED, ours=True)
+        self.theirs = Half(LINK, DETACHED, ours=False)
         self.endpoint: Any = None
         self.source: Any = None
         self.target: Any = None
@@ -145,7 +153,7 @@ class Link:
         """
         if self._over or self._denied:
             return
-        if self.ours.stage is not Stage.DETACHED:
+        if self.ours.stage is not DETACHED:
             raise LocalProtocolError(f"link {self.name!r} is attached already")
         encode_composite(error)
         try:
@@ -172,7 +180,7 @@ class Link:
         Raises:
             EncodeError: *error* has no encoding. Nothing was sent.
         """
-        if self._over or self.ours.stage is not Stage.ATTACHED:
+        if self._over or self.ours.stage is not ATTACHED:
             return
         self._say_detach(error, closed=closed)
 
@@ -187,7 +195,7 @@ class Link:
         self._cause = error
         self.ours.take(Step.DETACH_CLOSED if closed else Step.DETACH)
         session.write_bytes(detach)
-        if self.theirs.stage is not Stage.ATTACHED and self.theirs.stage is not Stage.DETACHED:
+        if self.theirs.stage is not ATTACHED and self.theirs.stage is not DETACHED:
             session.release_link(self)
 
     def drop_queued(self) -> None:
@@ -269,20 +277,20 @@ class Link:
         """The peer detached: answer, and let the endpoint know."""
         self.theirs.take(Step.DETACH_CLOSED if detach.closed else Step.DETACH)
         self.flush_batch()
-        if self.ours.stage is Stage.ATTACHED:
+        if self.ours.stage is ATTACHED:
             self.attached = False
             self.session.flush_dispositions()
             self.drop_queued()
             self.ours.take(Step.DETACH_CLOSED if detach.closed else Step.DETACH)
             self.session.write(Detach(self.handle, detach.closed, None))
-        if self.ours.stage is Stage.DETACHED:
+        if self.ours.stage is DETACHED:
             # Not accepted yet. accept() or refuse() will answer.
             return
         self.session.release_link(self)
         # Where we detached, the peer's answer gives no reason; ours is the one that counts.
         self.end(
             self._cause if detach.error is None else detach.error,
-            detach.closed or self.ours.stage is Stage.CLOSED,
+            detach.closed or self.ours.stage is CLOSED,
         )
 
     def end(self, error: Error | None, closed: bool) -> None:
@@ -303,7 +311,7 @@ class Link:
     def on_flow(self, flow: Flow) -> None:
         """The peer spoke of the link's credit."""
         if flow.echo:
-            if self.ours.stage is Stage.DETACHED:
+            if self.ours.stage is DETACHED:
                 self._echo = True
             else:
                 self.flow_due()
@@ -312,7 +320,7 @@ class Link:
     def write_flow(self) -> bool:
         """Write the flow that is due, unless we are not attached any more."""
         self._flow_due = False
-        if self.ours.stage is not Stage.ATTACHED or self.refused:
+        if self.ours.stage is not ATTACHED or self.refused:
             return False
         self.session.write(self.flow())
         return True
@@ -338,7 +346,7 @@ class Link:
             # It is gone, or was refused, while the owner made up its mind.
             endpoint.on_detached(self, self._cause, self._closed)
             return False
-        if self.ours.stage is not Stage.DETACHED:
+        if self.ours.stage is not DETACHED:
             raise LocalProtocolError(f"link {self.name!r} is attached already")
         if source is not None:
             self.source = source
@@ -354,7 +362,7 @@ class Link:
             endpoint.on_detached(self, self._cause, True)
             return False
         self.endpoint = endpoint
-        gone = self.theirs.stage is not Stage.ATTACHED
+        gone = self.theirs.stage is not ATTACHED
         if gone and not self.has_early:
             # The peer attached and detached before we answered.
             self._say_detach(None, closed=True)
@@ -528,7 +536,7 @@ class ReceiverLink(Link):
                 "amqp:invalid-field", "the sender's attach has no initial-delivery-count"
             )
         self.delivery_count = attach.initial_delivery_count or 0
-        if self.ours.stage is Stage.DETACHED:
+        if self.ours.stage is DETACHED:
             # It is the peer that wants the link.
             self._early_max = self.session.limits.early_deliveries_max
             self._first_count = self.delivery_count
@@ -584,7 +592,7 @@ class ReceiverLink(Link):
         """Take one frame of a delivery (§2.7.5)."""
         session = self.session
         if not self.attached:
-            if self.ours.stage is Stage.DETACHED:
+            if self.ours.stage is DETACHED:
                 self._keep_early(transfer, data[at:end])
             return
         delivery = self._current
@@ -1020,7 +1028,7 @@ class ReceiverLink(Link):
         self._ask_echo = False
         flow = self.session.flow(
             handle=self.handle,
-            delivery_count=None if self.theirs.stage is Stage.DETACHED else self.delivery_count,
+            delivery_count=None if self.theirs.stage is DETACHED else self.delivery_count,
             link_credit=self.credit + self._reserved,
             drain=self.draining,
             echo=echo,
@@ -1590,7 +1598,7 @@ class SenderLink(Link):
 
     def flush_batch(self) -> None:
         endpoint = self.endpoint
-        if endpoint is None or self.ours.stage is Stage.DETACHED:
+        if endpoint is None or self.ours.stage is DETACHED:
             return
         if self._outcomes:
             outcomes = self._outcomes

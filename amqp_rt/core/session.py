@@ -24,7 +24,17 @@ from .frames import (
     read_transfer,
     session_fault,
 )
-from .lifecycle import SESSION, Half, Stage, Step, session_state
+from .lifecycle import (
+    ATTACHED,
+    DETACHED,
+    ENDED,
+    MAPPED,
+    SESSION,
+    UNMAPPED,
+    Half,
+    Step,
+    session_state,
+)
 from .links import Link, ReceiverLink, SenderLink
 from .performatives import (
     RECEIVER,
@@ -63,8 +73,8 @@ class Session:
         self.limits = engine.limits
         self.channel = channel
         self.remote_channel: int = -1
-        self.ours = Half(SESSION, Stage.UNMAPPED, ours=True)
-        self.theirs = Half(SESSION, Stage.UNMAPPED, ours=False)
+        self.ours = Half(SESSION, UNMAPPED, ours=True)
+        self.theirs = Half(SESSION, UNMAPPED, ours=False)
         self.on_ended: Callable[[Error | None], None] = _ignore
         #: Called once it is over, after its links have heard so.
         self.followers: dict[Any, Callable[[], None]] = {}
@@ -110,7 +120,7 @@ class Session:
     @property
     def ended(self) -> bool:
         """Ended by either side, or lost with its connection."""
-        return self.ours.stage is Stage.ENDED
+        return self.ours.stage is ENDED
 
     @property
     def state(self) -> str:
@@ -238,7 +248,7 @@ class Session:
             desired_capabilities=()
             if null_termini
             else link.desired_capabilities
-            if link.theirs.stage is Stage.DETACHED
+            if link.theirs.stage is DETACHED
             else (),
             properties=properties or None,
         )
@@ -265,24 +275,24 @@ class Session:
         Raises:
             EncodeError: *error* has no encoding. Nothing was sent.
         """
-        if self.ours.stage is not Stage.MAPPED:
+        if self.ours.stage is not MAPPED:
             return
         end = final_frame(self.channel, End(error), self.engine.frame_size_out)
         self._flush()
         self.ours.take(Step.END)
         self.engine.write_bytes(end)
         self._over(error)
-        if self.theirs.stage is Stage.ENDED:
+        if self.theirs.stage is ENDED:
             self.engine.release_session(self)
 
     def write(self, performative: Any) -> None:
         """Write *performative* on this session's channel."""
-        if self.ours.stage is Stage.MAPPED:
+        if self.ours.stage is MAPPED:
             self.engine.write_frame(self.channel, performative)
 
     def write_bytes(self, frame: bytes) -> None:
         """Write an encoded frame of this session's channel."""
-        if self.ours.stage is Stage.MAPPED:
+        if self.ours.stage is MAPPED:
             self.engine.write_bytes(frame)
 
     def write_transfer(self, header: bytes, payload: bytes) -> None:
@@ -379,7 +389,7 @@ class Session:
 
     def release(self, size: int) -> None:
         """Streamed bytes have been read or dropped; the window may open again."""
-        if size and self.ours.stage is Stage.MAPPED:
+        if size and self.ours.stage is MAPPED:
             self._held -= size
             self.engine.held -= size
             self._mark_dirty()
@@ -453,14 +463,14 @@ class Session:
             raise session_fault("amqp:invalid-field", "the link name is too long")
         our_role = not attach.role
         link = self._names.get((attach.name, our_role))
-        if link is not None and link.theirs.stage is Stage.DETACHED and link.endpoint is not None:
+        if link is not None and link.theirs.stage is DETACHED and link.endpoint is not None:
             self._remote[attach.handle] = link
             self._answered(link, attach)
             return
         if link is not None:
             # A second attach of a live name takes the link over (§2.6.1).
             stolen = Error("amqp:link:stolen", "the link was attached again")
-            if link.ours.stage is Stage.DETACHED:
+            if link.ours.stage is DETACHED:
                 link.deny(stolen)
             else:
                 link.detach(stolen)
@@ -511,7 +521,7 @@ class Session:
         else:
             link.target = target
             link.rcv_settle_mode = rcv_settle_mode
-        if link.ours.stage is Stage.ATTACHED:
+        if link.ours.stage is ATTACHED:
             link.attached = True
             link.resume()
             if link.attached:
@@ -572,7 +582,7 @@ class Session:
                 raise
             error = Error(fault.condition, fault.description)
             link.flush_batch()
-            if link.ours.stage is Stage.DETACHED:
+            if link.ours.stage is DETACHED:
                 link.deny(error)
             else:
                 link.detach(error)
@@ -592,7 +602,9 @@ class Session:
         settled = disposition.settled
         if disposition.role == RECEIVER:
             outgoing = self._outgoing
-            for delivery_id in _in_range(outgoing, first, last, span):
+            found = _in_range(outgoing, first, last, span)
+            self.engine.spent += len(found) // 4
+            for delivery_id in found:
                 sending = outgoing.get(delivery_id)
                 if sending is None:
                     continue
@@ -623,7 +635,9 @@ class Session:
                 self.engine.room_again()
         else:
             incoming = self._incoming
-            for delivery_id in _in_range(incoming, first, last, span):
+            found = _in_range(incoming, first, last, span)
+            self.engine.spent += len(found) // 4
+            for delivery_id in found:
                 delivery = incoming.get(delivery_id)
                 if delivery is None:
                     continue
@@ -658,7 +672,7 @@ class Session:
     def on_end(self, end: End) -> None:
         """The peer ended the session: answer, and its links are over."""
         self.theirs.take(Step.END)
-        if self.ours.stage is Stage.MAPPED:
+        if self.ours.stage is MAPPED:
             self._flush()
             self.ours.take(Step.END)
             self.engine.write_frame(self.channel, End())
@@ -667,8 +681,8 @@ class Session:
 
     def lose(self, error: Error | None) -> None:
         """The connection is gone."""
-        if self.ours.stage is not Stage.ENDED:
-            self.ours.stage = Stage.ENDED
+        if self.ours.stage is not ENDED:
+            self.ours.stage = ENDED
             self._over(error)
 
     def _over(self, error: Error | None) -> None:
@@ -793,7 +807,7 @@ class Session:
         """Write the range that is being gathered."""
         if self._range_open:
             self._range_open = False
-            if self.ours.stage is Stage.MAPPED:
+            if self.ours.stage is MAPPED:
                 self.engine.write_bytes(
                     encoded_disposition(
                         self.channel,
@@ -814,7 +828,7 @@ class Session:
     def flush(self) -> None:
         """Write what has been gathered: a disposition, flows of links, the session's flow."""
         self._dirty = False
-        if self.ours.stage is Stage.MAPPED:
+        if self.ours.stage is MAPPED:
             self._flush()
 
     def _flush(self) -> None:

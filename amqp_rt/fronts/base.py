@@ -301,6 +301,13 @@ class ProtocolEngine(Protocol):
 
     #: Called when there is something to send, or nothing ever again.
     on_output: Callable[[], None]
+    #: About how many frames ``receive`` handles before it leaves the rest to its next call, so that
+    #: whatever shares the thread gets its turn.
+    work_max: int
+
+    @property
+    def unread(self) -> bool:
+        """``receive`` has left something: call it again, with no more bytes if none came."""
 
     @property
     def finished(self) -> bool:

@@ -23,6 +23,8 @@ from ..outcomes import Error
 READ_SIZE: Final = 65_536
 #: Chunks read from one connection before the others get a turn.
 READS_IN_A_ROW: Final = 4
+#: Work of an engine before others get a turn (see ``ProtocolEngine.work_max``): some milliseconds.
+_WORK_IN_A_ROW: Final = 1_000
 #: Bytes sent by one connection before the others get a turn.
 _SENT_IN_A_ROW: Final = 1_048_576
 #: Small buffers are joined up to this size; larger ones stay as they are.
@@ -109,6 +111,8 @@ class Carrier:
         self.wants_read = True
         #: The channel is full; ``writable`` is due when it has room.
         self.wants_write = False
+        #: The engine has not handled all that was read: ``flush`` goes on with it.
+        self.resuming = False
         #: When ``expire`` is due, in the engine's clock.
         self.wakes_at = inf
         #: Free for the host.
@@ -140,6 +144,7 @@ class Carrier:
     def start(self, host: Host, initial: bytes = b"") -> None:
         """Begin, with bytes that were read from the channel already."""
         self._host = host
+        self.engine.work_max = _WORK_IN_A_ROW
         self.engine.on_output = self.output
         if initial:
             self._feed(initial)
@@ -183,7 +188,11 @@ class Carrier:
             self.drop("the peer is gone")
 
     def flush(self) -> None:
-        """Send what there is."""
+        """Go on with what was read, and send what there is."""
+        if self.resuming:
+            self.resuming = False
+            if not self.engine.finished:
+                self._feed(b"")
         self._send()
         self._settle()
 
@@ -387,6 +396,11 @@ class Carrier:
         if writes and reads:
             waiting = self._pending_size + self.engine.output_size
             reads = waiting <= _PAUSE_AT * self._limits.output_max
+        if self.engine.unread and not self.engine.finished:
+            if reads and not self.resuming:
+                self.resuming = True
+                host.later(self)
+            reads = False
         if reads != self.wants_read or writes != self._watched_write:
             self.wants_read = reads
             self._watched_write = writes
@@ -418,6 +432,8 @@ class Carrier:
             if not data:
                 return
             self._feed(data)
+            if self.engine.unread:
+                return
 
     def _leave(self) -> None:
         """All is said. Closing with unread input would reset the connection, and the reset may

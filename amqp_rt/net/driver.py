@@ -192,8 +192,11 @@ class _TaskHost:
         self._alarm.deadline = in_trio_time(carrier)
 
     def later(self, carrier: Carrier) -> None:
-        """The carrier has more to send."""
-        self._turn.call()
+        """The carrier has more to send, or to do with what was read."""
+        if carrier.resuming:
+            self._reading.call()
+        else:
+            self._turn.call()
 
     def ended(self, carrier: Carrier) -> None:
         """The tasks have nothing left to do."""
@@ -239,6 +242,8 @@ class _Tasks(_TaskHost):
         while True:
             if not carrier.wants_read:
                 await self._reading.wait()
+                if carrier.resuming:
+                    self._call(carrier.flush)
                 continue
             await self._wait_readable()
             try:
@@ -324,6 +329,8 @@ class _StreamTasks(_TaskHost):
         while True:
             if not carrier.wants_read:
                 await self._reading.wait()
+                if carrier.resuming:
+                    self._call(carrier.flush)
                 continue
             try:
                 data = await self._stream.receive_some(READ_SIZE)

@@ -38,9 +38,14 @@ _NO_ADDRESS: Final = {"unix", "memory", "gone"}
 
 
 class Crowd:
-    """Those who have come through the doors of one process, whichever it was."""
+    """Those who have come through the doors of one process, whichever it was.
 
-    def __init__(self) -> None:
+    Args:
+        blocks: Whether an address (:func:`network_of`) is turned away for what came from it before.
+    """
+
+    def __init__(self, blocks: Callable[[str], bool] = lambda network: False) -> None:
+        self.blocks = blocks
         #: Connections that have not logged in.
         self.strangers = 0
         self.by_network: Counter[str] = Counter()
@@ -62,7 +67,7 @@ class Door:
         self._refusing = False
 
     def admits(self, host: str) -> bool:
-        """Whether one more connection from *host* is allowed (LIM4)."""
+        """Whether one more connection from *host* is allowed (LIM4, LIM16)."""
         limits, crowd = self.limits, self.crowd
         if (
             self.connections >= limits.connections_max
@@ -73,7 +78,8 @@ class Door:
             return True
         network = network_of(host)
         return (
-            crowd.by_network[network] < limits.connections_per_address_max
+            not crowd.blocks(network)
+            and crowd.by_network[network] < limits.connections_per_address_max
             and crowd.strangers_by_network[network]
             < limits.connections_unauthenticated_per_address_max
         )
@@ -83,7 +89,9 @@ class Door:
         if not self.admits(host):
             # One line for a flood, not one for each of its connections.
             level = logging.DEBUG if self._refusing else logging.WARNING
-            log.log(level, "connection from %s refused: too many connections", address)
+            blocked = host not in _NO_ADDRESS and self.crowd.blocks(network_of(host))
+            why = "too many failed logins" if blocked else "too many connections"
+            log.log(level, "connection from %s refused: %s", address, why)
             self._refusing = True
             await trio.aclose_forcefully(stream)
             return

@@ -10,10 +10,12 @@ from __future__ import annotations
 import select
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from heapq import heapify, heappop, heappush
 from math import inf
+from time import perf_counter
 from typing import Final
 
 import trio
@@ -25,6 +27,8 @@ from .driver import Turn, in_trio_time
 _SOCKETS_IN_A_ROW: Final = 64
 #: Bytes read between two checkpoints.
 _BYTES_IN_A_ROW: Final = READS_IN_A_ROW * READ_SIZE
+#: Seconds after which no other socket is served before a checkpoint.
+_STEP_S: Final = 0.004
 #: Alarms rung between two checkpoints.
 _ALARMS_IN_A_ROW: Final = 64
 #: Alarms of connections that are gone are swept out when they outnumber the living by this many.
@@ -72,6 +76,9 @@ class Reactor:
         self._parked: dict[int, trio.lowlevel.Task] = {}
         self._flushes: list[Carrier] = []
         self._turn = Turn()
+        #: Those that have more to do with what they read.
+        self._resuming: deque[Carrier] = deque()
+        self._resumption = Turn()
         #: Moments in trio's time, and descriptors; checked when they come.
         self._alarms: list[tuple[float, int]] = []
         self._alarm = trio.CancelScope()
@@ -80,6 +87,7 @@ class Reactor:
         """Serve from *nursery*, until it is cancelled."""
         nursery.start_soon(self._serve)
         nursery.start_soon(self._flush)
+        nursery.start_soon(self._resume)
         nursery.start_soon(self._ring)
 
     def close(self) -> None:
@@ -132,7 +140,12 @@ class Reactor:
         self._alarm.deadline = alarms[0][0]
 
     def later(self, carrier: Carrier) -> None:
-        """Flush *carrier* at the end of this pass, or in the scheduler's next one."""
+        """Flush *carrier* at the end of this pass, or in the scheduler's next one; if it is to go on
+        with what it has read, when its turn comes among those like it."""
+        if carrier.resuming:
+            self._resuming.append(carrier)
+            self._resumption.call()
+            return
         self._flushes.append(carrier)
         if not self._passing:
             self._turn.call()
@@ -159,13 +172,14 @@ class Reactor:
         at = 0
         while True:
             sockets, room = _SOCKETS_IN_A_ROW, _BYTES_IN_A_ROW
-            while sockets > 0 and room > 0:
+            until = perf_counter() + _STEP_S
+            while sockets > 0 and room > 0 and perf_counter() < until:
                 if at == len(ready):
                     ready = epoll.poll(0, sockets)
                     at = 0
                     if not ready:
                         break
-                served, read = self._pass(ready, at, room)
+                served, read = self._pass(ready, at, room, until)
                 at += served
                 sockets -= served
                 room -= read
@@ -174,8 +188,11 @@ class Reactor:
             else:
                 await trio.lowlevel.wait_readable(epoll)
 
-    def _pass(self, ready: list[tuple[int, int]], at: int, room: int) -> tuple[int, int]:
-        """Serve sockets from *at* on until *room* bytes are read; how many, and bytes read."""
+    def _pass(
+        self, ready: list[tuple[int, int]], at: int, room: int, until: float
+    ) -> tuple[int, int]:
+        """Serve sockets from *at* on, until *room* bytes are read or the clock says *until*; how many
+        were served, and bytes read."""
         self._passing = True
         carriers = self._carriers
         served = read = 0
@@ -189,7 +206,7 @@ class Reactor:
                     carrier.writable()
                 if mask & ~select.EPOLLOUT and carrier.wants_read:
                     read += carrier.readable()
-                    if read >= room:
+                    if read >= room or perf_counter() >= until:
                         break
                 elif mask & (select.EPOLLHUP | select.EPOLLERR):
                     carrier.hang_up()
@@ -215,6 +232,19 @@ class Reactor:
         while True:
             await self._turn.wait()
             self._flush_now()
+
+    async def _resume(self) -> None:
+        # One at a time: each has the work of a whole turn before it.
+        while True:
+            await self._resumption.wait()
+            carrier = self._resuming.popleft()
+            if not carrier.over:
+                try:
+                    carrier.flush()
+                except Exception as error:
+                    carrier.fail(error)
+            if self._resuming:
+                self._resumption.call()
 
     async def _ring(self) -> None:
         alarms = self._alarms

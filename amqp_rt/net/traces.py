@@ -396,6 +396,18 @@ class Traced:
         self._engine.on_output = call
 
     @property
+    def work_max(self) -> int:
+        return self._engine.work_max
+
+    @work_max.setter
+    def work_max(self, work: int) -> None:
+        self._engine.work_max = work
+
+    @property
+    def unread(self) -> bool:
+        return self._engine.unread
+
+    @property
     def finished(self) -> bool:
         return self._engine.finished
 
@@ -408,7 +420,8 @@ class Traced:
         return self._engine.deadline
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        self._writer.received(data)
+        if data:
+            self._writer.received(data)
         return self._engine.receive(data, now)
 
     def receive_eof(self, now: float) -> list[Event]:

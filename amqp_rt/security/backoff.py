@@ -32,3 +32,9 @@ class Backoff:
             del self._failures[next(iter(self._failures))]
         delay = limits.failed_login_delay_s * 2.0 ** min(worst, 32)
         return max(limits.failed_login_delay_s, min(delay, limits.failed_login_delay_max_s))
+
+    def blocks(self, who: str, now: float) -> bool:
+        """Whether *who* has failed so often of late that nothing more is heard of it."""
+        count, last = self._failures.get(who, (0, now))
+        limits = self._limits
+        return count >= limits.failed_logins_max and now - last < limits.failed_login_memory_s

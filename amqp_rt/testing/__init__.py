@@ -10,18 +10,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..net.traces import Trace, read_trace
+    from .checks import check_store
+    from .fronts import FrontClient, check_front
+    from .honesty import assert_honest
     from .loopback import LoopbackBroker
     from .replaying import Replayed, record, replay
     from .script import Script, ScriptFailed
     from .virtual import VirtualAmqp
 
 __all__ = [
+    "FrontClient",
     "LoopbackBroker",
     "Replayed",
     "Script",
     "ScriptFailed",
     "Trace",
     "VirtualAmqp",
+    "assert_honest",
+    "check_front",
+    "check_store",
     "read_trace",
     "record",
     "replay",
@@ -29,12 +36,16 @@ __all__ = [
 
 #: Public name → the module that defines it.
 _HOMES: dict[str, str] = {
+    "FrontClient": "amqp_rt.testing.fronts",
     "LoopbackBroker": "amqp_rt.testing.loopback",
     "Replayed": "amqp_rt.testing.replaying",
     "Script": "amqp_rt.testing.script",
     "ScriptFailed": "amqp_rt.testing.script",
     "Trace": "amqp_rt.net.traces",
     "VirtualAmqp": "amqp_rt.testing.virtual",
+    "assert_honest": "amqp_rt.testing.honesty",
+    "check_front": "amqp_rt.testing.fronts",
+    "check_store": "amqp_rt.testing.checks",
     "read_trace": "amqp_rt.net.traces",
     "record": "amqp_rt.testing.replaying",
     "replay": "amqp_rt.testing.replaying",

@@ -23,7 +23,7 @@ class Plan:
     def __init__(self, settings: Settings, field: Field, stack: ExitStack) -> None:
         self.settings = settings
         self.field = field
-        self._stack = stack
+        self.stack = stack
         self._brokers: dict[str, Running] = {}
         self._durable: dict[str, Running] = {}
 
@@ -31,7 +31,7 @@ class Plan:
         """The broker of *contestant*, started when it is first used and stopped at the end."""
         if contestant.key not in self._brokers:
             assert contestant.broker
-            self._brokers[contestant.key] = self._stack.enter_context(contestant.broker())
+            self._brokers[contestant.key] = self.stack.enter_context(contestant.broker())
         return self._brokers[contestant.key]
 
     def durable_broker(self, contestant: Contestant) -> Running:
@@ -40,7 +40,7 @@ class Plan:
             return self.broker(contestant)
         if contestant.key not in self._durable:
             assert contestant.durable_broker
-            self._durable[contestant.key] = self._stack.enter_context(contestant.durable_broker())
+            self._durable[contestant.key] = self.stack.enter_context(contestant.durable_broker())
         return self._durable[contestant.key]
 
 

@@ -5,6 +5,8 @@ Only ``idle``, which holds more connections than one would, stands on the engine
 
 from __future__ import annotations
 
+import gc
+import inspect
 import json
 import platform
 import socket
@@ -16,7 +18,7 @@ from typing import Any
 import trio
 
 import amqp_rt
-from amqp_rt import Anonymous, Container, Message, Sender, node, rpc
+from amqp_rt import Anonymous, Broker, ClientTls, Container, Message, Sender, node, rpc
 from amqp_rt.core.frames import (
     FrameBuffer,
     disposition_frame,
@@ -70,7 +72,13 @@ class Tally:
 
 
 def url(options: Options) -> str:
-    return f"amqp://127.0.0.1:{options['port']}"
+    return str(options.get("url") or f"amqp://127.0.0.1:{options['port']}")
+
+
+def door(options: Options) -> dict[str, Any]:
+    """How a client gets in."""
+    ca = options.get("ca")
+    return {"sasl": options.get("sasl", False), **({"tls": ClientTls(ca)} if ca else {})}
 
 
 async def served(container: Container, tally: Tally) -> None:
@@ -119,8 +127,13 @@ async def source(options: Options) -> None:
     settled = True if options["settled"] else None
     async with (
         Container("source") as container,
-        container.connect(url(options), sasl=options.get("sasl", False)) as peer,
-        peer.sender(address, settled=settled, max_pending=2_000) as out,
+        container.connect(url(options), **door(options)) as peer,
+        peer.sender(
+            address,
+            settled=settled,
+            max_pending=2_000,
+            durable=options.get("terminus_durability", 0),
+        ) as out,
     ):
         say(ready=1)
         sent = await send_all(out, messages(), options.get("rate", 0))
@@ -146,7 +159,7 @@ async def consume(options: Options) -> None:
     expected: list[int] = []
     async with (
         Container("consume") as container,
-        container.connect(url(options), sasl=options.get("sasl", False)) as peer,
+        container.connect(url(options), **door(options)) as peer,
         peer.receiver(options["address"], credit=options["credit"]) as messages,
         trio.open_nursery() as nursery,
     ):
@@ -229,7 +242,7 @@ async def dial(options: Options) -> None:
         started, cpu = time.monotonic(), time.process_time()
         while (elapsed := time.monotonic() - started) < options["seconds"]:
             async with (
-                container.connect(url(options), sasl=options.get("sasl", False)) as peer,
+                container.connect(url(options), **door(options)) as peer,
                 peer.sender(options.get("address", "bench")),
             ):
                 count += 1
@@ -312,18 +325,19 @@ def idle(options: Options) -> None:
         pairs.append((Wire(own, sending=True), receiver))
     say(ready=1)
     if pairs:
-        say(n=mill(pairs, options["seconds"]))
+        say(**mill(pairs, options["seconds"]))
     sys.stdin.read()
     if not pairs:
         say(n=len(held))
 
 
-def mill(pairs: list[tuple[Wire, Wire]], seconds: float) -> int:
+def mill(pairs: list[tuple[Wire, Wire]], seconds: float) -> dict[str, float]:
     """One message at a time through each pair, in turn."""
     payload = Message(bytes(100)).encode()
-    count = 0
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    count, longest = 0, 0.0
+    now = time.monotonic()
+    until = now + seconds
+    while now < until:
         for sender, _ in pairs:
             while not sender.link.credit:
                 sender.turn()
@@ -338,7 +352,9 @@ def mill(pairs: list[tuple[Wire, Wire]], seconds: float) -> int:
             receiver.link.grant(100)
             receiver.flush()
             count += 1
-    return count
+        before, now = now, time.monotonic()
+        longest = max(longest, now - before)
+    return {"n": count, "longest_ms": longest * 1000}
 
 
 def codec(options: Options) -> None:
@@ -412,6 +428,77 @@ def nanoseconds(operation: Any, seconds: float) -> float:
     return elapsed / done * 1e9
 
 
+class Watch(trio.abc.Instrument):
+    """Times every step of the event loop: what it takes until others have their turn."""
+
+    def __init__(self) -> None:
+        self.forget()
+        self._cpu = self._wall = 0
+
+    def forget(self) -> None:
+        #: Nanoseconds of the longest, by the thread's own time and by the wall's.
+        self.cpu = self.wall = 0
+        self.where = ""
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._cpu, self._wall = time.thread_time_ns(), time.perf_counter_ns()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.wall = max(self.wall, time.perf_counter_ns() - self._wall)
+        spent = time.thread_time_ns() - self._cpu
+        if spent > self.cpu:
+            self.cpu, self.where = spent, task.name
+
+
+async def guarded(options: Options) -> None:
+    """A broker as it is by default, whose event loop is watched: a line for each line of its input."""
+    watch = Watch()
+    trio.lowlevel.add_instrument(watch)
+    async with (
+        Broker(
+            "guarded",
+            auto_create=["queue:*"],
+            users={"bench": "correct horse"},
+            sasl=["PLAIN", "SCRAM-SHA-256", "ANONYMOUS"],
+        ) as broker,
+    ):
+        plain, web = await broker.listen("amqp://127.0.0.1:0", "ws://127.0.0.1:0/")
+        # As ``amqp-rt serve`` does.
+        gc.collect()
+        gc.freeze()
+        say(
+            ready=1,
+            port=int(plain.rpartition(":")[2]),
+            web_port=int(web.rstrip("/").rpartition(":")[2]),
+        )
+        while await trio.to_thread.run_sync(sys.stdin.readline):
+            say(step_ms=watch.cpu / 1e6, step_wall_ms=watch.wall / 1e6, where=watch.where)
+            watch.forget()
+    say(n=0)
+
+
+def attack(options: Options) -> None:
+    import attacks
+
+    say(ready=1)
+    say(**attacks.attack(options["what"], options["port"], options["seconds"]))
+
+
+def seeds(options: Options) -> None:
+    """Simulated worlds of the tests, one seed after the other."""
+    sys.path.insert(0, options["tests"])
+    from worlds import trade
+
+    from amqp_rt.testing.simulation import check_seeds
+
+    say(ready=1)
+    count, started = 0, time.process_time()
+    while (elapsed := time.process_time() - started) < options["seconds"]:
+        check_seeds(trade, range(count, count + 5))
+        count += 5
+    say(n=count, elapsed=elapsed)
+
+
 def hop(options: Options) -> None:
     import engines
 
@@ -440,13 +527,14 @@ def main() -> None:
     found = {
         each.__name__: each
         for each in (
-            sink, source, consume, echo, call, dial, idle, codec, hop, growth, version,
+            sink, source, consume, echo, call, dial, guarded,
+            idle, codec, hop, growth, attack, seeds, version,
         )
     }[role]  # fmt: skip
-    if role in ("idle", "codec", "hop", "growth", "version"):
-        found(options)
-    else:
+    if inspect.iscoroutinefunction(found):
         trio.run(found, options)
+    else:
+        found(options)
 
 
 main()

@@ -26,6 +26,7 @@ from amqp_rt.broker.nodes import Queue
 from amqp_rt.codec.composites import read_composite
 from amqp_rt.codec.primitives import Reader
 from amqp_rt.container.container import Container
+from amqp_rt.container.recovery import connect
 from amqp_rt.core.frames import AMQP_HEADER, SASL_HEADER
 from amqp_rt.core.performatives import (
     PERFORMATIVES,
@@ -40,7 +41,7 @@ from amqp_rt.core.performatives import (
     Transfer,
 )
 from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
-from amqp_rt.errors import AmqpError
+from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionLost
 from amqp_rt.events import Peer
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from amqp_rt.message import Message
@@ -49,6 +50,7 @@ from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
 from amqp_rt.net.websocket import accept_websocket, request_websocket
 from amqp_rt.outcomes import Rejected
 from amqp_rt.runtime import Broker
+from amqp_rt.security.mechanisms import Plain
 from amqp_rt.termini import Coordinator, Source, Target
 from amqp_rt.transactions import Declare
 from amqp_rt.values import Described, Symbol
@@ -520,6 +522,34 @@ async def test_a_failed_login_is_the_last(
                 await peer.end()
                 assert len([each for each in peer.heard if type(each) is SaslOutcome]) == 1
             assert calls == attempt
+
+
+@pytest.mark.req("SE18", "L6")
+async def test_who_fails_too_often_is_not_let_in(caplog: pytest.LogCaptureFixture) -> None:
+    """LIM16: an address is turned away for a while, at every door; others are not."""
+    limits = Limits(failed_logins_max=3, failed_login_delay_s=0, failed_login_memory_s=1)
+
+    async def verify(user: str, password: str, peer: Peer) -> str | None:
+        await trio.lowlevel.checkpoint()
+        return user if password == "right" else None
+
+    async with Container("c", limits=limits, users=verify, plain_in_clear=True) as container:
+        here, there = await container.listen("amqp://127.0.0.1:0", "amqp://127.0.0.1:0")
+
+        async def login(url: str, password: str) -> None:
+            auth = Plain("ada", password)
+            async with connect(url, auth=auth, reconnect=None):
+                pass
+
+        for _ in range(limits.failed_logins_max):
+            with pytest.raises(AuthenticationFailed):
+                await login(here, "guess")
+        for url in (here, there):
+            with pytest.raises((ConnectFailed, ConnectionLost)):
+                await login(url, "right")
+        assert "refused: too many failed logins" in caplog.text
+        await trio.sleep(limits.failed_login_memory_s)
+        await login(there, "right")
 
 
 @pytest.mark.req("SE18")

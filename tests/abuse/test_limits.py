@@ -138,6 +138,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "failed_login_delay_s": ("abuse/test_doors.py::test_a_failed_login_is_the_last",),
     "failed_login_delay_max_s": ("security/test_backoff.py::test_failures_cost_more_and_more",),
     "failed_login_memory_s": ("security/test_backoff.py::test_failures_are_forgotten",),
+    "failed_logins_max": ("abuse/test_doors.py::test_who_fails_too_often_is_not_let_in",),
     "failed_logins_kept": ("security/test_backoff.py::test_what_is_remembered_is_bounded",),
     "scram_iterations_max": ("security/test_scram.py::test_the_work_that_a_server_asks_for",),
     "relay_targets_max": (

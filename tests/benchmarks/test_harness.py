@@ -102,13 +102,17 @@ def test_every_target_names_a_case_that_is_measured() -> None:
     from benchmarks.measures import (
         Plan,
         Settings,
+        attacked,
         broker,
         codec,
+        doors,
         durable,
         growth,
         memory,
         p2p,
+        recovery,
         rpc,
+        seeds,
         setup,
         start,
     )
@@ -121,12 +125,17 @@ def test_every_target_names_a_case_that_is_measured() -> None:
             roles=OWN_ROLES if name in ("compiled", "pure") else CLIENT_ROLES,
             broker=None if name == "rhea" else nullcontext,  # type: ignore[arg-type]
             durable_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
+            kept_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
+            doors=nullcontext if name in ("compiled", "pure") else None,  # type: ignore[arg-type]
         )
     settings = Settings(seconds=1, sizes=(0, 100, 1024, 65_536), quick=False)
     known = {("codec", case) for case in codec.CASES.values()}
     with ExitStack() as stack:
         plan = Plan(settings, field, stack)
-        for measure in (p2p, rpc, broker, durable, setup, start, memory, growth):
+        for measure in (
+            *(p2p, rpc, broker, durable, setup, start, memory, growth),
+            *(recovery, doors, attacked, seeds),
+        ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:
         targets = tomllib.load(file)["target"]
@@ -150,6 +159,40 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
         series["measure"] for series in saved["series"]
     }
     assert (tmp_path / "page.md").read_text().startswith("# Benchmarks")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="CPU is counted by /proc")
+def test_what_a_broker_costs_after_a_crash_under_attack_and_through_its_doors(
+    tmp_path: Path,
+) -> None:
+    mode = "compiled" if amqp_rt.COMPILED else "pure"
+    program = f"""
+import sys
+from benchmarks.measures import attacked, doors, recovery
+recovery.COUNTS = {{0: "an empty store", 300: "a few"}}
+recovery.QUICK_MAX = recovery.FULL = 300
+recovery.THROUGH = 100
+doors.MESSAGES = {{100: 500}}
+doors.WAYS = {{name: doors.WAYS[name] for name in ("amqp", "wss")}}
+attacked.ATTACKS = {{"pings": attacked.ATTACKS["pings"]}}
+from benchmarks.__main__ import main
+main(["recovery", "doors", "attacked", "seeds", "--quick", "--seconds", "0.05", "--mode", "{mode}",
+      "--compiled-python", sys.executable, "--json", {str(tmp_path / "now.json")!r}])
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    saved = json.loads((tmp_path / "now.json").read_text())
+    assert saved["failures"] == {}
+    found = {(one["measure"], one["metric"]) for one in saved["series"]}
+    assert found >= {
+        ("recovery", "accepted_s"),
+        ("recovery", "peak"),
+        ("recovery", "slope"),
+        ("doors", "over_tcp"),
+        ("attacked", "step_ms"),
+        ("seeds", "seeds_s"),
+    }
 
 
 def test_help_teaches() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from disks import Photographed, at_once
+from crashed import Photographed, at_once
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue

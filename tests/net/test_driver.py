@@ -15,7 +15,7 @@ from wire import BEGIN, OPEN, frame, said
 
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.frames import AMQP_HEADER, EMPTY_FRAME
-from amqp_rt.core.performatives import Attach, Begin, Close, Open
+from amqp_rt.core.performatives import Attach, Begin, Close, Flow, Open
 from amqp_rt.events import AttachRequested, Closed, ConnectionFailed, Event, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
@@ -734,3 +734,22 @@ async def test_a_stream_whose_directions_end_together_is_closed(
 
     assert [type(event) for event in events] == [Opened, Closed]
     assert trio.current_time() == 0
+
+
+@pytest.mark.req("L6")
+async def test_much_work_takes_many_turns_and_is_done(carried: Carried, clock: Any) -> None:
+    ours, theirs = await carried.pair()
+    peer, events = TheirSide(theirs), []
+    echo = frame(Flow(incoming_window=9, next_outgoing_id=0, outgoing_window=9, echo=True))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(carried.run, ours, engine_now(), events)
+        await theirs.send_all(AMQP_HEADER + OPEN + BEGIN)
+        await peer.hear(Open, Begin)
+        nursery.start_soon(theirs.send_all, echo * 2_000 + CLOSE)
+        said_back = await peer.read_to_the_end()
+        await theirs.aclose()
+    # Each turn is answered once, and nothing after them was forgotten.
+    assert said_back.endswith(frame(Close()))
+    assert said_back.count(b"\x00\x53\x13") > 3
+
+    assert [type(event) for event in events] == [Opened, Closed]

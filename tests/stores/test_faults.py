@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -517,13 +518,18 @@ def test_nothing_reported_is_lost_by_a_kill_at_any_call_of_the_disk(
     calls = int(whole.stdout.split()[-1])
     assert last_of(whole.stdout) == BATCHES - 1
     step = 1 if long_run else calls // 12
-    for fatal in range(1, calls + 1, step):
+
+    def kill_at(fatal: int) -> None:
         path = tmp_path / str(fatal)
         run = subprocess.run(
             [sys.executable, COMMITTER, path, str(fatal)], capture_output=True, check=False
         )
         assert run.returncode == -signal.SIGKILL
         judge_committed(path, last_of(run.stdout))
+
+    with ThreadPoolExecutor(os.cpu_count()) as several:
+        for _ in several.map(kill_at, range(1, calls + 1, step)):
+            pass  # or an assertion that failed
 
 
 def test_nothing_is_lost_when_the_power_goes(

@@ -22,8 +22,9 @@ from typing import Any
 import foreign_brokers
 import pytest
 from _pytest.outcomes import OutcomeException
+from certificates import certificates
 
-from amqp_rt import Limits
+from amqp_rt import Limits, ServerTls
 from amqp_rt.testing import LoopbackBroker
 from amqp_rt.testing.conformance import deliveries, nodes, opening, sessions
 from amqp_rt.testing.conformance.checks import TITLES, Check
@@ -112,14 +113,14 @@ SOMETIMES: dict[str, dict[str, str]] = {
 NOT_OFFERED: dict[str, str] = {
     "proton-c": """
         wrong_password frame_too_large idle_time_out_of_theirs their_handle_max refused resumed
-        only_connection their_max_message_size settled_by_the_host unsettled_by_the_host
+        resumed_by_us acquired_in_a_transaction only_connection their_max_message_size settled_by_the_host unsettled_by_the_host
         receiver_settles_second host_settles_second copies selector dynamic_source two_dynamic_sources
         dynamic_target delete_on_close anonymous_relay coordinator declare unknown_transaction
         sent_in_a_transaction sent_and_rolled_back accepted_in_a_transaction accepted_and_rolled_back
         coordinator_closed""",
     "rabbitmq": """
         wrong_password frame_too_large idle_time_out_of_theirs their_channel_max their_handle_max resumed
-        only_connection their_max_message_size receiver_settles_second host_settles_second dynamic_source
+        resumed_by_us acquired_in_a_transaction only_connection their_max_message_size receiver_settles_second host_settles_second dynamic_source
         two_dynamic_sources dynamic_target delete_on_close anonymous_relay coordinator declare
         unknown_transaction sent_in_a_transaction sent_and_rolled_back accepted_in_a_transaction
         accepted_and_rolled_back coordinator_closed""",
@@ -188,6 +189,22 @@ def test_one_queue_will_do(tmp_path: Path) -> None:
     assert "3 passed, 0 depart from the standard, 0 not offered" in run.stdout
 
 
+def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = certificates()
+    with LoopbackBroker(tls=ServerTls(known.server)) as broker:
+        broker.declare("work")
+        (url,) = broker.call(broker.broker.listen, "amqps://localhost:0")
+        untrusted = kit(tmp_path, "--amqp-url", url, "--amqp-address=work", "-k", "large_message")
+        assert untrusted.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "SSL_CERT_FILE names the authorities to trust" in untrusted.stderr
+        monkeypatch.setenv("SSL_CERT_FILE", str(known.ca))
+        run = kit(
+            tmp_path, "--amqp-url", url, "--amqp-address=work", "-k", "large_message or stolen"
+        )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "2 passed, 0 depart from the standard" in run.stdout
+
+
 # --- others --------------------------------------------------------------------------------------
 
 
@@ -236,6 +253,17 @@ def test_other_brokers_depart_where_we_know(name: str, runs: dict[str, Future[An
     assert not other, text
     assert seen.keys() == expected.keys()
     assert all(seen[check] in ("passed", "departs") for check in sometimes)
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail), ("", pytest.skip)])
+def test_a_broker_that_is_not_here(ci: str, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign_brokers.benchmarks()
+    from benchmarks.contestants import PEERS
+
+    monkeypatch.setitem(PEERS, "rabbitmq", lambda: "rabbitmq-server is not installed")
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome.Exception, match="rabbitmq-server is not installed"):
+        foreign_brokers.foreign_broker("rabbitmq")
 
 
 # --- the command ---------------------------------------------------------------------------------

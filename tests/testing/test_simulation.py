@@ -305,10 +305,18 @@ def test_seeds_of_a_market(long_run: bool) -> None:
 
 
 @pytest.mark.req("A23", "B7")
-@pytest.mark.parametrize(("scenario", "seed"), [(trade, 449)])
-def test_seeds_that_failed_once(scenario: Scenario, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "seed", "faults"),
+    [
+        # What may have been kept as the store was given up was said to be rejected.
+        (trade, 449, [Fails(host="broker", commit=12), Fails(host="broker", commit=13, kept=True)]),
+        # A subscription ended in memory as the store was given up, and not on the disk.
+        (market, 1, [Fails(host="broker", commit=30), Fails(host="broker", commit=31)]),
+    ],
+)
+def test_what_failed_once(scenario: Scenario, seed: int, faults: list[Fault]) -> None:
     """What long runs have found stays found."""
-    check_seeds(scenario, [seed])
+    simulate(scenario, seed=seed, faults=faults)
 
 
 @pytest.mark.req("A22", "A23")

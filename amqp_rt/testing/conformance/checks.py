@@ -69,6 +69,7 @@ TITLES: Final[dict[str, str]] = {
     "R2": "declare and discharge",
     "R3": "messages sent in a transaction",
     "R4": "outcomes in a transaction",
+    "R5": "messages acquired in a transaction",
     "R7": "rollback",
     "R8": "transactions whose link ends",
     "B4": "answers that are true",

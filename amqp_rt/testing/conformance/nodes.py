@@ -419,6 +419,32 @@ def accepted_and_rolled_back(host: Host) -> None:
     source.settle(source.read("x")[0])
 
 
+@check("R5", "R7", section="4.4.4")
+def acquired_in_a_transaction(host: Host) -> None:
+    """What is fetched in a transaction names it, and is at its source again when that fails."""
+    peer = host.session()
+    control = Coordinator(peer)
+    address = host.queue(peer)
+    peer.sender(address, handle=0).put("x")
+    source = peer.receiver(address)
+    transaction = control.declare()
+    source.flow(1, properties={"txn-id": transaction})
+    (delivery,) = source.read("x")
+    state = delivery.first.get("state")
+    if not isinstance(state, Composite):
+        raise NotOffered("messages are not acquired in transactions")
+    require(
+        state.name == "transactional_state" and state.fields.get("txn_id") == transaction,
+        f"a message that is acquired in {transaction!r} comes in the state {state}",
+    )
+    source.settle(delivery, state=_within(transaction, "accepted"), settled=False)
+    control.discharge(transaction, fail=True)
+    source.close()
+    again = peer.receiver(address, handle=2)
+    again.flow(1, properties=None)
+    again.settle(again.read("x")[0])
+
+
 @check("R8", section="4.2")
 def coordinator_closed(host: Host) -> None:
     """A transaction whose link to the coordinator ends is rolled back."""

@@ -477,9 +477,45 @@ def resumed(host: Host) -> None:
     again.close()
 
 
-def _unsettled(tag: bytes) -> Raw:
-    """An unsettled map of one delivery, which is in no state yet."""
-    content = encode("binary", tag) + b"\x40"
+@check("X24", section="2.6.13")
+def resumed_by_us(host: Host) -> None:
+    """A delivery to the host that is unsettled when the link breaks is known by its tag, and not lost or doubled."""
+    keeper = host.session()
+    address = host.queue(keeper)
+    terminus = composite("target", address=address, durable=2, expiry_policy="never", timeout=60)
+    ours = composite("source", address="s", durable=2, expiry_policy="never", timeout=60)
+    link: dict[str, Any] = {
+        "name": "resume",
+        "source": ours,
+        "snd_settle_mode": 0,
+        "rcv_settle_mode": 1,
+    }
+    peer = host.connect(container_id="kit-resume-us")
+    peer.begin()
+    out = peer.sender(terminus, **link)
+    answered = out.answer["target"].fields
+    if answered.get("expiry_policy") != "never" or out.answer.get("rcv_settle_mode", 0) != 1:
+        raise NotOffered("the target does not last, or settles first")
+    out.outcome(out.send(message("x"), tag=b"tag"))
+    peer.cut()
+    peer = host.connect(container_id="kit-resume-us")
+    peer.begin()
+    out = peer.sender(terminus, unsettled=_unsettled(b"tag", composite("accepted")), **link)
+    theirs = out.answer.get("unsettled")
+    if not theirs:
+        raise NotOffered("the host does not say what is unsettled")
+    require(b"tag" in theirs, f"b'tag' is unsettled, and the host knows {theirs}")
+    out.send(b"", tag=b"tag", resume=True, settled=True, state="accepted")
+    peer.alive()
+    source = keeper.receiver(address)
+    source.flow(5)
+    source.settle(source.read("x")[0])
+    source.nothing()
+
+
+def _unsettled(tag: bytes, state: Composite | None = None) -> Raw:
+    """An unsettled map of one delivery, and the state that it is in."""
+    content = encode("binary", tag) + encode("any", state)
     return Raw(b"\xd1" + struct.pack(">II", 4 + len(content), 2) + content)
 
 

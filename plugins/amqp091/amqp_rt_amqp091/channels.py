@@ -45,7 +45,7 @@ from .codec import ContentHeader, Seconds, read_header, read_method
 from .faults import Fault
 from .frames import BODY, HEADER, METHOD, Frame
 from .links import IncomingDelivery, Link, OutgoingDelivery, Publishing, ReceivingLink, SendingLink
-from .messages import Content, Invalid, from_message, to_message
+from .messages import Content, Invalid, from_message, to_arguments, to_message
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -347,7 +347,7 @@ class Channel:
                         durable=method.durable,
                         auto_delete=method.auto_delete,
                         internal=method.internal,
-                        arguments=method.arguments,
+                        arguments=to_arguments(method.arguments),
                     )
                 )
             except AmqpError as error:
@@ -370,14 +370,14 @@ class Channel:
 
     def _on_exchange_bind(self, method: m.ExchangeBind) -> None:
         self._topology.bind_exchange(
-            method.destination, method.source, method.routing_key, method.arguments
+            method.destination, method.source, method.routing_key, to_arguments(method.arguments)
         )
         if not method.no_wait:
             self.write(m.ExchangeBindOk())
 
     def _on_exchange_unbind(self, method: m.ExchangeUnbind) -> None:
         self._topology.unbind_exchange(
-            method.destination, method.source, method.routing_key, method.arguments
+            method.destination, method.source, method.routing_key, to_arguments(method.arguments)
         )
         if not method.no_wait:
             self.write(m.ExchangeUnbindOk())
@@ -400,7 +400,7 @@ class Channel:
                     durable=method.durable,
                     exclusive=method.exclusive,
                     auto_delete=method.auto_delete,
-                    arguments=method.arguments,
+                    arguments=to_arguments(method.arguments),
                 )
             )
         self._queue = state.name
@@ -419,13 +419,15 @@ class Channel:
         if not key and not method.queue:
             # Both left out, the key is the queue's name (§1.7.2.3).
             key = queue
-        self._topology.bind_queue(queue, method.exchange, key, method.arguments)
+        self._topology.bind_queue(queue, method.exchange, key, to_arguments(method.arguments))
         if not method.no_wait:
             self.write(m.QueueBindOk())
 
     def _on_queue_unbind(self, method: m.QueueUnbind) -> None:
         queue = self._queue_named(method.queue)
-        self._topology.unbind_queue(queue, method.exchange, method.routing_key, method.arguments)
+        self._topology.unbind_queue(
+            queue, method.exchange, method.routing_key, to_arguments(method.arguments)
+        )
         self.write(m.QueueUnbindOk())
 
     def _on_queue_purge(self, method: m.QueuePurge) -> None:
@@ -823,7 +825,11 @@ class Channel:
             if topology is None:
                 raise Fault(faults.NOT_FOUND, f"there is no exchange {exchange!r:.100}")
             for key in keys:
-                names.update(dict.fromkeys(topology.route(exchange, key, properties.headers or {})))
+                names.update(
+                    dict.fromkeys(
+                        topology.route(exchange, key, to_arguments(properties.headers or {}))
+                    )
+                )
         else:
             names = dict.fromkeys(keys)
         ways = [self._way_to(name, routed=bool(exchange)) for name in names]

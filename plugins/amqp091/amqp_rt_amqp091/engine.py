@@ -53,6 +53,9 @@ CHANNEL_MAX: Final = 2047
 FRAME_MAX: Final = 131_072
 HEARTBEAT_S: Final = 60
 
+#: Frames that are handled in a row unless somebody says otherwise: as many as there are.
+_WORK_MAX: Final = 1 << 30
+
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -98,6 +101,9 @@ class Engine:
         self.limits = options.limits
         self.peer = Peer(address=options.address, protocol="amqp0-9-1")
         self.on_output: Callable[[], None] = _nothing
+        #: Frames of one call of ``receive``, and whether the last one has left some.
+        self.work_max = _WORK_MAX
+        self.unread = False
         self.stage = Stage.HEADER
         #: It is over: nothing happens on its channels any more.
         self.over = False
@@ -161,13 +167,16 @@ class Engine:
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Take octets from the client."""
-        self._now = self._heard_at = now
+        self._now = now
+        if data:
+            self._heard_at = now
         if self.finished:
             return []
         self._receiving = True
+        unread, self.unread = self.unread, False
         if self.stage is Stage.HEADER:
             data = self._on_protocol_header(data)
-        if data and not self.finished:
+        if (data or unread) and not self.finished:
             self._on_data(data)
         return self._done()
 
@@ -302,9 +311,14 @@ class Engine:
 
     def _on_data(self, data: bytes) -> None:
         try:
+            left = self.work_max
             for frame in self._frames.feed(data):
                 self._on_frame(frame)
-                if self.finished:
+                left -= 1
+                if left <= 0:
+                    # What is left may be no whole frame: then the next call finds that out.
+                    self.unread = True
+                if self.finished or self.unread:
                     break
         except BrokenFrame as error:
             # Nothing sensible can be said (§4.2.3).

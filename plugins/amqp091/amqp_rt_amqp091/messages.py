@@ -81,7 +81,7 @@ def to_message(
             elif isinstance(value, Seconds) and value.value <= _SECONDS_MAX:
                 plain[name] = Timestamp(value.value * 1000)
             else:
-                others[name] = _to_value(value)
+                others[name] = to_value(value)
         if others or not plain:
             annotations[HEADERS] = others
     # Who says nothing of its priority has the lowest here (RabbitMQ), not the middle one of 1.0.
@@ -129,16 +129,21 @@ def _ttl_ms(expiration: str | None) -> int | None:
     return min(int(expiration), _TTL_MAX)
 
 
-def _to_value(value: object) -> object:
+def to_arguments(table: Mapping[str, object]) -> dict[str, object]:
+    """A field table in the types of AMQP 1.0, in which the broker thinks."""
+    return {name: to_value(value) for name, value in table.items()}
+
+
+def to_value(value: object) -> object:
     """A field value as one of 1.0."""
     if isinstance(value, Seconds):
         return Timestamp(min(value.value, _SECONDS_MAX) * 1000)
     if isinstance(value, Decimal):
         return {"scale": UByte(value.scale), "value": value.value}
     if isinstance(value, Mapping):
-        return {str(name): _to_value(each) for name, each in value.items()}
+        return {str(name): to_value(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_value(each) for each in value]
+        return [to_value(each) for each in value]
     return value
 
 

@@ -480,6 +480,18 @@ def test_channels_that_wait_hold_nobody_up() -> None:
     assert [type(each) for _, each in client.take()] == [m.BasicConsumeOk, m.BasicQosOk]
 
 
+def test_an_engine_does_so_much_at_a_time() -> None:
+    client = World().connect()
+    client.say(1, m.QueueDeclare(queue="q"))
+    client.engine.work_max = 4
+    octets = b"".join(published(1, "q", b"%d" % number) for number in range(5))
+    client.handle(client.engine.receive(octets, client.world.now))
+    assert client.engine.unread
+    assert client.world.host.stats("q").available == 1
+    client.feed(b"")
+    assert client.world.host.stats("q").available == 5
+
+
 @pytest.mark.req("N10")
 def test_consumers_of_all_channels_take_turns() -> None:
     client = World().connect()

@@ -97,6 +97,8 @@ class Client:
 
     def feed(self, data: bytes) -> None:
         self.handle(self.engine.receive(data, self.world.now))
+        while self.engine.unread and not self.engine.finished:
+            self.handle(self.engine.receive(b"", self.world.now))
 
     def handle(self, events: list[Event]) -> None:
         for event in events:

@@ -1,0 +1,513 @@
+"""What a protocol front must do, as checks that run anywhere: in pytest, in a script, in a plug-in's tests.
+
+A front is judged from both of its sides: by a client of its protocol, which its author brings along
+(:class:`FrontClient`), and by the links that it makes for a real broker. No stream, no task and no clock
+are there: octets are carried by hand, and time is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, Protocol
+
+from ..broker.broker import BrokerHost
+from ..broker.nodes import Queue
+from ..broker.queues import MessageQueue
+from ..events import AttachRequested, Event, LoginRequested, Opened
+from ..fronts.base import Front, ProtocolEngine, ServerOptions
+from ..limits import Limits
+from ..message import Message
+from ..outcomes import ACCEPTED, Error, rejected
+from .pairs import Recorder
+
+__all__ = ["FRONT_CHECKS", "FrontClient", "FrontWorld", "check_front"]
+
+#: Bodies of several sizes, of which the last takes several frames.
+_BODIES: Final = (b"", b"x", b"y" * 300, bytes(range(251)) * 400)
+#: Ways in which recorded octets are garbled.
+_GARBLINGS: Final = 300
+#: Turns after which two that talk to each other are said to never stop.
+_TURNS_MAX: Final = 10_000
+#: Octets that may wait for a peer that has said nothing right.
+_OUTPUT_MAX: Final = 100_000
+_GONE: Final = Error("amqp:connection:forced", "the server goes away")
+
+
+class FrontClient(Protocol):
+    """A client of the front's protocol without its stream. Each call may be followed by another before
+    an octet has been carried; calls before :attr:`opened` are meant for afterwards."""
+
+    @property
+    def opened(self) -> bool:
+        """It was let in."""
+
+    @property
+    def closed(self) -> bool:
+        """The server has said, in the protocol's way, that the connection is over."""
+
+    @property
+    def failed(self) -> bool:
+        """The server would not have something at an address; it may have closed the connection for
+        it."""
+
+    @property
+    def accepted(self) -> list[int]:
+        """Numbers of the messages that the server has taken, in the order in which it said so."""
+
+    @property
+    def refused(self) -> list[int]:
+        """Numbers of those that it has refused."""
+
+    @property
+    def received(self) -> list[tuple[Any, bytes]]:
+        """What came from subscriptions, in order: a key to settle it with, and the body."""
+
+    def open(self, user: str, password: str) -> None:
+        """Say whatever comes first; log in as *user* if it is asked to."""
+
+    def send(self, address: str, number: int, body: bytes) -> None:
+        """Send a message of binary data, and ask to hear what becomes of it."""
+
+    def subscribe(self, address: str, window: int) -> None:
+        """Receive from *address*, with at most *window* messages in hand."""
+
+    def accept(self, key: Any) -> None:
+        """A message has been dealt with."""
+
+    def release(self, key: Any) -> None:
+        """A message is given back, for anybody to have."""
+
+    def close(self) -> None:
+        """Say, in the protocol's way, that the connection is over."""
+
+    def receive(self, data: bytes) -> None:
+        """The server wrote *data*."""
+
+    def take(self) -> bytes:
+        """What is to be written to the server."""
+
+
+class Joined:
+    """One connection to the front.
+
+    Attributes:
+        engine: The front's.
+        client: Its peer.
+        said: All that the client wrote.
+        woken: How often the engine said that it has output.
+        links: The links that it asked for.
+        logins: Logins that nobody has answered.
+        opened: How many connections it said are open.
+    """
+
+    def __init__(self, world: FrontWorld, engine: ProtocolEngine, client: FrontClient) -> None:
+        self.engine = engine
+        self.client = client
+        self.said = bytearray()
+        self.woken = 0
+        self.links: list[Any] = []
+        self.logins: list[LoginRequested] = []
+        self.opened = 0
+        self._world = world
+        engine.on_output = self._wake
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def pump(self, cut: int = 0) -> None:
+        """Carry octets both ways, in pieces of *cut* if that is not 0, until nobody says more."""
+        for _ in range(_TURNS_MAX):
+            data = self.client.take()
+            answer = self.take()
+            if not data and not answer:
+                return
+            self.said += data
+            self.feed(data, cut)
+            for piece in _pieces(answer, cut):
+                self.client.receive(piece)
+        raise AssertionError("front and client never stop talking")
+
+    def feed(self, data: bytes, cut: int = 0) -> None:
+        """The engine hears *data*."""
+        for piece in _pieces(data, cut):
+            self.handle(self.engine.receive(piece, self._world.now))
+
+    def take(self) -> bytes:
+        """What the engine writes."""
+        size = self.engine.output_size
+        data = b"".join(self.engine.take())
+        # What is gathered until somebody takes it may be more.
+        assert size <= len(data), f"output_size says {size}, and {len(data)} octets are taken"
+        assert self.engine.output_size == 0, "what was taken counts as output still"
+        return data
+
+    def lose(self) -> None:
+        """The stream ends."""
+        self.handle(self.engine.receive_eof(self._world.now))
+
+    def handle(self, events: list[Event]) -> None:
+        """What a container does with events."""
+        for event in events:
+            if isinstance(event, AttachRequested):
+                self.links.append(event.link)
+                self._world.on_attach(event.link)
+            elif isinstance(event, LoginRequested):
+                self.logins.append(event)
+            elif isinstance(event, Opened):
+                self.opened += 1
+
+
+class FrontWorld:
+    """A broker with the queue ``work``, at which the front is tried.
+
+    Args:
+        front: Whom to try.
+        client: Makes a client of it.
+    """
+
+    def __init__(self, front: Front, client: Callable[[], FrontClient]) -> None:
+        self.front = front
+        self.now = 1_000.0
+        self.limits = Limits()
+        self.host = BrokerHost(limits=self.limits, clock=self)
+        self.host.declare(Queue("work"))
+        #: What is in it; without a store all of it is in memory, and nothing has to be awaited.
+        self.queue: MessageQueue = self.host._queue("work", "")
+        self.on_attach: Callable[[Any], None] = self._attach
+        self._client = client
+
+    def monotonic(self) -> float:
+        """The time, as the broker sees it."""
+        return self.now
+
+    def wall(self) -> float:
+        """The time, as the broker sees it."""
+        return self.now
+
+    def _attach(self, link: Any) -> None:
+        if not self.host.attach(link):
+            link.refuse(Error("amqp:not-found", "there is no such node"))
+
+    def join(self, *, logins: bool = False) -> Joined:
+        """A connection on which nothing has been said; with *logins* one has to log in."""
+        options = ServerOptions(
+            container_id="judge",
+            limits=self.limits,
+            mechanisms=("PLAIN",) if logins else ("ANONYMOUS",),
+            sasl_required=logins,
+            address="127.0.0.1:9",
+        )
+        return Joined(self, self.front.server(options, self.now), self._client())
+
+    def connect(self, cut: int = 0) -> Joined:
+        """A connection that is open."""
+        joined = self.join()
+        joined.client.open("", "")
+        joined.pump(cut)
+        while joined.logins:
+            joined.handle(joined.logins.pop().exchange.succeed("", None))
+            joined.pump(cut)
+        assert joined.client.opened, "the client was not let in"
+        assert joined.opened == 1, "an engine says once that its connection is open"
+        return joined
+
+    def publish(self, *bodies: bytes) -> None:
+        """Put messages into the queue."""
+        for body in bodies:
+            self.host.publish("work", bytes(Message(body).encode()))
+
+    def bodies(self) -> list[object]:
+        """What waits in the queue."""
+        waiting = self.queue.peek(self.queue.available)
+        return [Message.decode(entry.payload).body for entry in waiting]
+
+    def check_left(self) -> None:
+        """Nobody has a link any more, and nothing is in anybody's hands."""
+        stats = self.host.stats("work")
+        assert stats.consumers == 0, "a consumer is left behind"
+        assert stats.producers == 0, "a producer is left behind"
+        assert stats.acquired == 0, "messages are left in the hands of one who is gone"
+
+
+def check_front(front: Front, client: Callable[[], FrontClient]) -> None:
+    """Check that *front* is one.
+
+    Args:
+        front: Makes the engines; see :mod:`amqp_rt.fronts.base`.
+        client: Makes a client of the protocol that has said nothing.
+
+    Raises:
+        AssertionError: It is not; the check in the traceback says what it fails to do. So says
+            whatever else is raised.
+    """
+    for check in FRONT_CHECKS:
+        check(FrontWorld(front, client))
+
+
+def _pieces(data: bytes, cut: int) -> list[bytes]:
+    if not data:
+        return []
+    step = cut or len(data)
+    return [data[at : at + step] for at in range(0, len(data), step)]
+
+
+def it_says_what_it_speaks(world: FrontWorld) -> None:
+    front = world.front
+    assert front.name
+    assert front.headers
+    assert all(len(header) == 8 for header in front.headers), "a header has eight octets"
+    assert front.preferred_header in front.headers
+    engine = world.connect().engine
+    assert engine.peer.protocol == front.name, "the peer does not know its protocol"
+    assert engine.peer.address == "127.0.0.1:9"
+
+
+def what_is_sent_is_there(world: FrontWorld) -> None:
+    for cut in (0, 1, 7):
+        joined = world.connect(cut)
+        for number, body in enumerate(_BODIES):
+            joined.client.send("work", number, body)
+        joined.pump(cut)
+        assert world.bodies() == list(_BODIES), f"in pieces of {cut or 'any'} octets"
+        assert sorted(joined.client.accepted) == [0, 1, 2, 3], "not all is acknowledged"
+        assert joined.client.refused == [], "what was accepted is refused"
+        world.queue.purge()
+        joined.lose()
+
+
+def what_is_there_is_received(world: FrontWorld) -> None:
+    for cut in (0, 1, 7):
+        joined = world.connect(cut)
+        joined.client.subscribe("work", 10)
+        joined.pump(cut)
+        woken = joined.woken
+        world.publish(*_BODIES)
+        assert joined.woken > woken, "nobody is told that there is output"
+        joined.pump(cut)
+        found = [body for _, body in joined.client.received]
+        assert found == list(_BODIES), f"in pieces of {cut or 'any'} octets"
+        for key, _ in joined.client.received:
+            joined.client.accept(key)
+        joined.pump(cut)
+        joined.lose()
+        world.check_left()
+        assert world.bodies() == [], "what was accepted is there again"
+
+
+def nothing_is_acknowledged_before_it_is_settled(world: FrontWorld) -> None:
+    heard = Recorder(credit=10)
+    world.on_attach = lambda link: link.accept(heard)
+    joined = world.connect()
+    for number in range(3):
+        joined.client.send("work", number, b"x")
+    joined.pump()
+    assert len(heard.deliveries) == 3, "what was sent does not arrive"
+    assert joined.client.accepted == [], "it was acknowledged before anybody has settled it"
+    heard.deliveries[0].settle(ACCEPTED)
+    joined.pump()
+    assert joined.client.accepted == [0], "what was settled is not acknowledged"
+    heard.deliveries[1].settle(rejected("amqp:precondition-failed"))
+    heard.deliveries[2].settle(ACCEPTED)
+    joined.pump()
+    assert (joined.client.accepted, joined.client.refused) == ([0, 2], [1]), (
+        f"of 0, 1 and 2 the second was rejected; the client heard {joined.client.accepted} as accepted "
+        f"and {joined.client.refused} as refused"
+    )
+
+
+def no_more_is_in_hand_than_is_wanted(world: FrontWorld) -> None:
+    world.publish(*(b"%d" % number for number in range(10)))
+    joined = world.connect()
+    joined.client.subscribe("work", 3)
+    joined.pump()
+    received = joined.client.received
+    assert [body for _, body in received] == [b"0", b"1", b"2"], "the window is another one"
+    assert world.host.stats("work").acquired == 3
+    joined.client.accept(received[0][0])
+    joined.pump()
+    found = [body for _, body in received]
+    assert found == [b"0", b"1", b"2", b"3"], "what is accepted makes room for one more"
+    joined.lose()
+    world.check_left()
+    assert world.bodies() == [b"%d" % number for number in range(1, 10)], "not all are there again"
+
+
+def what_is_given_back_comes_again(world: FrontWorld) -> None:
+    world.publish(b"a", b"b")
+    joined = world.connect()
+    joined.client.subscribe("work", 1)
+    joined.pump()
+    joined.client.release(joined.client.received[0][0])
+    joined.pump()
+    found = [body for _, body in joined.client.received]
+    assert found == [b"a", b"a"], "what is given back does not come again"
+    joined.client.accept(joined.client.received[1][0])
+    joined.pump()
+    found = [body for _, body in joined.client.received]
+    assert found == [b"a", b"a", b"b"], "what comes next does not come"
+
+
+def who_closes_leaves_nothing(world: FrontWorld) -> None:
+    world.publish(b"a")
+    joined = world.connect()
+    joined.client.subscribe("work", 5)
+    joined.client.send("work", 0, b"b")
+    joined.pump()
+    joined.client.close()
+    joined.pump()
+    assert joined.client.closed, "a close is not answered"
+    assert joined.engine.finished, "it is closed, and not finished"
+    world.check_left()
+    assert world.bodies() == [b"a", b"b"], "who closes takes something along"
+
+
+def a_server_that_goes_says_so(world: FrontWorld) -> None:
+    joined = world.connect()
+    joined.client.subscribe("work", 5)
+    joined.pump()
+    woken = joined.woken
+    joined.engine.close(_GONE)
+    assert joined.woken > woken, "nobody is told that there is output"
+    joined.pump()
+    assert joined.client.closed, "the client does not hear of it"
+    joined.lose()
+    assert joined.engine.finished, "it is closed, and not finished"
+    world.check_left()
+    joined.engine.close(_GONE)
+    assert joined.take() == b"", "something is said after the end"
+
+
+def what_is_not_there_is_refused(world: FrontWorld) -> None:
+    for ask in ("send", "subscribe"):
+        joined = world.connect()
+        if ask == "send":
+            joined.client.send("nowhere", 0, b"x")
+        else:
+            joined.client.subscribe("nowhere", 1)
+        joined.pump()
+        heard = joined.client.failed or joined.client.closed or joined.client.refused
+        assert heard, f"to {ask} where there is nothing is not refused"
+        assert joined.client.accepted == [], "what nobody has is acknowledged"
+    assert [node.name for node in world.host.nodes()] == ["work"], "a node was made"
+    other = world.connect()
+    other.client.send("work", 0, b"x")
+    other.pump()
+    assert other.client.accepted == [0], "others suffer for it"
+
+
+def nobody_gets_in_without_a_login(world: FrontWorld) -> None:
+    for lets_in in (True, False):
+        joined = world.join(logins=True)
+        joined.client.open("ada", "s3cret")
+        joined.client.subscribe("work", 1)
+        joined.pump()
+        assert len(joined.logins) == 1, "it does not ask who that is"
+        assert not joined.client.opened, "it lets a stranger in"
+        assert not joined.links, "a stranger gets a link"
+        login = joined.logins.pop()
+        exchange = login.exchange
+        assert b"s3cret" in (login.response or b""), "the password does not arrive"
+        if lets_in:
+            joined.handle(exchange.succeed("ada", None))
+        else:
+            exchange.fail()
+        joined.pump()
+        assert joined.client.opened is lets_in, "the verdict on a login is not followed"
+        assert len(joined.links) == lets_in, "what was asked for before is not done afterwards"
+        if lets_in:
+            assert joined.engine.peer.user == "ada", "the peer does not know its user"
+        joined.lose()
+        assert joined.engine.finished, "its stream ended, and it goes on"
+        world.check_left()
+
+
+def who_says_nothing_is_not_waited_for(world: FrontWorld) -> None:
+    joined = world.join()
+    joined.feed(world.front.preferred_header)
+    joined.take()
+    latest = world.now + world.limits.handshake_s
+    for _ in range(100):
+        if joined.engine.finished:
+            break
+        assert joined.engine.deadline <= latest + 1, "a stranger may stay for ever"
+        world.now = max(world.now, joined.engine.deadline)
+        joined.handle(joined.engine.tick(world.now))
+        joined.take()
+        if world.now > latest:
+            joined.lose()
+    assert joined.engine.finished, "time passes, and it does not notice"
+
+
+def _session(world: FrontWorld) -> bytes:
+    """All that a client says in a short life."""
+    world.publish(b"a", b"b")
+    joined = world.connect()
+    joined.client.subscribe("work", 5)
+    joined.client.send("work", 0, b"c")
+    joined.client.send("work", 1, b"d" * 300)
+    joined.pump()
+    joined.client.accept(joined.client.received[0][0])
+    joined.pump()
+    joined.client.close()
+    joined.pump()
+    world.queue.purge()
+    return bytes(joined.said)
+
+
+def the_end_may_come_after_any_octet(world: FrontWorld) -> None:
+    said = _session(world)
+    for end in range(len(said)):
+        world.publish(b"a", b"b")
+        joined = world.join()
+        joined.feed(said[:end])
+        joined.take()
+        joined.lose()
+        joined.take()
+        assert joined.engine.finished, f"the stream ended after {end} octets, and it goes on"
+        world.check_left()
+        world.queue.purge()
+
+
+def garbage_harms_nobody(world: FrontWorld) -> None:
+    said = _session(world)
+    luck = Random(1)  # noqa: S311  # it is to be foreseen
+    for _ in range(_GARBLINGS):
+        garbled = bytearray(said)
+        for _ in range(luck.choice([1, 1, 2, 8])):
+            garbled[luck.randrange(8, len(garbled))] = luck.randrange(256)
+        at = luck.randrange(8, len(garbled))
+        if luck.random() < 0.3:
+            garbled[at:at] = luck.randbytes(luck.choice([1, 5, 100]))
+        world.publish(b"a", b"b")
+        joined = world.join()
+        joined.feed(bytes(garbled), luck.choice([0, 0, 13]))
+        assert joined.engine.output_size < _OUTPUT_MAX, "garbage is answered without end"
+        joined.take()
+        joined.lose()
+        joined.take()
+        assert joined.engine.finished, "its stream ended, and it goes on"
+        world.check_left()
+        world.queue.purge()
+    other = world.connect()
+    other.client.send("work", 0, b"x")
+    other.pump()
+    assert other.client.accepted == [0], "others suffer for it"
+
+
+#: Each takes a world of its own.
+FRONT_CHECKS: Final[tuple[Callable[[FrontWorld], None], ...]] = (
+    it_says_what_it_speaks,
+    what_is_sent_is_there,
+    what_is_there_is_received,
+    nothing_is_acknowledged_before_it_is_settled,
+    no_more_is_in_hand_than_is_wanted,
+    what_is_given_back_comes_again,
+    who_closes_leaves_nothing,
+    a_server_that_goes_says_so,
+    what_is_not_there_is_refused,
+    nobody_gets_in_without_a_login,
+    who_says_nothing_is_not_waited_for,
+    the_end_may_come_after_any_octet,
+    garbage_harms_nobody,
+)

@@ -1,0 +1,96 @@
+"""The event loop of our broker while somebody attacks it and somebody else works.
+
+Each attack runs over four connections against a broker with the limits it has by default, while a good
+client sends messages through a queue, one after the other. *step_ms* is the longest step of a task in
+the broker, by the processor time of its thread: how long the loop itself kept everybody waiting.
+What the machine's other processes made of it stands beside it, by the wall's clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack
+from functools import partial
+
+from ..contestants import Contestant
+from ..processes import Role
+from ..rounds import Case, Sample
+from . import Plan
+
+#: Name in the role → what it is called here.
+ATTACKS = {
+    "": "nobody attacks",
+    "logins": "failed logins",
+    "greetings": "connections that say nonsense",
+    "bombs": "arrays of 60,000 nulls in 20 octets",
+    "bombs_nested": "lists in lists, 28 deep",
+    "bombs_deep": "lists in lists, 2,000 deep",
+    "dispositions": "dispositions of all that is unsettled, which settle nothing",
+    "drains": "credit that is drained, and echoes",
+    "echoes": "flows that ask for an echo",
+    "echoes_unread": "the same, and nobody reads",
+    "unread": "all the credit there is, and nobody reads",
+    "churn": "links that come and go",
+    "sessions": "sessions that come and go",
+    "selectors": "selectors of thirty patterns",
+    "pieces": "a message without end, an octet a frame",
+    "poison": "messages of 500 properties",
+    "pings": "WebSocket pings",
+    "fragments": "WebSocket fragments",
+}
+_OVER_WEB = ("pings", "fragments")
+#: Messages in the queue of those who take without reading.
+_FULL = 5_000
+
+_numbers = itertools.count()
+
+
+def cases(plan: Plan) -> list[Case]:
+    servers: dict[str, Role] = {}
+    able = plan.field.with_role("guarded")
+    return [
+        Case(
+            "attacked",
+            title,
+            {one.key: partial(sample, plan, one, name, servers) for one in able},
+        )
+        for name, title in ATTACKS.items()
+    ]
+
+
+def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> Sample:
+    if one.key not in servers:
+        servers[one.key] = server = plan.stack.enter_context(one.role("guarded"))
+        fill(one, server.port)
+        # What is loaded when it is first needed has been.
+        with one.role("attack", what="selectors", port=server.port, seconds=0.2) as first:
+            first.result()
+    server = servers[one.key]
+    seconds = max(0.5, plan.settings.seconds)
+    port = server.ready["web_port"] if name in _OVER_WEB else server.port
+    good = {"address": f"good-{next(_numbers)}", "connections": 0, "active": 1}
+    with ExitStack() as stack:
+        client = stack.enter_context(one.role("idle", port=server.port, seconds=seconds, **good))
+        server.tell()  # what the beginning took is forgotten
+        if name:
+            attacker = stack.enter_context(
+                one.role("attack", what=name, port=port, seconds=seconds)
+            )
+        done = client.line(20 + 5 * seconds)
+        if name:
+            attacker.result(20 + 5 * seconds)
+        seen = server.tell()
+    return {
+        "step_ms": seen["step_ms"],
+        "step_wall_ms": seen["step_wall_ms"],
+        "rate": done["n"] / seconds,
+        "longest_ms": done["longest_ms"],
+    }
+
+
+def fill(one: Contestant, port: int) -> None:
+    """Messages that nobody has taken yet."""
+    with one.role(
+        "source", port=port, address="full", size=1024, settled=False, seconds=60, count=_FULL, sasl=True
+    ) as producer:  # fmt: skip
+        producer.result(60)

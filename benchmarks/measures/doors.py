@@ -1,0 +1,130 @@
+"""What the ways in cost: our broker and our clients over plain TCP, TLS, WebSocket and both.
+
+In each sample plain TCP comes first, in the same minute: *over_tcp* is the broker's processor time
+over what it took there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..contestants import CREDIT, Contestant, Doors
+from ..processes import RoleFailed, cpu_s
+from ..rounds import Case, Sample
+from . import Plan, size_name
+
+#: Scheme → what it is called. Plain TCP is the first.
+WAYS = {"amqp": "TCP", "amqps": "TLS", "ws": "WebSocket", "wss": "WebSocket over TLS"}
+LISTENERS = ["amqp://127.0.0.1:0", "amqps://127.0.0.1:0", "ws://127.0.0.1:0/", "wss://127.0.0.1:0/"]
+#: Messages of each size in a sample for each second of it.
+MESSAGES = {100: 30_000, 65_536: 1_500}
+
+_numbers = itertools.count()
+
+
+class House:
+    """Our brokers, with all their doors open."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._doors: dict[str, Doors] = {}
+        self._certificate: tuple[str, str] | None = None
+        self.ca = ""
+
+    def doors(self, one: Contestant) -> Doors:
+        if one.key not in self._doors:
+            assert one.doors
+            broker = one.doors(LISTENERS, self._certified())
+            self._doors[one.key] = self._plan.stack.enter_context(broker)
+        return self._doors[one.key]
+
+    def _certified(self) -> tuple[str, str]:
+        if self._certificate is None:
+            import trustme
+
+            folder = Path(self._plan.stack.enter_context(tempfile.TemporaryDirectory()))
+            ca = trustme.CA()
+            issued = ca.issue_cert("127.0.0.1")
+            certificate, key, authority = (folder / name for name in ("cert", "key", "ca"))
+            ca.cert_pem.write_to_path(str(authority))
+            issued.private_key_pem.write_to_path(str(key))
+            for blob in issued.cert_chain_pems:
+                blob.write_to_path(str(certificate), append=True)
+            self._certificate = str(certificate), str(key)
+            self.ca = str(authority)
+        return self._certificate
+
+
+def cases(plan: Plan) -> list[Case]:
+    house = House(plan)
+    able = [one for one in plan.field.present.values() if one.doors]
+    found = []
+    for scheme, name in WAYS.items():
+        for size in MESSAGES:
+            runs = {one.key: partial(hop, plan, house, one, scheme, size) for one in able}
+            found.append(Case("doors", f"{size_name(size)}, {name}", runs))
+        runs = {one.key: partial(setup, plan, house, one, scheme) for one in able}
+        found.append(Case("doors", f"connect, session, link, close, {name}", runs))
+    return found
+
+
+def _client(plan: Plan) -> Contestant:
+    return plan.field.present.get("compiled") or plan.field.present["pure"]
+
+
+def hop(plan: Plan, house: House, one: Contestant, scheme: str, size: int) -> Sample:
+    doors = house.doors(one)
+    count = max(500, int(MESSAGES[size] * plan.settings.seconds))
+    plain, _ = _hop(plan, doors, house.ca, "amqp", size, count)
+    spent, rate = (
+        (plain, _) if scheme == "amqp" else _hop(plan, doors, house.ca, scheme, size, count)
+    )
+    return {"cpu_100k_s": spent / count * 100_000, "rate": rate, "over_tcp": spent / plain}
+
+
+def _hop(
+    plan: Plan, doors: Doors, ca: str, scheme: str, size: int, count: int
+) -> tuple[float, float]:
+    """Seconds of the broker for *count* messages, and messages a second."""
+    common: dict[str, Any] = {
+        "url": doors.urls[scheme], "ca": ca, "sasl": True, "address": f"doors-{next(_numbers)}",
+    }  # fmt: skip
+    client = _client(plan)
+    with client.role("consume", credit=CREDIT, **common) as consumer:
+        time.sleep(0.1)  # the consumer's credit is with the broker
+        consumer.expect(count)
+        before = cpu_s(doors.pids)
+        started = time.perf_counter()
+        with client.role(
+            "source", size=size, settled=False, seconds=600, count=count, **common
+        ) as producer:
+            producer.result(120)
+        heard = consumer.result(120)
+        elapsed = time.perf_counter() - started
+        spent = cpu_s(doors.pids) - before
+    if heard["n"] != count:
+        raise RoleFailed(f"{heard['n']} of {count} messages arrived")
+    measured = heard.get("measured", 0)
+    return spent, measured / (heard["last"] - heard["first"]) if measured else count / elapsed
+
+
+def setup(plan: Plan, house: House, one: Contestant, scheme: str) -> Sample:
+    doors = house.doors(one)
+    plain, rate = _dial(plan, doors, house.ca, "amqp")
+    spent, rate = (plain, rate) if scheme == "amqp" else _dial(plan, doors, house.ca, scheme)
+    return {"server_cpu_us": spent * 1e6, "connections": rate, "over_tcp": spent / plain}
+
+
+def _dial(plan: Plan, doors: Doors, ca: str, scheme: str) -> tuple[float, float]:
+    """Seconds of the broker for a connection, and connections a second."""
+    seconds = plan.settings.seconds
+    options = {"url": doors.urls[scheme], "ca": ca, "sasl": True, "address": "doors"}
+    before = cpu_s(doors.pids)
+    with _client(plan).role("dial", seconds=seconds, **options) as dialler:
+        done = dialler.result(30 + 3 * seconds)
+    return (cpu_s(doors.pids) - before) / done["n"], done["n"] / done["elapsed"]

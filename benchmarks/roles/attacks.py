@@ -1,0 +1,254 @@
+"""What a hostile client says, again and again, without listening to reason (the rows of the threat table).
+
+Each attack is the octets of a beginning, sent once on each connection, and those of a round, sent
+for as long as the server lets them in. A connection that was ended is replaced at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from amqp_rt import Message
+from amqp_rt.testing.octets import Raw, composite, encode, encode_frame
+
+_U32 = 2**32 - 1
+#: Connections that attack at the same time.
+_CONNECTIONS = 4
+#: Rounds that are sent at once.
+_BATCH = 65_536
+
+
+class Attack(Struct):
+    """What is said on each connection."""
+
+    begin: bytes
+    #: Again and again after it; nothing waits for the server to end the connection.
+    round: bytes = b""
+    #: Nobody reads what the server answers.
+    deaf: bool = False
+    #: Over a WebSocket.
+    web: bool = False
+
+
+def frame(name: str, /, payload: bytes = b"", **fields: Any) -> bytes:
+    return encode_frame(composite(name, **fields), payload=payload)
+
+
+def login(mechanism: str = "ANONYMOUS", response: bytes = b"mallory") -> bytes:
+    said = frame("sasl_init", mechanism=mechanism, initial_response=response)
+    return b"AMQP\x03\x01\x00\x00" + said + b"AMQP\x00\x01\x00\x00"
+
+
+def opened() -> bytes:
+    return login() + frame("open", container_id=f"mallory-{os.getpid()}")
+
+
+def begun() -> bytes:
+    return opened() + frame(
+        "begin", next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32, handle_max=_U32
+    )
+
+
+def sender(address: str, handle: int = 0, name: str = "out") -> bytes:
+    return frame(
+        "attach", name=name, handle=handle, role=False,
+        source=composite("source"), target=composite("target", address=address),
+        initial_delivery_count=0,
+    )  # fmt: skip
+
+
+def receiver(address: str, handle: int = 0, name: str = "in", **source: Any) -> bytes:
+    return frame(
+        "attach", name=name, handle=handle, role=True,
+        source=composite("source", address=address, **source), target=composite("target"),
+    )  # fmt: skip
+
+
+def flow(**fields: Any) -> bytes:
+    said: dict[str, Any] = {"incoming_window": _U32, "next_outgoing_id": 0, "outgoing_window": _U32}
+    return frame("flow", **{**said, "next_incoming_id": 0, **fields})
+
+
+def credit(count: int, **fields: Any) -> bytes:
+    return flow(handle=0, delivery_count=0, link_credit=count, **fields)
+
+
+def nested(depth: int) -> Raw:
+    """A list in a list in a list."""
+    found = b"\x45"
+    for _ in range(depth):
+        found = b"\xd0" + struct.pack(">II", len(found) + 4, 1) + found
+    return Raw(found)
+
+
+def nothings(count: int) -> Raw:
+    """An array of many nulls, which takes no room."""
+    return Raw(b"\xf0" + struct.pack(">II", 5, count) + b"\x40")
+
+
+def with_properties(value: Raw) -> bytes:
+    return flow(properties=Raw(bytes(encode("map", {"bomb": value}))))
+
+
+def transfer(number: int, message: bytes, **fields: Any) -> bytes:
+    said = {"handle": 0, "delivery_id": number, "delivery_tag": struct.pack(">I", number)}
+    return frame("transfer", message, **{**said, "message_format": 0, **fields})
+
+
+def selected(selector: str) -> Any:
+    described = b"\x00" + encode("ulong", 0x0000468C00000004) + encode("string", selector)
+    return Raw(bytes(encode("map", {"s": Raw(described)})))
+
+
+def masked(code: int, payload: bytes, *, last: bool = True) -> bytes:
+    """A WebSocket frame of a client, with a mask of zeros."""
+    head = bytes((code | (0x80 if last else 0),))
+    size = len(payload)
+    said = bytes((0x80 | size,)) if size < 126 else b"\xfe" + struct.pack(">H", size)
+    return head + said + bytes(4) + payload
+
+
+def _unsettled() -> Attack:
+    # All that is unsettled is meant each time, and none of it is settled.
+    everything = frame(
+        "disposition", role=True, first=0, last=_U32 // 2, settled=False,
+        state=composite("received", section_number=0, section_offset=0),
+    )  # fmt: skip
+    return Attack(begun() + receiver("full") + credit(_U32 // 2), everything)
+
+
+def _churn() -> Attack:
+    rounds = [
+        sender("churn", 0, "a") + receiver("churn", 1, "b")
+        + frame("detach", handle=0, closed=True) + frame("detach", handle=1, closed=True)
+    ]  # fmt: skip
+    return Attack(begun(), b"".join(rounds))
+
+
+def _sessions() -> Attack:
+    begin = composite("begin", next_outgoing_id=0, incoming_window=9, outgoing_window=9)
+    one = encode_frame(begin, channel=1) + encode_frame(composite("end"), channel=1)
+    return Attack(opened(), one)
+
+
+def _selectors() -> Attack:
+    condition = " OR ".join(f"color LIKE '%{number}%_%{number}%'" for number in range(30))
+    rounds = receiver("full", 0, "s", filter=selected(condition)) + credit(1000)
+    return Attack(begun(), rounds + frame("detach", handle=0, closed=True))
+
+
+def _fragments() -> Attack:
+    # Two octets of a frame in each message, two messages of no octets between them.
+    said = b"".join(
+        masked(2, begun()[at : at + 2]) + masked(9, b"") + masked(2, b"")
+        for at in range(0, len(begun()), 2)
+    )
+    return Attack(said, masked(2, flow(echo=True)[:4], last=False) + masked(0, flow(echo=True)[4:]), web=True)  # fmt: skip
+
+
+ATTACKS: dict[str, Callable[[], Attack]] = {
+    "logins": lambda: Attack(login("PLAIN", b"\0bench\0wrong"), b""),
+    "greetings": lambda: Attack(b"AMQP\x00\x01\x00\x00" + bytes(64)),
+    "bombs": lambda: Attack(begun(), with_properties(nothings(60_000))),
+    "bombs_nested": lambda: Attack(begun(), with_properties(nested(28)) * 50),
+    "bombs_deep": lambda: Attack(begun() + with_properties(nested(2_000))),
+    "dispositions": _unsettled,
+    "drains": lambda: Attack(
+        begun() + receiver("empty"), credit(100, drain=True, echo=True) + credit(0, echo=True)
+    ),
+    "echoes": lambda: Attack(begun(), flow(echo=True)),
+    "echoes_unread": lambda: Attack(begun(), flow(echo=True), deaf=True),
+    "unread": lambda: Attack(begun() + receiver("full") + credit(_U32 // 2), deaf=True),
+    "churn": _churn,
+    "sessions": _sessions,
+    "selectors": _selectors,
+    "pieces": lambda: Attack(
+        begun() + sender("pieces") + transfer(0, b"", more=True),
+        frame("transfer", b"x", handle=0, more=True),
+    ),
+    "poison": lambda: Attack(
+        begun() + sender("poison"),
+        b"".join(
+            transfer(number, Message(b"", application_properties={f"p{at}": at for at in range(500)}).encode(), settled=True)
+            for number in range(8)
+        ),
+    ),
+    "pings": lambda: Attack(masked(2, begun()), masked(9, b"x" * 100), web=True),
+    "fragments": _fragments,
+}  # fmt: skip
+
+
+class _Connection:
+    def __init__(self, attack: Attack, port: int, found: selectors.BaseSelector) -> None:
+        self.attack = attack
+        self.round = attack.round * max(1, _BATCH // max(1, len(attack.round)))
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        begin = attack.begin
+        if attack.web:
+            self._upgrade(port)
+        self.socket.setblocking(False)
+        self.rest = memoryview(begin)
+        found.register(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+
+    def _upgrade(self, port: int) -> None:
+        key = base64.b64encode(os.urandom(16)).decode()
+        self.socket.sendall(
+            f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\n"
+            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Protocol: amqp\r\n\r\n".encode()
+        )
+        self.socket.settimeout(5)
+        self.socket.recv(4096)
+
+    def turn(self, events: int) -> bool:
+        """Say more. Whether the server still listens."""
+        try:
+            hears = events & selectors.EVENT_READ and not self.attack.deaf
+            if hears and not self.socket.recv(262_144):
+                return False
+            if events & selectors.EVENT_WRITE:
+                if not self.rest:
+                    self.rest = memoryview(self.round)
+                if self.rest:
+                    self.rest = self.rest[self.socket.send(self.rest) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return True
+
+
+def attack(what: str, port: int, seconds: float) -> dict[str, float]:
+    """Attack for some seconds."""
+    chosen = ATTACKS[what]()
+    made = 0
+    until = time.monotonic() + seconds
+    with selectors.DefaultSelector() as found:
+        held: list[_Connection] = []
+        while time.monotonic() < until:
+            while len(held) < _CONNECTIONS:
+                try:
+                    held.append(_Connection(chosen, port, found))
+                    made += 1
+                except OSError:
+                    time.sleep(0.01)  # not let in now
+                    break
+            for key, events in found.select(0.05):
+                one: _Connection = key.data
+                if not one.turn(events):
+                    found.unregister(one.socket)
+                    one.socket.close()
+                    held.remove(one)
+        for one in held:
+            found.unregister(one.socket)
+            one.socket.close()
+    return {"n": made}

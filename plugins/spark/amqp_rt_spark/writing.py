@@ -1,0 +1,175 @@
+"""What a query writes: messages that are sent as they come, or staged and published in one step.
+
+*Exactly once* is the broker's doing: tasks send to a hidden stage, each attempt to its own, and one
+request publishes the attempts that count, under the number of the micro-batch. Asked again, after
+whatever failure, it publishes nothing. What a task sends twice, or sends for a micro-batch that is
+done again with other partitions, therefore does no harm; what nobody commits, the broker forgets.
+
+Nothing here knows Spark, as in :mod:`.reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+from msgspec import Struct
+
+from amqp_rt.errors import AmqpError
+
+from . import wire
+from .options import Options
+from .rows import check_columns, payload_of
+
+_PRODUCER: Final = "amqp_rt:producer"
+_RUN: Final = "amqp_rt:run"
+_EPOCH: Final = "amqp_rt:epoch"
+_PART: Final = "amqp_rt:part"
+_ATTEMPT: Final = "amqp_rt:attempt"
+_COMMITTED: Final = "amqp_rt:committed-epoch"
+_CAPABILITY: Final = "amqp_rt:epoch-publish"
+
+
+class Task(Struct, frozen=True):
+    """Which task of which micro-batch is running. The query and its run are empty in a batch."""
+
+    part: int
+    attempt: int
+    epoch: int = 0
+    query: str = ""
+    run: str = ""
+
+
+class Written(Struct, frozen=True):
+    """What a task has sent: it goes to the driver, and says there what is to be published."""
+
+    producer: str
+    run: str
+    epoch: int
+    part: int
+    attempt: int
+    count: int
+    crc: int
+    refused: int
+    staged: bool
+
+
+class Sink:
+    """Sends the rows of a query to its address.
+
+    Args:
+        options: What the user has said.
+        columns: Names of the columns of the rows.
+        streaming: Whether there are micro-batches; else there is one epoch, with the number 0.
+
+    Raises:
+        ValueError: No message can be made of such rows, or the options do not go together.
+    """
+
+    def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
+        check_columns(columns, options)
+        delivery = options.delivery
+        if not delivery:
+            staged = streaming or bool(options.producer)
+            delivery = "exactly-once" if staged else "at-least-once"
+        if delivery == "exactly-once" and not streaming and not options.producer:
+            raise ValueError(
+                "a batch that is written exactly once needs the option producer: a name for this "
+                "batch, under which it is published once however often it is written"
+            )
+        self.options = options
+        self.staged = delivery == "exactly-once"
+        self.streaming = streaming
+        #: Of a batch. It goes with the writer to all tasks.
+        self._run = uuid4().hex
+
+    def send(self, rows: Iterable[Mapping[str, Any]], task: Task) -> Written:
+        """Send *rows*, or stage them.
+
+        Raises:
+            AmqpError: The broker does not take them, or a later run of the query has taken over.
+            ValueError: A row makes no message.
+        """
+        options = self.options
+        (address,) = options.addresses
+        producer = options.producer or task.query
+        run = task.run or self._run
+        claim: dict[Any, Any] | None = None
+        if self.staged:
+            claim = {
+                _PRODUCER: producer,
+                _RUN: run,
+                _EPOCH: task.epoch,
+                _PART: task.part,
+                _ATTEMPT: task.attempt,
+            }
+        out = wire.Outlet(
+            wire.wire(options.endpoint),
+            address,
+            properties=claim,
+            max_in_flight=options.max_in_flight,
+            timeout_s=options.connect_timeout,
+            skip=options.on_reject == "skip",
+        )
+        try:
+            if not self.staged or not self._done_before(out, producer, task.epoch):
+                for row in rows:
+                    out.send(payload_of(row, options))
+            out.finish()
+        finally:
+            out.close()
+        return Written(
+            producer,
+            run,
+            task.epoch,
+            task.part,
+            task.attempt,
+            out.count,
+            out.crc,
+            out.refused,
+            self.staged,
+        )
+
+    def _done_before(self, out: wire.Outlet, producer: str, epoch: int) -> bool:
+        """Whether this epoch is published already, so that nothing has to be sent for it."""
+        if _CAPABILITY not in out.capabilities:
+            raise AmqpError(
+                "the broker cannot publish a micro-batch in one step: set delivery=at-least-once",
+                condition="amqp:not-implemented",
+            )
+        committed = int(out.properties.get(_COMMITTED, -1))
+        if committed > epoch:
+            # Spark does the last micro-batch again, and none before it.
+            raise ValueError(
+                f"{producer!r} has published epoch {committed}, and this is epoch {epoch}: its "
+                "checkpoint was deleted or is an old one; with another producer all is sent again"
+            )
+        return committed == epoch
+
+    def publish(self, written: Iterable[Written | None]) -> bool:
+        """Publish what the tasks have staged, once; whether that was not done before.
+
+        Raises:
+            AmqpError: A later run has taken over, or what was staged is not there any more.
+        """
+        parts = [each for each in written if each is not None and each.staged]
+        if not parts:
+            return False
+        first = parts[0]
+        (address,) = self.options.addresses
+        answer = wire.call(
+            self.options.endpoint,
+            address,
+            "COMMIT-EPOCH",
+            {
+                "producer": first.producer,
+                "run": first.run,
+                "epoch": first.epoch,
+                "parts": [
+                    [each.part, each.attempt, each.count, each.crc]
+                    for each in sorted(parts, key=lambda each: each.part)
+                ],
+            },
+        )
+        return bool(answer["published"])

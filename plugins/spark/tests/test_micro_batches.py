@@ -1,0 +1,403 @@
+"""A stand-in for Spark's micro-batch engine: the calls that it makes, in its order, with everything pickled
+on the way as Spark does it, and an end of the driver at any of them.
+
+The order is the one that was traced of Spark 4.3: the first offset is asked for twice, the source hears of
+a batch only when the next one begins, a batch that was planned is done again after a restart from the
+logged offsets with the same number, with other partitions perhaps, and the sink is asked to commit again
+whatever was not noted as committed. Real broker, real sockets, no Java.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from amqp_rt_spark import wire
+from amqp_rt_spark.options import Options, read_options
+from amqp_rt_spark.reading import LogStream
+from amqp_rt_spark.schema import columns_of
+from amqp_rt_spark.writing import Sink, Task, Written
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from amqp_rt import sync
+from amqp_rt.broker import Log, Queue
+from amqp_rt.errors import AmqpError
+
+MESSAGES = 40
+ALL = Counter(map(str, range(MESSAGES)))
+NEVER = 1_000_000
+
+
+class DriverEnded(Exception):
+    """The driver's process is killed here."""
+
+
+class Checkpoint:
+    """The folder that outlives the driver: planned offsets by batch, and batches that are done."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, str] = {}
+        self.commits: set[int] = set()
+
+
+def moved(value: Any) -> Any:
+    """What is left of *value* in another process."""
+    return pickle.loads(pickle.dumps(value))
+
+
+class StagedSink:
+    """The sink as it is."""
+
+    def __init__(self, options: Options, source: Options) -> None:
+        self.options = options
+        self.columns = columns_of(source)
+
+    def write(self, rows: list[tuple[Any, ...]], task: Task, fail: bool) -> Written:
+        sink = moved(Sink(self.options, self.columns, streaming=True))
+
+        def fields() -> Iterator[dict[str, Any]]:
+            for number, row in enumerate(rows):
+                if fail and number == len(rows) // 2:
+                    raise OSError("the task fails")
+                yield dict(zip(self.columns, row, strict=True))
+            if fail and not rows:
+                raise OSError("the task fails")
+
+        return moved(sink.send(fields(), task))
+
+    def commit(self, written: list[Written]) -> None:
+        Sink(self.options, self.columns, streaming=True).publish(written)
+
+
+class RowsByPosition:
+    """The negative control: a sink that tells rows by batch, partition and position."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+
+    def write(self, rows: list[tuple[Any, ...]], task: Task, fail: bool) -> None:
+        for number, row in enumerate(rows):
+            if fail and number == len(rows) // 2:
+                raise OSError("the task fails")
+            self.known.setdefault((task.epoch, task.part, number), row)
+
+    def commit(self, written: list[Any]) -> None:
+        """Everything is there already."""
+
+
+class Driver:
+    """One life of the driver of a query that ends when it has read everything (AvailableNow).
+
+    Args:
+        checkpoint: What the lives have in common.
+        source: Options of the source.
+        sink: Writes and commits.
+        run: The id of this run.
+        ends_at: At which call it is killed; never if there are fewer.
+        chance: Decides which tasks fail, and where rows go in a shuffle.
+        shuffle: Whether the rows are dealt out anew before they are written.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        source: Options,
+        sink: Any,
+        run: str,
+        ends_at: int,
+        chance: random.Random,
+        *,
+        shuffle: bool,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.sink = sink
+        self.run_id = run
+        self.chance = chance
+        self.shuffle = shuffle
+        self.trace: list[str] = []
+        self._left = ends_at
+        # Made in one process, used in another.
+        self.reader: LogStream = moved(LogStream(source))
+        self._attempts = 0
+
+    def arrow(self, name: str) -> None:
+        self.trace.append(name)
+        if self._left == 0:
+            raise DriverEnded(name)
+        self._left -= 1
+
+    def call(self, name: str, *args: Any) -> Any:
+        self.arrow(f"before {name}")
+        found = getattr(self.reader, name)(*(json.loads(json.dumps(each)) for each in args))
+        self.arrow(f"after {name}")
+        return found
+
+    def run(self) -> None:
+        checkpoint = self.checkpoint
+        self.call("prepareForTriggerAvailableNow")
+        number = max(checkpoint.offsets, default=-1)
+        if number >= 0 and number not in checkpoint.commits:
+            # Planned, and not known to be done: the same again.
+            self.batch(number)
+        elif number < 0:
+            self.call("initialOffset")
+        while True:
+            number = max(checkpoint.offsets, default=-1) + 1
+            text = self.before(number)
+            found = json.dumps(self.call("latestOffset", json.loads(text)))
+            self.call("reportLatestOffset")
+            if found == text:
+                return
+            checkpoint.offsets[number] = found
+            self.arrow("offsets are logged")
+            if number > 0:
+                self.call("commit", json.loads(checkpoint.offsets[number - 1]))
+            self.batch(number)
+
+    def before(self, number: int) -> str:
+        """Where batch *number* begins."""
+        if number > 0:
+            return self.checkpoint.offsets[number - 1]
+        return json.dumps(self.call("initialOffset"))
+
+    def batch(self, number: int) -> None:
+        start, end = self.before(number), self.checkpoint.offsets[number]
+        spans = moved(self.call("partitions", json.loads(start), json.loads(end)))
+        parts = [list(moved(self.reader).read(span)) for span in spans]
+        if self.shuffle:
+            rows = [row for part in parts for row in part]
+            self.chance.shuffle(rows)
+            count = self.chance.randint(1, 3)
+            parts = [rows[each::count] for each in range(count)]
+        written = []
+        for part, rows in enumerate(parts):
+            written.append(self.task(number, part, rows))
+            self.arrow("a task is done")
+        self.sink.commit(moved(written))
+        self.arrow("the sink has committed")
+        self.checkpoint.commits.add(number)
+        self.arrow("the batch is noted")
+
+    def task(self, number: int, part: int, rows: list[tuple[Any, ...]]) -> Any:
+        while True:
+            fail = self.chance.random() < 0.2
+            self._attempts += 1
+            task = Task(part, self._attempts, number, "query", self.run_id)
+            try:
+                return self.sink.write(rows, task, fail)
+            except OSError:
+                continue
+
+
+@pytest.fixture(scope="module")
+def anywhere() -> Iterator[Any]:
+    """A broker, and names that nobody has used."""
+    with sync.Broker(volatile=True) as broker:
+        (url,) = broker.listen("amqp://127.0.0.1:0")
+        numbers = iter(range(1_000_000))
+
+        def fresh() -> tuple[str, str]:
+            number = next(numbers)
+            names = f"log{number}", f"out{number}"
+            broker.declare(Log(names[0], partitions=2), Queue(names[1]))
+            return names
+
+        yield broker, url, fresh
+        wire.forget(read_options({"url": url, "address": "x"}, "source").endpoint)
+
+
+def fill(broker: Any, address: str, first: int, end: int) -> None:
+    with broker.local() as peer, peer.sender(address) as out:
+        for number in range(first, end):
+            out.send(str(number))
+
+
+def lives(
+    broker: Any,
+    url: str,
+    names: tuple[str, str],
+    sink_of: Callable[[Options], Any],
+    ends: list[int],
+    seed: int,
+    *,
+    shuffle: bool,
+    start: str = "earliest",
+) -> Any:
+    """Runs the query as often as it takes, and ends at *ends*; its sink."""
+    log, _ = names
+    chance = random.Random(seed)
+    checkpoint = Checkpoint()
+    sink = None
+    fill(broker, log, 0, MESSAGES // 2)
+    for life, end in enumerate([*ends, NEVER, NEVER]):
+        # What may change from one start to the next.
+        given = {
+            "url": url,
+            "address": log,
+            "group": "query",
+            "startingOffsets": start,
+            "columns": "body",
+            "raw": "true",
+            "maxMessagesPerTrigger": str(chance.randint(5, 25)),
+            "minPartitions": str(chance.randint(1, 5)),
+        }
+        source = read_options(given, "source")
+        if sink is None:
+            sink = sink_of(source)
+        driver = Driver(checkpoint, source, sink, f"run {life}", end, chance, shuffle=shuffle)
+        try:
+            driver.run()
+        except DriverEnded:
+            if chance.random() < 0.5:
+                wire.forget(source.endpoint)
+        if life == 0:
+            fill(broker, log, MESSAGES // 2, MESSAGES)
+    return sink
+
+
+def found(url: str, address: str) -> Counter[Any]:
+    endpoint = read_options({"url": url, "address": address}, "source").endpoint
+    return Counter(message.body for message in wire.wire(endpoint).browse(address))
+
+
+crashes = st.lists(st.integers(0, 45), max_size=4)
+steady = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.mark.req("K2", "K3")
+@steady
+@given(crashes, st.integers(0, 2**16), st.booleans())
+def test_nothing_is_lost_and_nothing_doubled_wherever_the_driver_ends(
+    anywhere: Any, ends: list[int], seed: int, shuffle: bool
+) -> None:
+    broker, url, fresh = anywhere
+    names = fresh()
+
+    def sink(source: Options) -> StagedSink:
+        return StagedSink(read_options({"url": url, "address": names[1]}, "sink"), source)
+
+    lives(broker, url, names, sink, ends, seed, shuffle=shuffle)
+    assert found(url, names[1]) == ALL
+    broker.delete(names[0])
+    broker.delete(names[1])
+
+
+@pytest.mark.req("K2", "K3")
+def test_each_call_is_one_at_which_it_may_end(anywhere: Any) -> None:
+    """Not left to chance: every call of the first life, one after the other."""
+    broker, url, fresh = anywhere
+    for end in range(0, 60, 1):
+        names = fresh()
+
+        def sink(source: Options, to: str = names[1]) -> StagedSink:
+            return StagedSink(read_options({"url": url, "address": to}, "sink"), source)
+
+        lives(broker, url, names, sink, [end], 7, shuffle=True)
+        assert found(url, names[1]) == ALL, end
+
+
+@pytest.mark.req("K3")
+@pytest.mark.parametrize("delivery", ["by position", "at-least-once"])
+def test_other_sinks_would_double_or_lose(anywhere: Any, delivery: str) -> None:
+    """The negative control: the same lives with sinks that are not exactly once."""
+    broker, url, fresh = anywhere
+    wrong = 0
+    for seed in range(12):
+        names = fresh()
+        chance = random.Random(seed)
+
+        def sink(source: Options, to: str = names[1]) -> Any:
+            if delivery == "by position":
+                return RowsByPosition()
+            given = {"url": url, "address": to, "delivery": delivery}
+            return StagedSink(read_options(given, "sink"), source)
+
+        ends = [chance.randint(10, 45) for _ in range(3)]
+        done = lives(broker, url, names, sink, ends, seed, shuffle=True)
+        if delivery == "by position":
+            found_there = Counter(row[0].decode() for row in done.known.values())
+            wrong += len(found_there) < MESSAGES or max(found_there.values()) > 1
+        else:
+            found_there = found(url, names[1])
+            assert set(found_there) == set(ALL)
+            wrong += max(found_there.values()) > 1
+    assert wrong > 0
+
+
+@pytest.mark.req("K2")
+@steady
+@given(crashes, st.integers(0, 2**16))
+def test_a_start_that_moves_is_found_once(anywhere: Any, ends: list[int], seed: int) -> None:
+    """Starting at the latest record: whatever comes after the first call is read, once."""
+    broker, url, fresh = anywhere
+    names = fresh()
+    log = names[0]
+    fill(broker, log, -10, 0)
+    source = {"url": url, "address": log, "group": "query", "startingOffsets": "latest"}
+    LogStream(read_options(source, "source")).initialOffset()
+
+    def sink(source: Options) -> StagedSink:
+        return StagedSink(read_options({"url": url, "address": names[1]}, "sink"), source)
+
+    lives(broker, url, names, sink, ends, seed, shuffle=False, start="latest")
+    assert found(url, names[1]) == ALL
+
+
+@pytest.mark.req("K3")
+def test_a_driver_that_was_thought_dead_gets_nothing_in(anywhere: Any) -> None:
+    _, url, fresh = anywhere
+    _, out = fresh()
+    sink = Sink(read_options({"url": url, "address": out}, "sink"), ["body"], streaming=True)
+    old = sink.send([{"body": "old"}], Task(0, 1, 0, "query", "one"))
+    new = sink.send([{"body": "new"}], Task(0, 1, 0, "query", "two"))
+    with pytest.raises(AmqpError, match="later run"):
+        sink.publish([old])
+    with pytest.raises(AmqpError) as caught:
+        sink.send([{"body": "old"}], Task(1, 2, 0, "query", "one"))
+    assert caught.value.condition == "amqp:link:stolen"
+    assert sink.publish([new])
+    assert found(url, out) == Counter(["new"])
+
+
+@pytest.mark.req("K3")
+def test_an_old_checkpoint_is_noticed(anywhere: Any) -> None:
+    _, url, fresh = anywhere
+    _, out = fresh()
+    given_ = {"url": url, "address": out, "producer": "job"}
+    sink = Sink(read_options(given_, "sink"), ["body"], streaming=True)
+    for epoch in range(3):
+        sent = sink.send([{"body": epoch}], Task(0, epoch, epoch, "query", "one"))
+        assert sink.publish([sent])
+    # The last one is done again: that is what Spark does, and nothing is even sent.
+    again = sink.send([{"body": 2}], Task(0, 9, 2, "query", "two"))
+    assert (again.count, sink.publish([again])) == (0, False)
+    with pytest.raises(ValueError, match="has published epoch 2, and this is epoch 0"):
+        sink.send([{"body": 0}], Task(0, 1, 0, "other query", "three"))
+
+
+@pytest.mark.req("K3")
+def test_a_batch_with_a_name_is_published_once(anywhere: Any) -> None:
+    _, url, fresh = anywhere
+    _, out = fresh()
+    given_ = {"url": url, "address": out, "producer": "report of May"}
+    for _ in range(2):
+        sink = moved(Sink(read_options(given_, "sink"), ["body"], streaming=False))
+        sink.publish([sink.send([{"body": 1}], Task(part, part)) for part in range(2)])
+    assert found(url, out) == Counter({1: 2})
+    with pytest.raises(ValueError, match="needs the option producer"):
+        Sink(
+            read_options({"url": url, "address": out, "delivery": "exactly-once"}, "sink"),
+            ["body"],
+            streaming=False,
+        )
+    plain = Sink(read_options({"url": url, "address": out}, "sink"), ["body"], streaming=False)
+    plain.publish([plain.send([{"body": 2}], Task(0, 0))])
+    assert found(url, out) == Counter({1: 2, 2: 1})

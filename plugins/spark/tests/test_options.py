@@ -1,0 +1,92 @@
+"""The options: read, checked, and refused with what was meant."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from amqp_rt_spark.options import OPTIONS, Options, explain, read_options
+
+pytestmark = pytest.mark.req("K1")
+
+HERE = {"url": "amqp://h", "address": "a"}
+
+
+def test_names_have_no_case() -> None:
+    found = read_options(
+        {"URL": "amqp://h", "ADDRESS": "a, b", "StartingOffsets": "Latest"}, "source"
+    )
+    assert (found.url, found.addresses, found.starting_offsets) == (
+        "amqp://h",
+        ("a", "b"),
+        "latest",
+    )
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("maxTriggerDelay", "500ms", "max_delay", 0.5),
+        ("maxTriggerDelay", "5m", "max_delay", 300),
+        ("hold", "2", "hold", 2),
+        ("startingOffsets", '{"a": {"0": 5}}', "starting_offsets", {"a": {0: 5}}),
+        ("startingTimestamp", "1970-01-01T00:00:01Z", "starting_timestamp", 1_000),
+        ("startingTimestamp", "17", "starting_timestamp", 17),
+        ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
+        ("columns", "body, offset", "columns", ("body", "offset")),
+        ("maxMessagesPerTrigger", "7", "max_messages", 7),
+        ("checkpointLocation", "x", "url", "amqp://h"),
+    ],
+)
+def test_values(name: str, text: str, field: str, value: Any) -> None:
+    assert getattr(read_options({**HERE, name: text}, "source"), field) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
+        ({"xyz": "1"}, "no option 'xyz'; there are address"),
+        ({"delivery": "exactly-once"}, "delivery is for a sink, not for a source"),
+        ({"maxMessagesPerTrigger": "0"}, "a whole number from 1 on"),
+        ({"maxMessagesPerTrigger": "ten"}, "a whole number"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"mode": "queue"}, "one of auto, log, browse"),
+        ({"startingOffsets": "now"}, "it is earliest, latest, committed, or offsets as JSON"),
+        ({"startingOffsets": "[1]"}, "or offsets as JSON"),
+        ({"startingTimestamp": "2026-01-01T00:00:00"}, "with its zone"),
+        ({"maxTriggerDelay": "soon"}, "a time such as 30s"),
+        ({"columns": "body,offzet"}, "no column 'offzet'; did you mean offset?"),
+        ({"group": " "}, "it is empty"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "not both"),
+        ({"endingOffsets": '{"a": {}}', "endingTimestamp": "1"}, "not both"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(given: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is looked at below
+        read_options({**HERE, **given}, "source")
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"address": "a"}, "needs the option url"),
+        ({"url": "amqp://h"}, "needs the option address"),
+        ({**HERE, "address": "a,b"}, "a sink has one address"),
+        ({**HERE, "group": "g"}, "for a source, not for a sink"),
+    ],
+)
+def test_what_a_sink_needs(given: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read_options(given, "sink")
+
+
+def test_every_option_is_a_field_and_explained() -> None:
+    fields = set(Options.__struct_fields__)
+    assert {option.field for option in OPTIONS.values()} == fields
+    table = explain()
+    assert all(f"`{option.name}`" in table and option.help for option in OPTIONS.values())
+    assert "`delivery`" not in explain("source")

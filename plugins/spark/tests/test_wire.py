@@ -1,0 +1,192 @@
+"""AMQP in plain calls, with a real broker at the other end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amqp_rt_spark import wire
+from amqp_rt_spark.wire import DataLost, Endpoint, Outlet, Wire
+
+from amqp_rt import Message, sync
+from amqp_rt.broker import Log, Queue
+from amqp_rt.errors import AmqpError, DeliveryRejected, LinkRefused
+from amqp_rt.limits import Limits
+
+pytestmark = pytest.mark.req("L1")
+
+
+def offsets(found: Any) -> list[tuple[int, Any]]:
+    return [(offset, message.body) for offset, message in found]
+
+
+def test_a_range_of_a_log_is_read_again_and_again(served: Any) -> None:
+    served.send("one", *range(50))
+    with Wire(served.endpoint) as it:
+        for credit in (1, 2, 7, 1_000):
+            assert offsets(it.read("one", 0, 10, 20, credit=credit)) == [
+                (number, number) for number in range(10, 20)
+            ]
+        assert offsets(it.read("one", 0, 50, 50)) == []
+        selected = it.read("one", 0, 0, 50, selector="n = 1")
+        assert offsets(selected) == []
+
+
+def test_a_selector_leaves_records_out_and_the_range_still_ends(served: Any) -> None:
+    for number in range(30):
+        served.send("one", number, application_properties={"n": number % 3})
+    with Wire(served.endpoint) as it:
+        for credit in (3, 1_000):
+            found = offsets(it.read("one", 0, 5, 25, selector="n = 1", credit=credit))
+            assert found == [(number, number) for number in range(5, 25) if number % 3 == 1]
+
+
+def test_another_log_of_that_name_is_not_read(served: Any) -> None:
+    served.send("one", "a")
+    with Wire(served.endpoint) as it:
+        known = it.call("one", "READ")["incarnation"]
+        assert offsets(it.read("one", 0, 0, 1, incarnation=known)) == [(0, "a")]
+        served.broker.delete("one")
+        served.broker.declare(Log("one", partitions=1))
+        served.send("one", "b")
+        with pytest.raises(DataLost, match="deleted and made again"):
+            list(it.read("one", 0, 0, 1, incarnation=known))
+
+
+def test_what_retention_has_dropped_is_missed() -> None:
+    with sync.Broker(limits=Limits(log_bytes_max=200_000)) as broker:
+        broker.declare(Log("small", partitions=1))
+        (url,) = broker.listen("amqp://127.0.0.1:0")
+        with broker.local() as peer, peer.sender("small") as out:
+            for _ in range(400):
+                out.send(bytes(2_000))
+        with Wire(Endpoint(url)) as it:
+            (part,) = it.call("small", "READ")["partitions"]
+            first, end = part["first"], part["next"]
+            assert 0 < first < end
+            with pytest.raises(DataLost, match=f"from 0 to {first - 1} are gone"):
+                list(it.read("small", 0, 0, end))
+            found = [offset for offset, _ in it.read("small", 0, 0, end, may_lose=True)]
+            assert found == list(range(first, end))
+
+
+def test_probing(served: Any) -> None:
+    with Wire(served.endpoint) as it:
+        assert it.probe("one", 0, "first") is None
+        served.send("one", "a", "b")
+        assert it.probe("one", 0, "first") == 0
+        assert it.probe("one", 0, "last") == 1
+
+
+def test_browsing_takes_nothing(served: Any) -> None:
+    served.send("in", *range(40))
+    with Wire(served.endpoint) as it:
+        for _ in range(2):
+            assert [each.body for each in it.browse("in", credit=7)] == list(range(40))
+        assert [each.body for each in it.browse("in", most=5)] == list(range(5))
+        assert it.call("in", "READ")["available"] == 40
+        # Whoever stops reading leaves nothing behind.
+        found = it.browse("in", credit=3)
+        next(found)
+        found.close()
+        assert [each.body for each in it.browse("in")] == list(range(40))
+
+
+def test_staging_and_a_commit(served: Any) -> None:
+    claimed = {
+        "amqp_rt:producer": "job",
+        "amqp_rt:run": "one",
+        "amqp_rt:epoch": 0,
+        "amqp_rt:part": 0,
+        "amqp_rt:attempt": 0,
+    }
+    payloads = [Message(number).encode() for number in range(25)]
+    with Wire(served.endpoint) as it:
+        out = Outlet(it, "out", properties=claimed, max_in_flight=4, timeout_s=20)
+        for payload in payloads:
+            out.send(payload)
+        out.finish()
+        assert (out.count, out.crc) == (25, zlib.crc32(b"".join(payloads)))
+        assert list(it.browse("out")) == []
+        body = {"producer": "job", "run": "one", "epoch": 0, "parts": [[0, 0, out.count, out.crc]]}
+        for published in (True, False):
+            assert it.call("out", "COMMIT-EPOCH", body) == {"published": published}
+        assert [each.body for each in it.browse("out")] == list(range(25))
+
+
+def test_what_is_refused_is_said(served: Any) -> None:
+    served.broker.declare(Queue("full", length_max=1, overflow="reject"))
+    with Wire(served.endpoint) as it:
+        with pytest.raises(LinkRefused, match="cannot send to 'nowhere'"):
+            Outlet(it, "nowhere", timeout_s=20)
+        with pytest.raises(LinkRefused, match="cannot be read"):
+            list(it.browse("nowhere"))
+        with pytest.raises(AmqpError, match="READ at 'nowhere'"):
+            it.call("nowhere", "READ")
+        out = Outlet(it, "full", timeout_s=20)
+        out.send(Message(1).encode())
+        out.send(Message(2).encode())
+        with pytest.raises(DeliveryRejected, match="did not take a message"):
+            out.finish()
+        skipping = Outlet(it, "full", timeout_s=20, skip=True)
+        skipping.send(Message(3).encode())
+        skipping.finish()
+        assert (skipping.count, skipping.refused) == (0, 1)
+
+
+def test_a_connection_is_used_again_as_long_as_it_lives(served: Any) -> None:
+    first = wire.wire(served.endpoint)
+    assert wire.wire(served.endpoint) is first
+    first.connection.drop()
+    second = wire.wire(served.endpoint)
+    assert second is not first
+    second.connection.drop()
+    assert wire.call(served.endpoint, "one", "READ")["kind"] == "log"
+
+
+def test_logging_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("ann:pa:ss\n")
+    monkeypatch.setenv("AMQP_SECRET", "ann:pa:ss")
+    monkeypatch.setenv("AMQP_WRONG", "ann:other")
+    with sync.Broker(users={"ann": "pa:ss"}, plain_in_clear=True) as broker:
+        broker.declare(Queue("q"))
+        (url,) = broker.listen("amqp://127.0.0.1:0")
+        for endpoint in (
+            Endpoint(url, credentials_file=str(secret)),
+            Endpoint(url, credentials_env="AMQP_SECRET"),
+        ):
+            with Wire(endpoint) as it:
+                assert list(it.browse("q")) == []
+        with pytest.raises(AmqpError, match="did not accept the login"):
+            Wire(Endpoint(url, credentials_env="AMQP_WRONG"))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        (Endpoint("amqp://u:p@h"), "url holds a password"),
+        (Endpoint("amqp://h", credentials_file="/no/such"), "cannot be read: No such file"),
+        (Endpoint("amqp://h", credentials_env="NOT_SET_AT_ALL"), "one line, user:password"),
+        (Endpoint("amqp://h", mechanism="plain"), "needs credentialsFile or credentialsEnv"),
+        (Endpoint("amqp://h", mechanism="gssapi", credentials_env="PATH"), "user:password|not one"),
+    ],
+)
+def test_an_endpoint_that_makes_no_sense(endpoint: Endpoint, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Wire(endpoint)
+
+
+def test_executors_need_no_event_loop() -> None:
+    program = (
+        "import sys, amqp_rt_spark.wire\n"
+        "print(*({'trio', 'anyio', 'asyncio', 'pyspark', 'pyarrow'} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout.split()) == (0, []), run.stderr

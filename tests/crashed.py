@@ -1,0 +1,35 @@
+"""Stores in memory for tests: within virtual time, and as they are found after a crash."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from amqp_rt.stores.base import Batch
+from amqp_rt.stores.memory import MemoryStore
+
+
+async def at_once(call: Callable[..., Any], *args: Any) -> Any:
+    """Runs calls of a store within virtual time."""
+    await trio.lowlevel.checkpoint()
+    return call(*args)
+
+
+class Photographed(MemoryStore):
+    """A disk of which there is a copy for each commit, as it would be found after a crash there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[MemoryStore] = []
+
+    def commit(self, batch: Batch) -> None:
+        super().commit(batch)
+        copies, self.copies = self.copies, []
+        found = MemoryStore()
+        found.__dict__.update(copy.deepcopy(self.__dict__))
+        del found.__dict__["copies"]
+        found.abandon()
+        self.copies = [*copies, found]

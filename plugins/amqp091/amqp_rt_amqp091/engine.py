@@ -157,7 +157,11 @@ class Engine:
         """When ``tick`` wants to be called."""
         if self.finished:
             return inf
-        if self._scheduled or (self.thirsty and self.output_size < self.limits.output_max // 2):
+        if (
+            self._scheduled
+            or self._events
+            or (self.thirsty and self.output_size < self.limits.output_max // 2)
+        ):
             return self._now
         at = self._ends_at
         if self._heartbeat_s and self.stage is Stage.RUNNING:
@@ -174,6 +178,7 @@ class Engine:
             return []
         self._receiving = True
         unread, self.unread = self.unread, False
+        self._go_on()
         if self.stage is Stage.HEADER:
             data = self._on_protocol_header(data)
         if (data or unread) and not self.finished:
@@ -215,17 +220,21 @@ class Engine:
             elif now >= self._said_at + self._heartbeat_s / 2:
                 self._write(HEARTBEAT_FRAME)
         if not self.finished:
-            scheduled, self._scheduled = self._scheduled, {}
-            for channel in scheduled:
-                channel.go_on()
+            self._go_on()
             self._pour()
         return self._done()
 
     def take(self) -> list[bytes]:
         """Buffers to send."""
-        self._flush_dirty()
         if self._open_due and self.stage is Stage.RUNNING:
             self._say_open_ok()
+        if self._scheduled:
+            # Whoever answered is waited for no more. What is to be reported waits for the next call.
+            self._receiving = True
+            self._go_on()
+            self.flush_posts()
+            self._receiving = False
+        self._flush_dirty()
         output, self._output = self._output, []
         self.output_size = 0
         self._signalled = False
@@ -611,6 +620,12 @@ class Engine:
         if not self._signalled and not self._receiving:
             self._signalled = True
             self.on_output()
+
+    def _go_on(self) -> None:
+        """Let channels take what was held up."""
+        scheduled, self._scheduled = self._scheduled, {}
+        for channel in scheduled:
+            channel.go_on()
 
     def _pour(self) -> None:
         """There is room again for those who had credit and none."""

@@ -77,9 +77,7 @@ class ByHand:
 
     def subscribe(self, address: str, window: int) -> None:
         self._when_open(
-            lambda: self._say(
-                1, m.BasicQos(prefetch_count=window), m.BasicConsume(queue=address)
-            )
+            lambda: self._say(1, m.BasicQos(prefetch_count=window), m.BasicConsume(queue=address))
         )
 
     def accept(self, key: Any) -> None:

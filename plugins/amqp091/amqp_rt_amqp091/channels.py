@@ -59,6 +59,7 @@ REQUEUED: Final = Modified(delivery_failed=True)
 DISCARDED: Final = Rejected()
 
 _BASIC: Final = 60
+_PUBLISH_CODE: Final = m.BasicPublish.code.to_bytes(4, "big")
 _EXCLUSIVE: Final = Symbol("exclusive")
 _PRIORITY: Final = Symbol("priority")
 _OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
@@ -137,6 +138,8 @@ class Channel:
         self.consumers: dict[str, SendingLink] = {}
         #: Frames that wait until the method before them is done, and their octets.
         self.held_up = False
+        #: But messages need not wait.
+        self._lets_publish = False
         self.backlog: deque[Frame] = deque()
         self.backlog_size = 0
         #: The queue that was declared last: an empty name means it.
@@ -177,10 +180,16 @@ class Channel:
         """
         if self.closing:
             self._on_frame_while_closing(frame)
-        elif self.held_up:
+        elif self.held_up and not (self._lets_publish and self._publishes(frame)):
             self._hold(frame)
         else:
             self._take(frame)
+
+    def _publishes(self, frame: Frame) -> bool:
+        """Whether *frame* belongs to a message, and nothing before it is held up."""
+        return not self.backlog and (
+            frame.type != METHOD or frame.payload.startswith(_PUBLISH_CODE)
+        )
 
     def _hold(self, frame: Frame) -> None:
         limits = self.engine.limits
@@ -191,7 +200,7 @@ class Channel:
 
     def resume(self) -> None:
         """What held up the channel is done."""
-        self.held_up = False
+        self.held_up = self._lets_publish = False
         if self.backlog and not self.closing:
             self.engine.schedule(self)
 
@@ -515,6 +524,7 @@ class Channel:
         link.on_answer = partial(self._consuming, method, link)
         link.on_end = partial(self._consumer_ended, link)
         self._request(link)
+        self._lets_publish = True
 
     def _consuming(self, method: m.BasicConsume, link: SendingLink, refused: Error | None) -> None:
         if self.closing or self.ended:

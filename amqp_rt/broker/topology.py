@@ -576,12 +576,21 @@ class Topology:
         self._judge(Rights.MANAGE, name)
         return self._host.purge_now(name, virtual_host=self._virtual_host)
 
+    def scarce(self, on_room: Callable[[], None]) -> bool:
+        """Whether memory is scarce; *on_room* is called once it is not any more."""
+        memory = self._host.memory
+        if memory.scarce:
+            memory.wait(self, on_room)
+            return True
+        return False
+
     def idle(self, queue: str) -> None:
         """A consumer of the peer takes no more messages."""
         self._all.idle(self._space, queue)
 
     def close(self) -> None:
         """The connection is over: what it had for itself goes with it (§3.1.3.3)."""
+        self._host.memory.waiting.pop(self, None)
         for name, known in list(self._space.queues.items()):
             if known.owner is self._connection:
                 self._host.delete(name, virtual_host=self._virtual_host)

@@ -447,6 +447,10 @@ class Topology(Protocol):
         asks of what an exchange has *routed* there.
         """
 
+    def scarce(self, on_room: Callable[[], None]) -> bool:
+        """Whether memory is scarce, so that the peer had better send nothing; *on_room* is called once
+        it is not any more."""
+
     def idle(self, queue: str) -> None:
         """A consumer of the peer takes no more messages, though its link is there for those in hand."""
 

@@ -504,6 +504,11 @@ class Channel:
             self._consume_replies(method, tag)
             return
         queue = self._queue_named(method.queue)
+        if len(self._links) > self.engine.limits.handle_max:
+            raise Fault(
+                faults.RESOURCE_ERROR,
+                f"a channel has at most {self.engine.limits.handle_max} consumers and the like",
+            )
         if self.engine.topology is not None:
             # It says best what is not there, or exclusive.
             self.engine.topology.queue(queue)

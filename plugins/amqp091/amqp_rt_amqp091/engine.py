@@ -128,6 +128,9 @@ class Engine:
         self._exchange: Exchange | None = None
         self._secret: m.ConnectionUpdateSecret | None = None
         self._hears_failure = False
+        #: The client wants to know when it had better send nothing, and has been told so.
+        self._hears_blocked = False
+        self._blocked = False
         self._open_due = False
         self._channel_max = min(CHANNEL_MAX, max(1, options.limits.channel_max * 32))
         self._frame_max = FRAME_MAX
@@ -461,6 +464,7 @@ class Engine:
         capabilities = properties.get("capabilities")
         if isinstance(capabilities, dict):
             self.hears_cancel = capabilities.get("consumer_cancel_notify") is True
+            self._hears_blocked = capabilities.get("connection.blocked") is True
             self._hears_failure = capabilities.get("authentication_failure_close") is True
         name = properties.get("connection_name")
         # Each connection is a container of its own: nothing of it is taken up by another.
@@ -679,6 +683,15 @@ class Engine:
                     link.put(deliveries)
                 else:
                     way.deliver(link, deliveries)
+            if self._hears_blocked and not self._blocked and self.topology is not None:
+                self._blocked = self.topology.scarce(self._unblock)
+                if self._blocked:
+                    self.write(0, m.ConnectionBlocked(reason="low on memory"))
+
+    def _unblock(self) -> None:
+        self._blocked = False
+        if self.stage is Stage.RUNNING:
+            self.write(0, m.ConnectionUnblocked())
 
     def drop_replies(self, channel: Channel) -> None:
         """*channel* waits for replies no more."""

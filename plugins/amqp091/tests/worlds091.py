@@ -196,6 +196,7 @@ class Client:
 
     def take(self) -> list[tuple[int, Any]]:
         """All that was heard since the last call."""
+        self._hear()
         heard, self.heard = self.heard, []
         return heard
 

@@ -162,6 +162,10 @@ class Topologies:
         found = split_exchange(address)
         if found is None:
             return None
+        if not found[0]:
+            return Error(
+                "amqp:not-found", "the default exchange has no address: use those of the queues"
+            )
         try:
             exchange = self.space(virtual_host).exchanges.find(found[0])
         except AmqpError as error:

@@ -23,9 +23,9 @@ class Served:
         self.url = url
         self.port = int(url.rpartition(":")[2].rstrip("/"))
 
-    async def run(self, client: Callable[..., T], *args: Any) -> T:
-        """What *client* returns, which blocks, and may take 30 seconds."""
-        with trio.fail_after(30):
+    async def run(self, client: Callable[..., T], *args: Any, within: float = 30) -> T:
+        """What *client* returns, which blocks, and may take *within* seconds."""
+        with trio.fail_after(within):
             return await trio.to_thread.run_sync(client, *args, abandon_on_cancel=True)
 
 

@@ -10,7 +10,6 @@ import trio
 from amqp_rt_amqp091 import Front
 
 from amqp_rt import Broker
-from amqp_rt.fronts import amqp10
 
 T = TypeVar("T")
 
@@ -31,6 +30,6 @@ class Served:
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
-    async with Broker(fronts=[amqp10.Front(), Front()], volatile=True) as broker:
+    async with Broker(fronts=[Front()], volatile=True) as broker:
         (url,) = await broker.listen("amqp://127.0.0.1:0")
         yield Served(broker, url)

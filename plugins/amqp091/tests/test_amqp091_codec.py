@@ -307,7 +307,7 @@ def test_properties_that_do_not_fit_a_frame() -> None:
         content_frames(1, BasicDeliver(), BasicProperties(headers={"k": "x" * 5000}), b"", 4096)
 
 
-@pytest.mark.req("N1", "N2")
+@pytest.mark.req("N2")
 def test_fixed_octets(frames: Any) -> None:
     assert bytes.fromhex(frames["protocol_header"]) == PROTOCOL_HEADER
     assert bytes.fromhex(frames["heartbeat_frame"]) == HEARTBEAT_FRAME == frame(HEARTBEAT, 0, b"")

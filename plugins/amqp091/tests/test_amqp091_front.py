@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 from amqp_rt_amqp091 import Front
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.codec import read_header, read_method
@@ -19,6 +20,9 @@ from amqp_rt_amqp091.frames import (
     method_frame,
 )
 
+from amqp_rt.errors import AmqpError
+from amqp_rt.runtime import front_of, installed_fronts
+from amqp_rt.testing import LoopbackBroker
 from amqp_rt.testing.fronts import FRONT_CHECKS, FrontWorld
 
 _FRAME_MAX = 8192
@@ -156,3 +160,32 @@ class ByHand:
 @pytest.mark.parametrize("check", FRONT_CHECKS, ids=lambda check: check.__name__)
 def test_the_front_is_one(check: Callable[[FrontWorld], None]) -> None:
     check(FrontWorld(Front(), ByHand))
+
+
+# --- By its name ----------------------------------------------------------------------------------
+
+
+def test_a_broker_finds_it_by_its_name() -> None:
+    assert front_of("amqp091").name == "amqp0-9-1"
+    assert "amqp0-9-1" in [each.name for each in installed_fronts()]
+    with pytest.raises(AmqpError, match=r"installed are: .*amqp091"):
+        front_of("amqp092")
+
+
+def test_a_broker_of_the_tests_speaks_it_at_its_one_port() -> None:
+    pika = pytest.importorskip("pika")
+    with LoopbackBroker() as broker:
+        work = broker.declare("work")
+        connection = pika.BlockingConnection(pika.URLParameters(broker.url))
+        connection.channel().basic_publish("", "work", b"hello")
+        connection.close()
+        assert [message.body for message in work.wait_for(1)] == [b"hello"]
+
+
+@pytest.mark.req("N1")
+async def test_another_version_is_answered_with_our_header(served: Any) -> None:
+    stream = await trio.open_tcp_stream("127.0.0.1", served.port)
+    async with stream:
+        await stream.send_all(b"AMQP\x00\x00\x09\x00")
+        with trio.fail_after(5):
+            assert await stream.receive_some() == PROTOCOL_HEADER

@@ -165,7 +165,11 @@ class Broker:
         if self.container.guarded:
             self.host.may_send = self.container.may_be_sent
         self.container.add_host(self.host)
-        self.topologies = Topologies(self.host, partial(decide, self.container.access))
+        self.topologies = Topologies(
+            self.host,
+            partial(decide, self.container.access),
+            asks=lambda: self.container.authorize is not None,
+        )
         self.container.topology = self.topologies.of
         self.management: Management | None = None
         if management:

@@ -133,11 +133,15 @@ class Topologies:
     Args:
         host: The broker.
         decide: Says who may do what.
+        asks: Whether somebody else is asked too who may send where, for which it takes a link.
     """
 
-    def __init__(self, host: BrokerHost, decide: Decide) -> None:
+    def __init__(
+        self, host: BrokerHost, decide: Decide, *, asks: Callable[[], bool] = lambda: False
+    ) -> None:
         self.host = host
         self.decide = decide
+        self.asks = asks
         self._spaces: dict[str, _Space] = {}
         host.on_deleted = self._deleted
         host.ways = self
@@ -682,6 +686,8 @@ class Topology:
         self, queue: str, link: ReceivingLink, *, routed: bool
     ) -> ReceivingEndpoint | Error | None:
         """The way into a queue, None if there is none."""
+        if self._all.asks():
+            return None
         if not routed:
             refused = self._all.decide(self._peer, Rights.SEND, queue)
             if refused is not None:

@@ -443,8 +443,8 @@ class Topology(Protocol):
     ) -> ReceivingEndpoint | Error | None:
         """The way into a queue: its ``deliver`` takes deliveries of *link*, which needs no credit.
 
-        None if there is no such queue; an error if the peer may not send there itself, which nobody
-        asks of what an exchange has *routed* there.
+        None if there is no such queue, or it takes a link to send there; an error if the peer may not
+        send there itself, which nobody asks of what an exchange has *routed* there.
         """
 
     def scarce(self, on_room: Callable[[], None]) -> bool:

@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import trio
+from amqp_rt_amqp091 import Front
+
+from amqp_rt import Broker, Container
 
 pika = pytest.importorskip("pika")
 from pika import exceptions  # noqa: E402 - only if it is there
@@ -460,3 +464,59 @@ async def test_dead_letters_go_where_the_arguments_say(served: Any) -> None:
         assert drain(channel, "dead") == [b"q", b"p"]
 
     await served.run(on_channel(client), served.port)
+
+
+async def test_an_application_that_is_asked_is_asked_for_publishers_too() -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def authorize(_peer: Any, address: str, role: str) -> bool:
+        asked.append((address, role))
+        return address != "secret"
+
+    def client(port: int) -> None:
+        with connected(port) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.queue_declare("q")
+            channel.queue_declare("secret")
+            channel.queue_bind("q", "amq.fanout")
+            channel.basic_publish("", "q", b"1")
+            channel.basic_publish("amq.fanout", "", b"2")
+            with pytest.raises(exceptions.NackError):
+                channel.basic_publish("", "secret", b"3")
+            assert drain(channel, "q") == [b"1", b"2"]
+            fails(channel, 403, lambda: channel.basic_get("secret"))
+
+    async with Broker(fronts=[Front()], volatile=True, authorize=authorize) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync(
+                client, int(url.rpartition(":")[2].rstrip("/")), abandon_on_cancel=True
+            )
+    assert ("q", "sender") in asked
+
+
+async def test_a_node_of_an_application_takes_what_pika_publishes() -> None:
+    container = Container("app", fronts=[Front()])
+    heard = trio.Event()
+
+    @container.node("orders")
+    async def orders(body: bytes) -> None:
+        assert body == b"5 apples"
+        heard.set()
+
+    def client(port: int) -> None:
+        with connected(port) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("", "orders", b"5 apples")
+            with pytest.raises(exceptions.UnroutableError):
+                channel.basic_publish("", "nowhere", b"x", mandatory=True)
+
+    async with container:
+        (url,) = await container.listen("amqp://127.0.0.1:0")
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync(
+                client, int(url.rpartition(":")[2].rstrip("/")), abandon_on_cancel=True
+            )
+            await heard.wait()

@@ -194,6 +194,8 @@ class _Node:
         self.abandoned = False
         #: Of a log, the partition that is meant, None for all.
         self.partition = partition
+        #: The connection that alone may receive from it.
+        self.reserved: Any = None
         #: Called when one of its consumers has left.
         self.on_left: Callable[[Any], None] | None = None
         #: It was found in the store, or made for dead letters, and nobody has declared it since.
@@ -592,12 +594,18 @@ class BrokerHost:
         self._make_dead(virtual_host, declared)
 
     def declare_transient(
-        self, declared: Declaration, owner: Any = None, *, virtual_host: str = ""
+        self,
+        declared: Declaration,
+        owner: Any = None,
+        *,
+        reserved: Any = None,
+        virtual_host: str = "",
     ) -> None:
         """Make a node that is not in the store, and takes durable messages all the same. It is there
         until somebody deletes it.
 
-        *owner* is the connection that has it for itself, under a name that nobody can guess.
+        *reserved* is the connection that alone may receive from it; *owner* too, which has it under a
+        name that nobody can guess.
 
         Raises:
             AmqpError: The name is taken, there are too many, or *owner* has too many.
@@ -611,7 +619,7 @@ class BrokerHost:
                 "the connection has too many nodes that are not in the store",
                 condition="amqp:resource-limit-exceeded",
             )
-        self._make(virtual_host, declared, owner, transient=True)
+        self._make(virtual_host, declared, owner, transient=True).reserved = reserved
         if owner is not None:
             self._dynamic[owner] += 1
         self._make_dead(virtual_host, declared)
@@ -1226,6 +1234,11 @@ class BrokerHost:
         )
         if not sending and node.is_sealed:
             terms = _SEALED
+        if sending and node.reserved is not None and node.reserved is not link.connection:
+            terms = Error(
+                "amqp:resource-locked",
+                f"{node.declared.name!r} is exclusive to another connection",
+            )
         if isinstance(terms, Error):
             link.refuse(terms)
             return True

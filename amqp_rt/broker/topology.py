@@ -516,7 +516,10 @@ class Topology:
         if wanted.exclusive or not wanted.durable:
             # It need not outlive the process, nor does what is in it.
             self._host.declare_transient(
-                node, None if wanted.name else owner, virtual_host=self._virtual_host
+                node,
+                None if wanted.name else owner,
+                reserved=owner,
+                virtual_host=self._virtual_host,
             )
         else:
             self._host.declare(node, virtual_host=self._virtual_host)

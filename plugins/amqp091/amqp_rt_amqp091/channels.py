@@ -43,7 +43,7 @@ from . import faults
 from . import methods as m
 from .codec import ContentHeader, Seconds, read_header, read_method
 from .faults import Fault
-from .frames import BODY, HEADER, METHOD, Frame
+from .frames import BODY, HEADER, METHOD, OVERHEAD, Frame
 from .links import IncomingDelivery, Link, OutgoingDelivery, Publishing, ReceivingLink, SendingLink
 from .messages import Content, Invalid, from_message, to_arguments, to_message
 
@@ -192,11 +192,10 @@ class Channel:
         )
 
     def _hold(self, frame: Frame) -> None:
-        limits = self.engine.limits
-        self.backlog_size += len(frame.payload) + 8
-        if self.backlog_size > limits.session_window_bytes:
-            raise Fault(faults.RESOURCE_ERROR, "too much was sent ahead of an answer")
+        size = len(frame.payload) + OVERHEAD
         self.backlog.append(frame)
+        self.backlog_size += size
+        self.engine.hold(size)
 
     def resume(self) -> None:
         """What held up the channel is done."""
@@ -208,7 +207,8 @@ class Channel:
         """Take what was held up, until something holds it up again."""
         while self.backlog and not self.held_up and not self.closing:
             frame = self.backlog.popleft()
-            self.backlog_size -= len(frame.payload) + 8
+            self.backlog_size -= len(frame.payload) + OVERHEAD
+            self.engine.let_go(len(frame.payload) + OVERHEAD)
             self.engine.guard(self, partial(self._take, frame))
 
     def _on_frame_while_closing(self, frame: Frame) -> None:
@@ -275,6 +275,7 @@ class Channel:
         if payload:
             # Frames without octets would be held for nothing.
             self._body.append(payload)
+            self.engine.hold(len(payload))
         if self._body_size == self._header.body_size:
             self._on_content()
 
@@ -284,6 +285,7 @@ class Channel:
         assert header is not None
         self._publish = self._header = None
         self._body = []
+        self.engine.let_go(self._body_size)
         self._body_size = 0
         try:
             self._on_publish(method, header.properties, body)
@@ -305,7 +307,10 @@ class Channel:
         for link in list(self._links):
             link.end(None, True)
         self._links.clear()
+        self.engine.let_go(self.backlog_size + sum(map(len, self._body)))
+        self.backlog_size = self._body_size = 0
         self.backlog.clear()
+        self._body = []
         self.unacked.clear()
         followers, self.followers = self.followers, {}
         for follower in followers.values():

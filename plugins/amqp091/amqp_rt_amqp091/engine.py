@@ -142,6 +142,8 @@ class Engine:
         #: Channels that go on where they were held up.
         self._scheduled: dict[Channel, None] = {}
         self._dirty: dict[Channel, None] = {}
+        #: Octets that wait on all channels.
+        self._held = 0
         #: Messages of this chunk, by who takes them and the link on which they come.
         self._posts: dict[tuple[int, ReceivingLink], tuple[Any, list[IncomingDelivery]]] = {}
         self._error: Error | None = None
@@ -640,6 +642,25 @@ class Engine:
             link.offer_credit()
 
     # --- what channels call --------------------------------------------------------------
+
+    def hold(self, size: int) -> None:
+        """*size* more octets wait on a channel: of content that is not complete, or of frames behind
+        an answer that is not there. All channels together may have so many.
+
+        Raises:
+            Fault: They are too many.
+        """
+        self._held += size
+        most = max(self.limits.session_window_bytes, 2 * self.limits.message_size_max)
+        if self._held > most:
+            raise Fault(
+                faults.RESOURCE_ERROR,
+                f"the channels have more than {most} octets of what is not complete",
+            )
+
+    def let_go(self, size: int) -> None:
+        """*size* octets wait no more."""
+        self._held -= size
 
     def report(self, event: Event) -> None:
         """An event for the owner of the connection."""

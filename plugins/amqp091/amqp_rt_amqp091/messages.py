@@ -34,6 +34,14 @@ EXPIRATION: Final = Symbol("x-basic-expiration")
 #: ``type`` of a message whose body is sections of 1.0, since it is not data.
 AMQP10: Final = "amqp-1.0"
 
+#: Where and why the broker has given it up, oldest first; and its reasons in RabbitMQ's words.
+_HISTORY: Final = Symbol("x-opt-dead-letter-history")
+_REASONS: Final = {
+    "overflow": "maxlen",
+    "max-deliveries": "delivery_limit",
+    "max-attempts": "delivery_limit",
+}
+
 #: Headers for properties of 1.0 that 0-9-1 has none for.
 _TO: Final = "x-amqp10-to"
 _SUBJECT: Final = "x-amqp10-subject"
@@ -201,6 +209,14 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
         headers.setdefault(_GROUP_SEQUENCE, UInt(stated.group_sequence))
     if isinstance(stated.absolute_expiry_time, int):
         headers.setdefault(_EXPIRES, Seconds(max(0, stated.absolute_expiry_time // 1000)))
+    history = annotations.get(_HISTORY)
+    if isinstance(history, list):
+        _tell_deaths(
+            history,
+            str(annotations.get(EXCHANGE, "")),
+            str(annotations.get(ROUTING_KEY, "")),
+            headers,
+        )
     _add_annotations(annotations, headers)
     said.content_type = _short(stated.content_type)
     said.content_encoding = _short(stated.content_encoding)
@@ -259,6 +275,35 @@ def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object])
         ours = not isinstance(name, str) or not name.startswith("x-") or name in _OURS
         if not ours and len(_octets(name)) <= _SHORT_MAX:
             headers.setdefault(str(name), _from_value(value))
+
+
+def _tell_deaths(history: list[Any], exchange: str, key: str, headers: dict[str, object]) -> None:
+    """Why it is a dead letter, as RabbitMQ's clients expect to be told: by queue and reason, the latest
+    first, with how often that was."""
+    deaths: dict[tuple[str, str], dict[str, object]] = {}
+    for each in history:
+        if not isinstance(each, Mapping):
+            continue
+        queue = str(each.get("source", ""))
+        reason = str(each.get("reason", ""))
+        reason = _REASONS.get(reason, reason)
+        before = deaths.pop((queue, reason), None)
+        count = before["count"] if before is not None else 0
+        deaths[queue, reason] = {
+            "count": int(count) + 1 if isinstance(count, int) else 1,
+            "queue": queue,
+            "reason": reason,
+            "time": before["time"] if before is not None else _from_value(each.get("time")),
+            "exchange": exchange,
+            "routing-keys": [key],
+        }
+    if not deaths:
+        return
+    headers["x-death"] = list(reversed(deaths.values()))
+    for name, (queue, reason) in (("first", next(iter(deaths))), ("last", next(reversed(deaths)))):
+        headers[f"x-{name}-death-queue"] = queue
+        headers[f"x-{name}-death-reason"] = reason
+        headers[f"x-{name}-death-exchange"] = exchange
 
 
 def _short(text: object) -> str | None:

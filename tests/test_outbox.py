@@ -184,7 +184,7 @@ async def work(url: str, database: Path, step: int = -1) -> tuple[int, str]:
 
 
 @pytest.mark.req("R14")
-@pytest.mark.timeout(900)  # every step, if it is a long run
+@pytest.mark.timeout(3600)  # every step, if it is a long run
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are killed by signals here")
 async def test_killed_at_every_step(tmp_path: Path, long_run: bool) -> None:
     async with Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker, broker.local() as peer:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Any
+
+import trio
 
 from amqp_rt.codec.composites import encode_composite, read_composite
 from amqp_rt.codec.primitives import Reader
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.frames import AMQP_HEADER
-from amqp_rt.core.performatives import PERFORMATIVES, Begin, Close, Detach, End, Open, Transfer
+from amqp_rt.core.performatives import (
+    PERFORMATIVES,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Open,
+    Transfer,
+)
 from amqp_rt.core.sasl_frames import (
     SaslChallenge,
     SaslInit,
@@ -19,6 +31,7 @@ from amqp_rt.core.sasl_frames import (
 )
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import ServerOptions
+from amqp_rt.outcomes import Rejected
 
 SASL = (SaslMechanisms, SaslInit, SaslChallenge, SaslResponse, SaslOutcome)
 
@@ -101,3 +114,66 @@ def transfer(delivery_id: int | None, payload: bytes = b"x", **fields: Any) -> b
     tag = fields.pop("tag", None if delivery_id is None else struct.pack(">I", delivery_id))
     handle = fields.pop("handle", 0)
     return frame(Transfer(handle, delivery_id, tag, 0, **fields), payload=payload)
+
+
+class Octets:
+    """A peer by hand: what it says, and the frames that it hears."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self.heard: list[Any] = []
+        self.over = False
+        self._data = b""
+
+    async def say(self, *octets: bytes) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self.stream.send_all(b"".join(octets))
+
+    async def hear(self, kind: type, count: int = 1) -> Any:
+        """The *count*-th frame of *kind*; None if the stream ends before."""
+        while True:
+            found = [each for each in self.heard if type(each) is kind]
+            if len(found) >= count or self.over:
+                return found[count - 1] if len(found) >= count else None
+            try:
+                data = await self.stream.receive_some(65_536)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            self.over = not data
+            self._data += data
+            self._cut()
+
+    async def end(self) -> None:
+        """Hear all there is."""
+        await self.hear(type(None), 1_000_000)
+
+    @property
+    def condition(self) -> str:
+        """Of the error that was heard; nothing if there was none."""
+        for each in self.heard:
+            error = None
+            if isinstance(each, Close | End | Detach):
+                error = each.error
+            elif isinstance(each, Disposition) and isinstance(each.state, Rejected):
+                error = each.state.error
+            elif isinstance(each, SaslOutcome) and each.code:
+                return f"sasl {each.code}"
+            if error is not None:
+                return str(error.condition)
+        return ""
+
+    def _cut(self) -> None:
+        data = self._data
+        at = 0
+        while len(data) - at >= 8:
+            if data[at : at + 4] == b"AMQP":
+                at += 8
+                continue
+            size, doff, kind, _ = struct.unpack_from(">IBBH", data, at)
+            if len(data) - at < size:
+                break
+            if size > doff * 4:
+                reader = Reader(data, at + doff * 4, at + size)
+                self.heard.append(read_composite(reader, *(SASL if kind else PERFORMATIVES)))
+            at += size
+        self._data = data[at:]

@@ -20,22 +20,16 @@ import trio
 import trio.testing
 from certificates import certificates
 from msgspec import Struct
-from wire import BEGIN, OPEN, SASL, frame
+from wire import BEGIN, OPEN, Octets, frame
 
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.codec.composites import read_composite
-from amqp_rt.codec.primitives import Reader
 from amqp_rt.container.container import Container
 from amqp_rt.container.recovery import connect
 from amqp_rt.core.frames import AMQP_HEADER, SASL_HEADER
 from amqp_rt.core.performatives import (
-    PERFORMATIVES,
     Attach,
     Begin,
     Close,
-    Detach,
-    Disposition,
-    End,
     Flow,
     Open,
     Transfer,
@@ -48,7 +42,6 @@ from amqp_rt.message import Message
 from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.net.tls import ClientTls, ServerTls, client_layer, encrypt
 from amqp_rt.net.websocket import accept_websocket, request_websocket
-from amqp_rt.outcomes import Rejected
 from amqp_rt.runtime import Broker
 from amqp_rt.security.mechanisms import Plain
 from amqp_rt.termini import Coordinator, Source, Target
@@ -58,69 +51,6 @@ from amqp_rt.values import Described, Symbol
 KNOWN = certificates()
 DOORS = {"tcp": "amqp", "tls": "amqps", "ws": "ws", "wss": "wss"}
 ELSEWHERE = "192.0.2.1:50000"
-
-
-class Octets:
-    """A peer by hand: what it says, and the frames that it hears."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self.stream = stream
-        self.heard: list[Any] = []
-        self.over = False
-        self._data = b""
-
-    async def say(self, *octets: bytes) -> None:
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await self.stream.send_all(b"".join(octets))
-
-    async def hear(self, kind: type, count: int = 1) -> Any:
-        """The *count*-th frame of *kind*; None if the stream ends before."""
-        while True:
-            found = [each for each in self.heard if type(each) is kind]
-            if len(found) >= count or self.over:
-                return found[count - 1] if len(found) >= count else None
-            try:
-                data = await self.stream.receive_some(65_536)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
-            self.over = not data
-            self._data += data
-            self._cut()
-
-    async def end(self) -> None:
-        """Hear all there is."""
-        await self.hear(type(None), 1_000_000)
-
-    @property
-    def condition(self) -> str:
-        """Of the error that was heard; nothing if there was none."""
-        for each in self.heard:
-            error = None
-            if isinstance(each, Close | End | Detach):
-                error = each.error
-            elif isinstance(each, Disposition) and isinstance(each.state, Rejected):
-                error = each.state.error
-            elif isinstance(each, SaslOutcome) and each.code:
-                return f"sasl {each.code}"
-            if error is not None:
-                return str(error.condition)
-        return ""
-
-    def _cut(self) -> None:
-        data = self._data
-        at = 0
-        while len(data) - at >= 8:
-            if data[at : at + 4] == b"AMQP":
-                at += 8
-                continue
-            size, doff, kind, _ = struct.unpack_from(">IBBH", data, at)
-            if len(data) - at < size:
-                break
-            if size > doff * 4:
-                reader = Reader(data, at + doff * 4, at + size)
-                self.heard.append(read_composite(reader, *(SASL if kind else PERFORMATIVES)))
-            at += size
-        self._data = data[at:]
 
 
 @asynccontextmanager

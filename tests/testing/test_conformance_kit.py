@@ -107,6 +107,7 @@ SOMETIMES: dict[str, dict[str, str]] = {
     "rabbitmq": {
         "credit that comes while messages are under way is added": "credit_is_no_sum",
         "of deliveries on two links at once one may go unanswered": "interleaved_deliveries",
+        "a session that ends as it begins is ended by two processes": "begin_and_end_at_once",
     },
 }
 #: Host → what it does not have.

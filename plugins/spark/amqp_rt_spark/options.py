@@ -66,6 +66,7 @@ class Options(Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     raw: bool = False
     hold: float = 3_600.0
+    lease_ttl: float | None = None
     on_undecodable: str = "fail"
     filter_pushdown: bool = False
     # Sink.
@@ -252,7 +253,7 @@ _DECLARED: Final = (
         "container_id",
         _text,
         "",
-        "How the connections are named at the broker; the number of the process is added.",
+        "How the connections are named at the broker; what tells them apart is added.",
     ),
     Option(
         "connectTimeout",
@@ -264,16 +265,16 @@ _DECLARED: Final = (
     Option(
         "mode",
         "mode",
-        _one_of("auto", "log", "browse"),
+        _one_of("auto", "log", "lease", "browse"),
         SOURCE,
-        "log, browse (batch only: what waits in a queue, without taking it), or auto: by the kind of node.",
+        "log; lease (streams only: messages of a queue are set aside for a group until they are written); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
     ),
     Option(
         "group",
         "group",
         _text,
         SOURCE,
-        "Under which name the broker keeps how far the stream has got. Required where it starts at latest, at a time, or where it was (committed).",
+        "Under which name the broker keeps how far the stream has got. Required for leases, and where a log is read from latest, from a time, or from where it was (committed).",
     ),
     Option(
         "startingOffsets",
@@ -383,6 +384,13 @@ _DECLARED: Final = (
         _seconds,
         SOURCE,
         "How long retention is kept away from a micro-batch that is being read. Default 1h.",
+    ),
+    Option(
+        "leaseTtl",
+        "lease_ttl",
+        _seconds,
+        SOURCE,
+        "After how long without a word from the query its messages go back to the queue. By default they stay aside until the query goes on.",
     ),
     Option(
         "onUndecodable",

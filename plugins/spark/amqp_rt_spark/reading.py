@@ -108,7 +108,10 @@ def log_state(options: Options, address: str) -> LogState:
     """
     found = wire.call(options.endpoint, address, "READ")
     if found["kind"] != "log":
-        raise ValueError(f"{address!r} is a {found['kind']}, not a log: only logs are streamed")
+        raise ValueError(
+            f"{address!r} is a {found['kind']}, not a log: stream a queue with mode=lease, and read what "
+            "waits there with a batch"
+        )
     return LogState(
         str(found["incarnation"]),
         {
@@ -166,7 +169,7 @@ class _Reading:
                     start = self._there(address, number, start, stop, state)
                 if start < stop:
                     ranges.append(Span(address, number, start, stop, incarnation))
-        return list(_cut(ranges, self.options.min_partitions, self.options.max_per_partition))
+        return list(cut(ranges, self.options.min_partitions, self.options.max_per_partition))
 
     def _there(self, address: str, number: int, start: int, stop: int, part: Part) -> int:
         """*start*, or where the records that are left begin."""
@@ -224,7 +227,7 @@ def _named(
     return other | named
 
 
-def _cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
+def cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
     """*ranges* in *least* pieces at least, of *most* records at most, as equal as it goes."""
     total = sum(span.end - span.start for span in ranges)
     size = total
@@ -245,7 +248,54 @@ def _cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
             )
 
 
-class LogStream(_Reading):
+class Stream(_Reading):
+    """What streams have in common."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if options.ending_offsets != "latest" or options.ending_timestamp is not None:
+            raise ValueError(
+                "a stream has no end: endingOffsets and endingTimestamp are for batches"
+            )
+        if options.mode == "browse":
+            raise ValueError("a queue is browsed by a batch, spark.read, not by a stream")
+        #: What the broker was told last to be done.
+        self._settled: Any = None
+        self._waiting_since: float | None = None
+        self._now: Callable[[], float] = time.monotonic
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything before *end* has been written."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """The connection goes with the process."""
+
+    def _settle(self, start: Any) -> None:
+        """The next batch begins at *start*: what was before it is written.
+
+        Spark says so itself when the next batch has been planned, and never of the last one. But it
+        asks for the next one only when the one before is noted as done.
+        """
+        if start is not None and start != self._settled:
+            self.commit(start)
+            self._settled = start
+
+    def _enough(self, available: int, *, ends: bool) -> bool:
+        """Whether there is enough for a batch, or it has been waited for long enough."""
+        if ends or not available or available >= self.options.min_messages:
+            self._waiting_since = None
+            return True
+        now = self._now()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since < self.options.max_delay:
+            return False
+        self._waiting_since = None
+        return True
+
+
+class LogStream(Stream):
     """A stream of the records of logs.
 
     Every batch is a range of offsets, which Spark keeps in its checkpoint before anything is read, so
@@ -265,19 +315,11 @@ class LogStream(_Reading):
                 "a stream that starts at latest, committed or a time needs the option group: the "
                 "broker keeps the place under that name"
             )
-        if options.ending_offsets != "latest" or options.ending_timestamp is not None:
-            raise ValueError(
-                "a stream has no end: endingOffsets and endingTimestamp are for batches"
-            )
-        if options.mode == "browse":
-            raise ValueError("a queue is browsed by a batch, spark.read, not by a stream")
         self._moving = moving
         self._holder = f"spark:{options.group or uuid4()}"
         #: What there was when the query that ends by itself began.
         self._until: dict[str, LogState] | None = None
         self._latest: dict[str, LogState] | None = None
-        self._waiting_since: float | None = None
-        self._now: Callable[[], float] = time.monotonic
 
     # --- what Spark calls, in its spelling ---
 
@@ -292,6 +334,7 @@ class LogStream(_Reading):
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends, within the bounds of the options; *start* if it has to wait."""
+        self._settle(start)
         states = self._latest = self._states()
         begin = positions_of(self.initialOffset() if start is None else start)
         end: Positions = {}
@@ -316,7 +359,8 @@ class LogStream(_Reading):
                 if stop > at:
                     mean = part.bytes // max(part.next - part.first, 1)
                     waiting[address, number] = at, stop, mean
-        if not self._enough(sum(stop - at for at, stop, _ in waiting.values())):
+        available = sum(stop - at for at, stop, _ in waiting.values())
+        if not self._enough(available, ends=self._until is not None):
             return offset_of(begin) if start is None else dict(start)
         for (address, number), stop in self._admitted(waiting, limit).items():
             end[address][1][number] = stop
@@ -379,9 +423,6 @@ class LogStream(_Reading):
                 incarnation=incarnation,
             )
 
-    def stop(self) -> None:
-        """The connection goes with the process."""
-
     # --- inside ---
 
     def _initial(self, address: str, state: LogState) -> dict[int, int]:
@@ -433,21 +474,6 @@ class LogStream(_Reading):
                 )
             if start > stop and self.options.fail_on_data_loss:
                 raise DataLost(wire.lost(f"{address}/partitions/{number}", stop, start))
-
-    def _enough(self, available: int) -> bool:
-        """Whether there is enough for a batch, or it has been waited for long enough."""
-        if self._until is not None or available >= max(self.options.min_messages, 1):
-            self._waiting_since = None
-            return True
-        if not available:
-            return True  # nothing to wait with: the offset stays as it is by itself
-        now = self._now()
-        if self._waiting_since is None:
-            self._waiting_since = now
-        if now - self._waiting_since < self.options.max_delay:
-            return False
-        self._waiting_since = None
-        return True
 
     def _admitted(
         self, waiting: dict[tuple[str, int], tuple[int, int, int]], limit: Any
@@ -518,6 +544,8 @@ class Batch(_Reading):
         super().__init__(options)
         if options.starting_offsets == "committed" and not options.group:
             raise ValueError("startingOffsets=committed needs the option group")
+        if options.mode == "lease":
+            raise ValueError("a lease is for streams: a batch browses the queue, with mode=browse")
         self.bounds = Bounds()
 
     def partitions(self) -> list[Span | Snapshot]:

@@ -40,8 +40,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import Row, StructType
 
+from .leasing import LeaseStream
 from .options import SINK, SOURCE, Options, read_options
-from .reading import Batch, Bounds, LogStream, Span
+from .reading import Batch, Bounds, LogStream
 from .schema import ddl_of
 from .writing import Sink, Task, Written
 
@@ -80,7 +81,9 @@ class AmqpDataSource(DataSource):
         return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return AmqpStreamReader(read_options(self.options, SOURCE), schema)
+        options = read_options(self.options, SOURCE)
+        kind = LeaseStreamReader if options.mode == "lease" else LogStreamReader
+        return kind(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
@@ -223,12 +226,10 @@ def _lower(one: int | None, other: int | None) -> int | None:
     return one if other is None else other if one is None else min(one, other)
 
 
-class AmqpStreamReader(LogStream, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streams the records of logs."""
+class _Limited(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark wants to know of a stream beside what it reads."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        super().__init__(options)
-        self._schema = schema
+    options: Options
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """One of the bounds of the options; the others are looked at together with it."""
@@ -238,14 +239,37 @@ class AmqpStreamReader(LogStream, DataSourceStreamReader, SupportsTriggerAvailab
             return ReadMaxBytes(self.options.max_bytes)
         return ReadAllAvailable()
 
+
+class LogStreamReader(LogStream, _Limited):
+    """Streams the records of logs."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options)
+        self._schema = schema
+
     def partitions(  # type: ignore[override]
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
         return [AmqpPartition(span) for span in LogStream.partitions(self, start, end)]
 
-    def read(self, span: Any) -> Iterator[pa.RecordBatch]:
-        found: Span | None = span.value
-        return _batches(LogStream.read(self, found), self._schema)
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return _batches(LogStream.read(self, partition.value), self._schema)
+
+
+class LeaseStreamReader(LeaseStream, _Limited):
+    """Streams messages that are leased from queues."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options)
+        self._schema = schema
+
+    def partitions(  # type: ignore[override]
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[InputPartition]:
+        return [AmqpPartition(span) for span in LeaseStream.partitions(self, start, end)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return _batches(LeaseStream.read(self, partition.value), self._schema)
 
 
 def _task(epoch: int) -> Task:

@@ -9,6 +9,7 @@ again: a task is then not charged a handshake.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import zlib
 from collections import deque
@@ -286,7 +287,8 @@ class Wire:
         self.endpoint = endpoint
         name = endpoint.container_id or f"spark-{socket.gethostname()}"
         options = amqp10.ClientOptions(
-            container_id=f"{name}-{os.getpid()}",
+            # Links of one container and name are one link (Part 2 §2.6.1): each connection is another.
+            container_id=f"{name}-{os.getpid()}-{secrets.token_hex(4)}",
             hostname=url.virtual_host or url.host or None,
             mechanisms=(_mechanism(endpoint),),
         )

@@ -34,7 +34,7 @@ class Served:
     def __init__(self, broker: Any) -> None:
         self.broker = broker
         (self.url,) = broker.listen("amqp://127.0.0.1:0")
-        self.endpoint = wire.Endpoint(self.url, timeout_s=20)
+        self.endpoint = wire.Endpoint(self.url, timeout_s=30)
 
     def send(self, address: str, *messages: Any, **properties: Any) -> None:
         with self.broker.local() as peer, peer.sender(address) as out:
@@ -99,6 +99,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def spark_conf() -> dict[str, str]:
     return CONF
+
+
+@pytest.fixture
+def long_run_here() -> bool:
+    """Whether this is a long run, which has the time to be thorough."""
+    return os.environ.get("AMQP_RT_LONG") == "1"
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from amqp_rt_spark import wire
+from amqp_rt_spark.leasing import LeaseStream
 from amqp_rt_spark.options import Options, read_options
 from amqp_rt_spark.reading import LogStream
 from amqp_rt_spark.schema import columns_of
@@ -102,6 +103,7 @@ class Driver:
         ends_at: At which call it is killed; never if there are fewer.
         chance: Decides which tasks fail, and where rows go in a shuffle.
         shuffle: Whether the rows are dealt out anew before they are written.
+        early: The negative control: the source hears of a batch before the sink does.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class Driver:
         chance: random.Random,
         *,
         shuffle: bool,
+        early: bool = False,
     ) -> None:
+        self.early = early
         self.checkpoint = checkpoint
         self.sink = sink
         self.run_id = run
@@ -123,7 +127,8 @@ class Driver:
         self.trace: list[str] = []
         self._left = ends_at
         # Made in one process, used in another.
-        self.reader: LogStream = moved(LogStream(source))
+        kind = LeaseStream if source.mode == "lease" else LogStream
+        self.reader: Any = moved(kind(source))
         self._attempts = 0
 
     def arrow(self, name: str) -> None:
@@ -170,6 +175,8 @@ class Driver:
         start, end = self.before(number), self.checkpoint.offsets[number]
         spans = moved(self.call("partitions", json.loads(start), json.loads(end)))
         parts = [list(moved(self.reader).read(span)) for span in spans]
+        if self.early:
+            self.call("commit", json.loads(end))
         if self.shuffle:
             rows = [row for part in parts for row in part]
             self.chance.shuffle(rows)
@@ -205,7 +212,7 @@ def anywhere() -> Iterator[Any]:
         def fresh() -> tuple[str, str]:
             number = next(numbers)
             names = f"log{number}", f"out{number}"
-            broker.declare(Log(names[0], partitions=2), Queue(names[1]))
+            broker.declare(Log(names[0], partitions=2), Queue(names[1]), Queue(f"in{number}"))
             return names
 
         yield broker, url, fresh
@@ -227,7 +234,8 @@ def lives(
     seed: int,
     *,
     shuffle: bool,
-    start: str = "earliest",
+    early: bool = False,
+    **options: str,
 ) -> Any:
     """Runs the query as often as it takes, and ends at *ends*; its sink."""
     log, _ = names
@@ -241,16 +249,18 @@ def lives(
             "url": url,
             "address": log,
             "group": "query",
-            "startingOffsets": start,
             "columns": "body",
             "raw": "true",
             "maxMessagesPerTrigger": str(chance.randint(5, 25)),
             "minPartitions": str(chance.randint(1, 5)),
+            **options,
         }
         source = read_options(given, "source")
         if sink is None:
             sink = sink_of(source)
-        driver = Driver(checkpoint, source, sink, f"run {life}", end, chance, shuffle=shuffle)
+        driver = Driver(
+            checkpoint, source, sink, f"run {life}", end, chance, shuffle=shuffle, early=early
+        )
         try:
             driver.run()
         except DriverEnded:
@@ -347,8 +357,135 @@ def test_a_start_that_moves_is_found_once(anywhere: Any, ends: list[int], seed: 
     def sink(source: Options) -> StagedSink:
         return StagedSink(read_options({"url": url, "address": names[1]}, "sink"), source)
 
-    lives(broker, url, names, sink, ends, seed, shuffle=False, start="latest")
+    lives(broker, url, names, sink, ends, seed, shuffle=False, startingOffsets="latest")
     assert found(url, names[1]) == ALL
+
+
+def test_the_group_is_where_the_query_is(anywhere: Any) -> None:
+    """Of the last batch, too, which Spark itself never speaks of."""
+    _broker, url, fresh = anywhere
+    names = fresh()
+
+    def sink(source: Options) -> StagedSink:
+        return StagedSink(read_options({"url": url, "address": names[1]}, "sink"), source)
+
+    lives(anywhere[0], url, names, sink, [], 1, shuffle=False)
+    endpoint = read_options({"url": url, "address": "x"}, "source").endpoint
+    cursor = wire.call(endpoint, names[0], "CURSOR", group="query")
+    assert sum(cursor.values()) == MESSAGES
+
+
+# --- Queues --------------------------------------------------------------------------------------
+
+
+def leased(anywhere: Any, ends: list[int], seed: int, **options: Any) -> tuple[Counter[Any], int]:
+    """What came out of a queue that was streamed, and what is left in it."""
+    broker, url, fresh = anywhere
+    _, out = fresh()
+    queue = out.replace("out", "in")
+
+    def sink(source: Options) -> StagedSink:
+        return StagedSink(read_options({"url": url, "address": out}, "sink"), source)
+
+    lives(broker, url, (queue, out), sink, ends, seed, mode="lease", **options)
+    stats = wire.call(
+        read_options({"url": url, "address": queue}, "source").endpoint, queue, "READ"
+    )
+    return found(url, out), stats["available"] + stats["acquired"]
+
+
+@pytest.mark.req("K2", "K5")
+@steady
+@given(crashes, st.integers(0, 2**16), st.booleans())
+def test_a_queue_is_consumed_once_wherever_the_driver_ends(
+    anywhere: Any, ends: list[int], seed: int, shuffle: bool
+) -> None:
+    assert leased(anywhere, ends, seed, shuffle=shuffle) == (ALL, 0)
+
+
+@pytest.mark.req("K5")
+def test_accepting_early_would_lose_messages(anywhere: Any) -> None:
+    """The negative control: the queue hears that a batch is done before the sink has it."""
+    wrong = 0
+    for end in range(12, 30):
+        options = {"shuffle": False, "early": True}
+        out, _ = leased(anywhere, [end], 3, failOnDataLoss="false", **options)
+        assert max(out.values()) == 1
+        wrong += out != ALL
+    assert wrong > 0
+
+
+@pytest.mark.req("K5")
+def test_a_queue_that_is_streamed_is_still_a_queue(anywhere: Any) -> None:
+    broker, url, fresh = anywhere
+    _, out = fresh()
+    queue = out.replace("out", "in")
+    fill(broker, queue, 0, 10)
+    given_ = {"url": url, "address": queue, "mode": "lease", "group": "g", "columns": "offset,body"}
+    stream = LeaseStream(read_options(given_ | {"maxMessagesPerTrigger": "4"}, "source"))
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, None)
+    (span,) = stream.partitions(start, end)
+    rows = [(number, str(number).encode()) for number in range(4)]
+    assert list(stream.read(span)) == list(stream.read(span)) == rows
+    with broker.local() as peer, peer.receiver(queue) as messages:
+        for number in range(4, 10):
+            delivery = messages.receive()
+            assert delivery.body == str(number)
+            delivery.accept()
+    assert stream.reportLatestOffset() == {"leases": {queue: 10}, "v": 1}
+    # Nothing more is there, and what was written is gone.
+    assert stream.latestOffset(end, None) == end
+    assert found(url, queue) == Counter()
+
+
+@pytest.mark.req("K5")
+def test_a_group_has_one_query(anywhere: Any) -> None:
+    broker, url, fresh = anywhere
+    _, out = fresh()
+    queue = out.replace("out", "in")
+    fill(broker, queue, 0, 10)
+    given_ = {"url": url, "address": queue, "mode": "lease", "group": "g"}
+    one, two = (LeaseStream(read_options(given_, "source")) for _ in range(2))
+    start = one.initialOffset()
+    two.initialOffset()
+    with pytest.raises(AmqpError) as caught:
+        one.latestOffset(start, None)
+    assert caught.value.condition == "amqp:link:stolen"
+    end = two.latestOffset(start, None)
+    spans = two.partitions(start, end)
+    # Somebody ends the lease.
+    wire.call(two.options.endpoint, queue, "RELEASE-LEASE", group="g")
+    with pytest.raises(wire.DataLost, match=r"the lease has ended: .*no group 'g'"):
+        list(two.read(spans[0]))
+    three = LeaseStream(read_options(given_, "source"))
+    with pytest.raises(wire.DataLost, match="the lease has ended"):
+        three.partitions(start, end)
+    with pytest.raises(wire.DataLost, match="the lease has ended"):
+        three.latestOffset(end, None)
+    # With a new checkpoint they are read as new ones.
+    begin = three.initialOffset()
+    later = three.latestOffset(begin, None)
+    rows = [row for span in three.partitions(begin, later) for row in three.read(span)]
+    assert [row[2] for row in rows] == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "needs the option group"),
+        ({"group": "g", "startingOffsets": "latest"}, "no offsets to start at"),
+        ({"group": "g", "selector": "a = 1"}, "no selector"),
+        ({"group": "g", "endingTimestamp": "1"}, "a stream has no end"),
+    ],
+)
+def test_what_a_lease_cannot_do(options: dict[str, str], why: str) -> None:
+    given_ = {"url": "amqp://h", "address": "q", "mode": "lease", **options}
+    with pytest.raises(ValueError, match=why):
+        LeaseStream(read_options(given_, "source"))
+
+
+# --- The sink alone ------------------------------------------------------------------------------
 
 
 @pytest.mark.req("K3")

@@ -129,8 +129,28 @@ def test_a_stream_goes_on_where_it_was(spark: Any, served: Any, tmp_path: Path) 
         assert max(each["numInputRows"] for each in batches) <= 15
         last = batches[-1]["sources"][0]
         assert json.loads(last["latestOffset"]) == json.loads(last["endOffset"])
+    # Of the last batch, too, of which Spark itself says nothing.
+    assert wire.call(served.endpoint, "log", "CURSOR", group="g") == {0: 40, 1: 40}
     expected = Counter(f"{round_} {number}" for round_ in range(2) for number in range(40))
     assert Counter(served.bodies("out")) == expected
+
+
+@pytest.mark.req("K5")
+def test_a_queue_is_consumed_once(spark: Any, served: Any, tmp_path: Path) -> None:
+    for round_ in range(2):
+        served.send("in", *(f"{round_} {number}" for number in range(30)), durable=True)
+        source = at(spark.readStream, served, "in", mode="lease", group="g", minPartitions="3")
+        rows = source.option("maxMessagesPerTrigger", "20").load().selectExpr("body", "body_kind")
+        sink = at(rows.writeStream, served, "out").option("checkpointLocation", str(tmp_path))
+        query = sink.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        state = wire.call(served.endpoint, "in", "READ")
+        assert (state["available"], state["acquired"]) == (0, 0)
+    assert len(served.bodies("out")) == 60
+    assert set(served.bodies("out")) == {
+        f"{round_} {number}".encode() for round_ in range(2) for number in range(30)
+    }
 
 
 @pytest.mark.req("K1")

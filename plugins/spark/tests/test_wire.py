@@ -190,3 +190,11 @@ def test_executors_need_no_event_loop() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (run.returncode, run.stdout.split()) == (0, []), run.stderr
+
+
+def test_two_connections_of_one_process_do_not_meet(served: Any) -> None:
+    served.send("one", "a")
+    with Wire(served.endpoint) as first, Wire(served.endpoint) as second:
+        for it in (first, second, first):
+            assert it.call("one", "READ")["kind"] == "log"
+            assert offsets(it.read("one", 0, 0, 1)) == [(0, "a")]

@@ -1,0 +1,224 @@
+"""A stream of the messages of a queue, each of which is taken once and read as often as it takes.
+
+The broker sets messages aside for a group and numbers them (``LEASE`` at ``<queue>/$management``). A batch
+is a range of these numbers, so that it is the same whenever it is done again; when it is written its
+messages are accepted, and gone. For everybody else the queue stays a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from amqp_rt.errors import LinkDetached
+
+from . import wire
+from .options import Options
+from .reading import Snapshot, Span, Stream, cut
+from .rows import Place, RowMaker
+from .wire import DataLost
+
+_VERSION: Final = 1
+_GROUP: Final = "amqp_rt:lease-group"
+_FROM: Final = "amqp_rt:lease-from"
+_TO: Final = "amqp_rt:lease-to"
+
+
+class Group(Struct, frozen=True):
+    """How far a group has come in a queue."""
+
+    generation: int
+    #: The first number that is not accepted yet, and the one that the next message gets.
+    first: int
+    next: int
+    #: Messages that wait in the queue.
+    available: int
+
+
+def lease_offset(numbers: Mapping[str, int]) -> dict[str, Any]:
+    """*numbers*, by their queues, as a checkpoint keeps them."""
+    return {"leases": {address: numbers[address] for address in sorted(numbers)}, "v": _VERSION}
+
+
+def numbers_of(offset: Mapping[str, Any]) -> dict[str, int]:
+    """What :func:`lease_offset` has said.
+
+    Raises:
+        ValueError: It is the offset of something else.
+    """
+    if offset.get("v") != _VERSION or not isinstance(offset.get("leases"), Mapping):
+        raise ValueError(f"the checkpoint holds no offset of leases, but {str(offset)[:200]}")
+    return {str(address): int(number) for address, number in offset["leases"].items()}
+
+
+class LeaseStream(Stream):
+    """A stream of messages that are leased from queues.
+
+    Each start of the query opens its group anew, which shuts out whoever had it before.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if not options.group:
+            raise ValueError(
+                "mode=lease needs the option group: the broker keeps the messages under that name"
+            )
+        if options.starting_offsets != "earliest" or options.starting_timestamp is not None:
+            raise ValueError("a queue has no offsets to start at: a lease goes on where it was")
+        if options.selector:
+            raise ValueError("a lease takes the messages of a queue as they come: no selector")
+        #: Queue → generation, once this run has opened it.
+        self._generations: dict[str, int] = {}
+        #: Up to which number a query that ends by itself goes.
+        self._until: dict[str, int] | None = None
+        self._latest: dict[str, int] | None = None
+
+    # --- what Spark calls, in its spelling ---
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """What the groups have and have not accepted comes first."""
+        return lease_offset({each: self._state(each).first for each in self.options.addresses})
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
+        """Take messages for the next batch, and say where it ends."""
+        self._settle(start)
+        begin = numbers_of(self.initialOffset() if start is None else start)
+        states = {address: self._state(address) for address in self.options.addresses}
+        self._latest = {address: each.next + each.available for address, each in states.items()}
+        at = {address: begin.get(address, state.first) for address, state in states.items()}
+        for address, state in states.items():
+            if at[address] > state.next:
+                raise self._ended(address, state, at[address], at[address])
+        there = {
+            address: self._up_to(address, state.next + state.available) - at[address]
+            for address, state in states.items()
+        }
+        available = sum(max(count, 0) for count in there.values())
+        if not self._enough(available, ends=self._until is not None):
+            return lease_offset(at)
+        most = getattr(limit, "max_rows", self.options.max_messages if limit is None else None)
+        left = available if most is None else min(most, available)
+        end = {}
+        for number, address in enumerate(sorted(at)):
+            # What others leave is for the next one.
+            share = -(-left // (len(at) - number))
+            count = min(max(there[address], 0), share)
+            end[address] = self._extended(address, states[address], at[address] + count)
+            left -= end[address] - at[address]
+        return lease_offset(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """How far it would go if all that waits were taken."""
+        return None if self._latest is None else lease_offset(self._latest)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on there is nothing but what there is now."""
+        states = {address: self._state(address) for address in self.options.addresses}
+        self._until = {address: each.next + each.available for address, each in states.items()}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Span]:
+        """The tasks of the batch between two offsets.
+
+        Raises:
+            DataLost: The group does not have its messages any more.
+        """
+        begin, stop = numbers_of(start), numbers_of(end)
+        ranges = []
+        for address, last in stop.items():
+            state = self._state(address)
+            first = begin.get(address, state.first)
+            if first < last and not state.first <= first <= last <= state.next:
+                raise self._ended(address, state, first, last)
+            if first < last:
+                ranges.append(Span(address, 0, first, last, ""))
+        return list(cut(ranges, self.options.min_partitions, self.options.max_per_partition))
+
+    def read(self, span: Span | Snapshot | None) -> Iterator[tuple[Any, ...]]:
+        """The rows of *span*, the same ones whenever it is asked.
+
+        Raises:
+            DataLost: The group does not have them any more.
+        """
+        if not isinstance(span, Span):
+            return
+        maker = RowMaker(self.options)
+        said = {_GROUP: self.options.group, _FROM: span.start, _TO: span.end}
+        expected = span.start
+        try:
+            there = wire.wire(self.options.endpoint)
+            for message in there.leased(span.address, said, credit=self.options.credit):
+                number = int(message.message_annotations[wire.SEQUENCE_NUMBER])
+                self._check(span, expected, number)
+                expected = number + 1
+                yield maker.row(message, Place(span.address, None, number))
+        except LinkDetached as error:
+            if error.condition not in ("amqp:not-found", "amqp:precondition-failed"):
+                raise
+            raise DataLost(f"{span.address!r}: the lease has ended: {error.description}") from error
+        self._check(span, expected, span.end)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything before *end* has been written: it is accepted, and gone."""
+        for address, number in numbers_of(end).items():
+            if address not in self.options.addresses:
+                continue
+            state = self._state(address)
+            if number > state.first:
+                self._call(
+                    address,
+                    "ACCEPT-LEASE",
+                    generation=self._generations[address],
+                    to=min(number, state.next),
+                )
+
+    # --- inside ---
+
+    def _call(self, address: str, operation: str, **given: Any) -> Group:
+        found = wire.call(
+            self.options.endpoint, address, operation, group=self.options.group, **given
+        )
+        return Group(**{name: int(found[name]) for name in Group.__struct_fields__})
+
+    def _state(self, address: str) -> Group:
+        """How far the group has come, which this run opens first."""
+        if address in self._generations:
+            return self._call(address, "LEASE-STATE")
+        given = {} if self.options.lease_ttl is None else {"seconds": self.options.lease_ttl}
+        state = self._call(address, "OPEN-LEASE", **given)
+        self._generations[address] = state.generation
+        return state
+
+    def _ended(self, address: str, state: Group, first: int, last: int) -> DataLost:
+        return DataLost(
+            f"{self.options.group!r} has the messages from {state.first} on and before {state.next} of "
+            f"{address!r}, and the checkpoint is about {first} to {last}: the lease has ended, and its "
+            "messages went back to the queue; a new checkpoint begins with them"
+        )
+
+    def _up_to(self, address: str, number: int) -> int:
+        if self._until is None:
+            return number
+        return min(number, self._until.get(address, number))
+
+    def _extended(self, address: str, state: Group, end: int) -> int:
+        """*end*, or before it if the queue has no more: others take from it, too."""
+        while state.next < end:
+            before = state.next
+            state = self._call(
+                address,
+                "LEASE",
+                generation=self._generations[address],
+                count=end - state.next,
+            )
+            if state.next == before:
+                break
+        return min(end, state.next)
+
+    def _check(self, span: Span, expected: int, number: int) -> None:
+        if number > expected and self.options.fail_on_data_loss:
+            raise DataLost(
+                f"{span.address!r}: the messages {expected} to {number - 1} are gone, which were not "
+                "durable; failOnDataLoss=false goes on without them"
+            )

@@ -1,0 +1,348 @@
+"""Batches and streams, planned against a real broker, without Spark."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from amqp_rt_spark import wire
+from amqp_rt_spark.options import read_options
+from amqp_rt_spark.reading import (
+    Batch,
+    Bounds,
+    LogStream,
+    Snapshot,
+    Span,
+    cut,
+    offset_of,
+    positions_of,
+)
+from amqp_rt_spark.wire import DataLost
+
+from amqp_rt import sync
+from amqp_rt.broker import Log
+from amqp_rt.errors import AmqpError
+from amqp_rt.limits import Limits
+
+pytestmark = pytest.mark.req("K1", "K2")
+
+EVERYTHING = SimpleNamespace()
+
+
+def options(served: Any, **given: str) -> Any:
+    said = {"url": served.url, "address": "log", "columns": "partition,offset,body", **given}
+    return read_options(said, "source")
+
+
+def stream(served: Any, **given: str) -> LogStream:
+    return LogStream(options(served, **given))
+
+
+def parts(offset: dict[str, Any], address: str = "log") -> dict[int, int]:
+    return positions_of(offset)[address][1]
+
+
+def rows(reading: Any, spans: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted(row for span in spans for row in pickle.loads(pickle.dumps(reading)).read(span))
+
+
+# --- Offsets and tasks ---------------------------------------------------------------------------
+
+
+def test_an_offset_is_text_in_order() -> None:
+    found = offset_of({"b": ("i", {2: 1, 0: 5}), "a": ("j", {})})
+    assert json.dumps(found) == (
+        '{"logs": {"a": {"id": "j", "p": {}}, "b": {"id": "i", "p": {"0": 5, "2": 1}}}, "v": 1}'
+    )
+    assert positions_of(json.loads(json.dumps(found))) == {"a": ("j", {}), "b": ("i", {0: 5, 2: 1})}
+    for other in ({}, {"v": 2, "logs": {}}, {"v": 1, "leases": {}}):
+        with pytest.raises(ValueError, match="holds no offset of logs"):
+            positions_of(other)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "lengths"),
+    [(1, None, [7, 3]), (4, None, [2, 2, 3, 3]), (1, 4, [3, 3, 4]), (20, None, [1] * 10)],
+)
+def test_tasks_are_cut(least: int, most: int | None, lengths: list[int]) -> None:
+    ranges = [Span("a", 0, 10, 17, "i"), Span("a", 1, 5, 8, "i")]
+    found = list(cut(ranges, least, most))
+    assert sorted(span.end - span.start for span in found) == sorted(lengths)
+    numbers = [(span.partition, each) for span in found for each in range(span.start, span.end)]
+    assert numbers == [(0, each) for each in range(10, 17)] + [(1, each) for each in range(5, 8)]
+
+
+# --- Streams -------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_its_share_of_each_partition(served: Any) -> None:
+    served.send("log", *range(100))
+    it = stream(served, maxMessagesPerTrigger="30")
+    start = it.initialOffset()
+    assert parts(it.latestOffset(start, SimpleNamespace(max_rows=30))) == {0: 15, 1: 15}
+    # Spark's way to say that a batch is to have everything.
+    assert parts(it.latestOffset(start, EVERYTHING)) == {0: 50, 1: 50}
+    assert parts(it.latestOffset(start)) == {0: 15, 1: 15}
+    assert parts(it.reportLatestOffset() or {}) == {0: 50, 1: 50}
+    assert parts(it.latestOffset(start, SimpleNamespace(max_rows=1))) == {0: 1, 1: 0}
+
+
+def test_a_batch_is_bounded_by_bytes(served: Any) -> None:
+    served.send("one", *(bytes(1_000) for _ in range(100)))
+    it = stream(served, address="one", maxBytesPerTrigger="10000")
+    start = it.initialOffset()
+    found = parts(it.latestOffset(start, SimpleNamespace(max_bytes=10_000)), "one")
+    assert 5 <= found[0] <= 10
+    tiny = stream(served, address="one", maxBytesPerTrigger="1")
+    assert parts(tiny.latestOffset(start, SimpleNamespace(max_bytes=1)), "one") == {0: 1}
+    both = stream(served, address="one", maxBytesPerTrigger="10000", maxMessagesPerTrigger="3")
+    assert parts(both.latestOffset(start, SimpleNamespace(max_rows=3)), "one") == {0: 3}
+
+
+def test_a_small_batch_waits_but_not_for_ever(served: Any) -> None:
+    served.send("log", *range(10))
+    it = stream(served, minMessagesPerTrigger="11", maxTriggerDelay="30s")
+    now = 100.0
+    it._now = lambda: now
+    start = it.initialOffset()
+    assert it.latestOffset(start, EVERYTHING) == start
+    now = 129
+    assert json.dumps(it.latestOffset(start, EVERYTHING)) == json.dumps(start)
+    now = 131
+    end = it.latestOffset(start, EVERYTHING)
+    assert parts(end) == {0: 5, 1: 5}
+    served.send("log", *range(10))
+    assert it.latestOffset(end, EVERYTHING) == end
+    served.send("log", *range(10))
+    later = it.latestOffset(end, EVERYTHING)
+    assert parts(later) == {0: 15, 1: 15}
+    assert it.latestOffset(later, EVERYTHING) == later
+    # A query that ends by itself never waits.
+    served.send("log", "x")
+    it.prepareForTriggerAvailableNow()
+    assert sum(parts(it.latestOffset(later, EVERYTHING)).values()) == 31
+
+
+def test_available_now_is_what_there_is_now(served: Any) -> None:
+    served.send("log", *range(20))
+    it = stream(served, maxMessagesPerTrigger="15")
+    it.prepareForTriggerAvailableNow()
+    served.send("log", *range(20))
+    at = it.initialOffset()
+    ends = []
+    while True:
+        end = it.latestOffset(at, SimpleNamespace(max_rows=15))
+        if end == at:
+            break
+        at = end
+        ends.append(sum(parts(end).values()))
+    assert ends[-1] == 20
+    assert len(ends) == 2
+
+
+def test_a_batch_is_read_whole_by_any_tasks(served: Any) -> None:
+    served.send("log", *(str(number) for number in range(60)))
+    for least in (1, 7):
+        it = stream(served, minPartitions=str(least))
+        start = it.initialOffset()
+        end = it.latestOffset(start, EVERYTHING)
+        spans = it.partitions(start, end)
+        assert len(spans) >= max(least, 2)
+        found = rows(it, spans)
+        assert [row[:2] for row in found] == [(part, at) for part in (0, 1) for at in range(30)]
+        assert {row[2] for row in found} == {str(number).encode() for number in range(60)}
+    assert list(it.read(None)) == []
+
+
+def test_several_logs_are_one_stream(served: Any) -> None:
+    served.send("log", *range(10))
+    both = stream(served, address="log, one")
+    start = both.initialOffset()
+    assert both.latestOffset(start, EVERYTHING) != start
+    only = stream(served)
+    before = only.latestOffset(only.initialOffset(), EVERYTHING)
+    served.send("one", *range(5))
+    # One that was added later begins at its own start.
+    end = both.latestOffset(before, EVERYTHING)
+    assert (parts(end), parts(end, "one")) == ({0: 5, 1: 5}, {0: 5})
+    assert len(rows(both, both.partitions(before, end))) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"startingOffsets": "latest"}, "needs the option group"),
+        ({"startingTimestamp": "1"}, "needs the option group"),
+        ({"endingOffsets": '{"log": {}}'}, "a stream has no end"),
+        ({"mode": "browse"}, "browsed by a batch"),
+    ],
+)
+def test_what_a_stream_cannot_do(served: Any, given: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        stream(served, **given)
+
+
+def test_a_queue_is_no_log(served: Any) -> None:
+    with pytest.raises(ValueError, match="stream a queue with mode=lease"):
+        stream(served, address="in").initialOffset()
+
+
+def test_where_a_stream_begins(served: Any) -> None:
+    served.send("one", *range(10))
+    it = wire.wire(served.endpoint)
+    since = [
+        int(message.message_annotations["x-opt-enqueued-time"])
+        for _, message in it.read("one", 0, 0, 10)
+    ]
+
+    def first(**given: str) -> int:
+        return parts(stream(served, address="one", **given).initialOffset(), "one")[0]
+
+    assert first() == 0
+    assert first(startingOffsets='{"one": {"0": 4}}') == 4
+    assert first(startingOffsets='{"other": {"0": 4}}') == 0
+    assert first(group="a", startingOffsets="committed") == 0
+    assert first(group="b", startingOffsets="latest") == 10
+    assert first(group="c", startingTimestamp=str(since[5])) == since.index(since[5])
+    assert first(group="d", startingTimestamp=str(since[-1] + 100_000)) == 10
+    served.send("one", "more")
+    # The broker remembers.
+    assert first(group="b", startingOffsets="latest") == 10
+    assert first(group="b", startingOffsets="committed") == 10
+    with pytest.raises(ValueError, match="names partition 7"):
+        first(startingOffsets='{"one": {"7": 0}}')
+
+
+def test_an_end_before_the_start_is_an_error(served: Any) -> None:
+    served.send("one", *range(10))
+    it = stream(served, address="one")
+    start = it.initialOffset()
+    end = it.latestOffset(start, EVERYTHING)
+    assert it.partitions(end, end) == []
+    with pytest.raises(ValueError, match="begins at 10 and ends at 0"):
+        it.partitions(end, start)
+
+
+def test_retention_that_is_faster_is_noticed_or_let_pass() -> None:
+    limits = Limits(log_bytes_max=200_000)
+    with sync.Broker(volatile=True, limits=limits) as broker:
+        broker.declare(Log("one", partitions=1))
+        (url,) = broker.listen("amqp://127.0.0.1:0")
+        here = SimpleNamespace(url=url)
+        start = stream(here, address="one").initialOffset()
+        with broker.local() as peer, peer.sender("one") as out:
+            for _ in range(400):
+                out.send(bytes(2_000))
+        strict = stream(here, address="one")
+        end = strict.latestOffset(start, EVERYTHING)
+        with pytest.raises(DataLost, match=r"from 0 to \d+ are gone"):
+            strict.partitions(start, end)
+        lax = stream(here, address="one", failOnDataLoss="false")
+        first = parts(lax.initialOffset(), "one")[0]
+        found = rows(lax, lax.partitions(start, end))
+        assert [row[1] for row in found] == list(range(first, 400))
+        # A first batch that is done again, and has nothing left of what it had.
+        planned = {"v": 1, "logs": {"one": {"id": positions_of(end)["one"][0], "p": {"0": 3}}}}
+        with pytest.raises(DataLost, match="from 3 to"):
+            strict.partitions(strict.initialOffset(), planned)
+        assert lax.partitions(lax.initialOffset(), planned) == []
+        wire.forget(lax.options.endpoint)
+
+
+def test_a_log_that_was_made_again(served: Any) -> None:
+    served.send("one", *range(10))
+    strict, lax = (
+        stream(served, address="one"),
+        stream(served, address="one", failOnDataLoss="false"),
+    )
+    start = strict.initialOffset()
+    end = strict.latestOffset(start, EVERYTHING)
+    served.broker.delete("one")
+    served.broker.declare(Log("one", partitions=1))
+    served.send("one", "a", "b")
+    for call in (lambda: strict.latestOffset(end), lambda: strict.partitions(start, end)):
+        with pytest.raises(DataLost, match="deleted and made again"):
+            call()
+    assert lax.partitions(start, end) == []
+    later = lax.latestOffset(end, EVERYTHING)
+    assert [row[2] for row in rows(lax, lax.partitions(end, later))] == [b"a", b"b"]
+
+
+def test_what_is_read_is_held(served: Any) -> None:
+    served.send("one", *range(10))
+    it = stream(served, address="one", group="g", hold="60s")
+    start = it.initialOffset()
+    it.partitions(start, it.latestOffset(start, EVERYTHING))
+    with served.broker.local() as peer:
+        assert peer is not None
+    # The broker refuses what is too long; that is a warning, not an end.
+    too_long = stream(served, address="one", group="g", hold="30d")
+    too_long.partitions(start, too_long.latestOffset(start, EVERYTHING))
+
+
+# --- Batches -------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_between_two_places(served: Any) -> None:
+    served.send("one", *range(10))
+
+    def offsets(**given: str) -> list[int]:
+        batch = Batch(options(served, address="one", **given))
+        return [row[1] for row in rows(batch, batch.partitions())]
+
+    assert offsets() == list(range(10))
+    assert offsets(startingOffsets='{"one": {"0": 4}}', endingOffsets='{"one": {"0": 7}}') == [
+        4,
+        5,
+        6,
+    ]
+    assert offsets(endingTimestamp="1") == []
+    assert offsets(startingTimestamp="1") == list(range(10))
+    assert offsets(startingOffsets="latest") == []
+    wire.call(served.endpoint, "one", "SET-CURSOR", {0: 6}, group="g")
+    assert offsets(startingOffsets="committed", group="g") == [6, 7, 8, 9]
+    with pytest.raises(ValueError, match="endingOffsets names 70"):
+        offsets(endingOffsets='{"one": {"0": 70}}')
+    with pytest.raises(ValueError, match="needs the option group"):
+        offsets(startingOffsets="committed")
+    with pytest.raises(ValueError, match="for streams"):
+        offsets(mode="lease", group="g")
+    with pytest.raises(AmqpError, match="nowhere"):
+        Batch(options(served, address="nowhere")).partitions()
+
+
+def test_bounds_are_exact(served: Any) -> None:
+    served.send("log", *range(20))
+
+    def found(bounds: Bounds) -> list[tuple[int, int]]:
+        batch = Batch(options(served))
+        batch.bounds = bounds
+        return [row[:2] for row in rows(batch, batch.partitions())]
+
+    assert found(Bounds(partitions={1}, first=3, end=6)) == [(1, 3), (1, 4), (1, 5)]
+    assert found(Bounds(first=8)) == [(0, 8), (0, 9), (1, 8), (1, 9)]
+    assert found(Bounds(end=1)) == [(0, 0), (1, 0)]
+    assert found(Bounds(first=5, end=2)) == []
+    assert found(Bounds(end=-3)) == []
+    assert found(Bounds(first=100)) == []
+    assert found(Bounds(addresses=set())) == []
+    assert found(Bounds(until_ms=1)) == []
+    assert len(found(Bounds(since_ms=1))) == 20
+
+
+def test_queues_and_logs_in_one_batch(served: Any) -> None:
+    served.send("in", *range(7))
+    served.send("one", *range(3))
+    batch = Batch(options(served, address="in,one", columns="address,partition,offset"))
+    spans = batch.partitions()
+    assert not batch.only_logs()
+    assert Snapshot("in", 7) in spans
+    found = [row for span in spans for row in batch.read(span)]
+    assert sorted(found, key=str) == sorted(
+        [("in", None, None)] * 7 + [("one", 0, each) for each in range(3)], key=str
+    )
+    with pytest.raises(ValueError, match="is a log"):
+        Batch(options(served, address="one", mode="browse")).partitions()

@@ -347,6 +347,19 @@ IDLE: Final = Symbol("x-opt-idle")
 ALTERNATE: Final = ("alternate-exchange", "alternate_exchange")
 
 
+class ServerEngine(ProtocolEngine, Protocol):
+    """One connection that a client opened, as a container sees it."""
+
+    @property
+    def over(self) -> bool:
+        """Its links have ended, or do now: no more can be attached."""
+
+    @property
+    def sessions(self) -> Mapping[int, Any]:
+        """The protocol's session objects, for management: each has its ``channel``, its ``links`` by
+        number, and ``end(error)``."""
+
+
 class Exchange(Struct, frozen=True, kw_only=True):
     """How an exchange is declared (0-9-1 §3.1.3)."""
 
@@ -484,7 +497,7 @@ class Front(Protocol):
     #: What a client with a header nobody answers to is told to use.
     preferred_header: bytes
 
-    def server(self, options: ServerOptions, now: float) -> ProtocolEngine:
+    def server(self, options: ServerOptions, now: float) -> ServerEngine:
         """An engine for a connection that a client opened; it gets the header bytes too."""
 
 
@@ -543,6 +556,7 @@ __all__ = [
     "ReceivingLink",
     "SendingEndpoint",
     "SendingLink",
+    "ServerEngine",
     "ServerOptions",
     "Topology",
     "Unsettled",

@@ -298,8 +298,25 @@ class Channel:
 
     # --- the end -------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """Nothing happens on it any more: what the client has in hand goes back (§4.5)."""
+    @property
+    def channel(self) -> int:
+        """Its number, as sessions of 1.0 have one."""
+        return self.number
+
+    @property
+    def links(self) -> Mapping[int, Link]:
+        """Its links, by number."""
+        return {link.handle: link for link in sorted(self._links, key=lambda each: each.handle)}
+
+    def end(self, error: Error | None = None) -> None:
+        """Nothing happens on it any more: what the client has in hand goes back (§4.5).
+
+        With an *error* it is we who end it, and the client is told.
+        """
+        if error is not None:
+            fault = Fault(faults.CONNECTION_FORCED, error.description or str(error.condition))
+            self.engine.close_channel(self, fault, None)
+            return
         if self.ended:
             return
         self.ended = True

@@ -158,6 +158,11 @@ class Engine:
         return self.stage is Stage.CLOSED
 
     @property
+    def sessions(self) -> dict[int, Channel]:
+        """The channels: for the rest of the program they are sessions."""
+        return self.channels
+
+    @property
     def deadline(self) -> float:
         """When ``tick`` wants to be called."""
         if self.finished:
@@ -396,21 +401,27 @@ class Engine:
         """End *channel*, or the connection where that is what the fault costs."""
         if channel is None or fault.code not in SOFT:
             self._fail(fault, method)
-        elif not channel.closing and not channel.ended:
-            self.flush_posts()
-            channel.flush()
-            channel.end()
-            channel.closing = True
-            code = 0 if method is None else method.code
-            self.write(
-                channel.number,
-                m.ChannelClose(
-                    reply_code=fault.code,
-                    reply_text=reply_text(fault.code, fault.text),
-                    class_id=code >> 16,
-                    method_id=code & 0xFFFF,
-                ),
-            )
+        else:
+            self.close_channel(channel, fault, method)
+
+    def close_channel(self, channel: Channel, fault: Fault, method: m.Method | None) -> None:
+        """End *channel*, and say why."""
+        if channel.closing or channel.ended:
+            return
+        self.flush_posts()
+        channel.flush()
+        channel.end()
+        channel.closing = True
+        code = 0 if method is None else method.code
+        self.write(
+            channel.number,
+            m.ChannelClose(
+                reply_code=fault.code,
+                reply_text=reply_text(fault.code, fault.text),
+                class_id=code >> 16,
+                method_id=code & 0xFFFF,
+            ),
+        )
 
     def _fail(self, fault: Fault, method: m.Method | None) -> None:
         if self.stage is Stage.CLOSING or self.finished:

@@ -51,6 +51,8 @@ class Link:
     def __init__(self, channel: Channel, name: str) -> None:
         self.channel = channel
         self.name = name
+        #: Its number, by which management calls it.
+        self.handle = channel.engine.next_name()
         self.peer: Peer = channel.engine.peer
         self.source: Source | None = None
         self.target: Target | Coordinator | None = None

@@ -163,3 +163,42 @@ async def test_a_trace_of_a_connection_does_not_disturb_it(tmp_path: Path) -> No
 
     async with Broker(fronts=[Front()], trace=tmp_path) as broker:
         await run(broker, client)
+
+
+async def test_management_sees_channels_and_consumers_and_can_end_them() -> None:
+    async def client(broker: Broker, port: int) -> None:
+        connection = await trio.to_thread.run_sync(connect, port, "guest", "guest")
+
+        def consume() -> Any:
+            channel = connection.channel()
+            channel.queue_declare("q")
+            channel.basic_consume("q", print)
+            return channel
+
+        channel = await trio.to_thread.run_sync(consume)
+        async with broker.local() as operator:
+            management = operator.management()
+            (session,) = [
+                each
+                async for each in management.query("amqp_rt.session")
+                if each["name"].startswith("1/")
+            ]
+            assert (session["channel"], session["links"]) == (1, 1)
+            links = [
+                (each["address"], each["role"]) async for each in management.query("amqp_rt.link")
+            ]
+            assert ("q", "receiver") in links
+            await management.delete("amqp_rt.session", session["name"])
+
+        def closed() -> None:
+            with pytest.raises(exceptions.ChannelClosedByBroker) as caught:
+                channel.queue_declare("q")
+            assert caught.value.reply_code == 320
+            connection.close()
+
+        await trio.to_thread.run_sync(closed)
+
+    async with Broker(fronts=[Front()], volatile=True) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        with trio.fail_after(30):
+            await client(broker, int(url.rpartition(":")[2].rstrip("/")))

@@ -47,7 +47,7 @@ def cases(plan: Plan) -> list[Case]:
     found.append(
         Case(
             "growth",
-            "connections 0 → 5k idle, 16 active",
+            "connections 0 → 4k idle, 16 active",
             {one.key: partial(idle, plan, one) for one in able if one.broker},
         )
     )
@@ -83,7 +83,7 @@ def idle(plan: Plan, one: Contestant) -> Sample:
     running = plan.broker(one)
     seconds = plan.settings.seconds
     alone, crowded = (
-        _busy(running, one, count, seconds) for count in (0, 500 if plan.settings.quick else 5_000)
+        _busy(running, one, count, seconds) for count in (0, 500 if plan.settings.quick else 4_000)
     )
     return {"slope": crowded / alone}
 

@@ -63,6 +63,9 @@ _PUBLISH_CODE: Final = m.BasicPublish.code.to_bytes(4, "big")
 _EXCLUSIVE: Final = Symbol("exclusive")
 _PRIORITY: Final = Symbol("priority")
 _OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
+#: Unanswered messages of a channel where the client sets no bound: as many as it could set. Each of
+#: them lies in its queue all the while, which has its own bounds.
+_UNACKED_MAX: Final = 65_535
 #: Links for destinations that nobody has an inlet for.
 _LINKS_MAX: Final = 256
 _TAG_MAX: Final = 255
@@ -489,7 +492,7 @@ class Channel:
 
     def room(self) -> int:
         """Unanswered messages that there may still be on the channel."""
-        room = self.engine.limits.unsettled_max - len(self.unacked)
+        room = _UNACKED_MAX - len(self.unacked)
         if self._prefetch_all:
             room = min(room, self._prefetch_all - len(self.unacked))
         if self._prefetch_size and self._size_held() >= self._prefetch_size:

@@ -100,24 +100,17 @@ async def test_mistakes_that_cost_the_connection(served: Any, wrong: str) -> Non
         channel.queue_declare("q")
         if wrong == "tag":
             channel.basic_consume("q", print, consumer_tag="t")
-            channel._impl.consumer_tags  # noqa: B018 - pika looks itself first
-        steps = {
-            "immediate": 540,
-            "tag": 530,
-            "type": 503,
-        }
+        code, method = {
+            "immediate": (540, pika.spec.Basic.Publish(routing_key="q", immediate=True)),
+            "tag": (530, pika.spec.Basic.Consume(queue="q", consumer_tag="t")),
+            "type": (503, pika.spec.Exchange.Declare(exchange="e", type="odd")),
+        }[wrong]
+        content = (pika.BasicProperties(), b"x") if wrong == "immediate" else None
+        # Past what pika itself would not let one say.
+        channel._impl._send_method(method, content)
         with pytest.raises(exceptions.ConnectionClosedByBroker) as caught:
-            if wrong == "immediate":
-                channel._impl._send_method(
-                    pika.spec.Basic.Publish(exchange="", routing_key="q", immediate=True),
-                    (pika.BasicProperties(), b"x"),
-                )
-            elif wrong == "tag":
-                channel._impl._send_method(pika.spec.Basic.Consume(queue="q", consumer_tag="t"))
-            else:
-                channel.exchange_declare("e", "odd")
             channel.queue_declare("q")
-        assert caught.value.reply_code == steps[wrong]
+        assert caught.value.reply_code == code
 
     await served.run(client, served.port)
 

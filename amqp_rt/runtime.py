@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from .addresses import Wildcards
+from .broker.bindings import RoutingTable
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Executor, Journal
@@ -96,6 +97,8 @@ class Broker:
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
         journal: Record what becomes of messages in the log ``$journal``.
+        exchange_types: Types of exchange of one's own, by names that begin with ``x-``: what makes a
+            :class:`~amqp_rt.broker.bindings.RoutingTable` for each exchange.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Broker:
         executor: Executor | None = None,
         virtual_hosts: Collection[str] | None = None,
         journal: LifeCycles | bool = False,
+        exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = None,
     ) -> None:
         self.container = container or Container(
             name,
@@ -169,6 +173,7 @@ class Broker:
             self.host,
             partial(decide, self.container.access),
             asks=lambda: self.container.authorize is not None,
+            types=exchange_types,
         )
         self.container.topology = self.topologies.of
         self.management: Management | None = None

@@ -36,7 +36,7 @@ from ..outcomes import RELEASED, Accepted, Error, Rejected
 from ..security.access import Rights
 from ..transactions import TransactionalState
 from ..values import Symbol
-from .bindings import RESERVED, Binding, Destination, Exchanges
+from .bindings import RESERVED, TYPES, Binding, Destination, Exchanges, RoutingTable
 from .broker import BrokerHost
 from .entries import Entry
 from .journal import Journal
@@ -103,6 +103,7 @@ class _Space:
         self.stored: dict[tuple[str, Binding], bytes] = {}
         self.exchanges = Exchanges(
             partial(topologies.host.has, virtual_host=name),
+            types=topologies.types,
             limits=topologies.host.limits,
             on_unbound=partial(topologies.unbound, self),
         )
@@ -134,11 +135,24 @@ class Topologies:
         host: The broker.
         decide: Says who may do what.
         asks: Whether somebody else is asked too who may send where, for which it takes a link.
+        types: Types of exchange beside those of the standard, by names that begin with ``x-``.
+
+    Raises:
+        ValueError: A type has another name.
     """
 
     def __init__(
-        self, host: BrokerHost, decide: Decide, *, asks: Callable[[], bool] = lambda: False
+        self,
+        host: BrokerHost,
+        decide: Decide,
+        *,
+        asks: Callable[[], bool] = lambda: False,
+        types: Mapping[str, Callable[[], RoutingTable]] | None = None,
     ) -> None:
+        for name in types or ():
+            if not name.startswith("x-"):
+                raise ValueError(f"an exchange type of one's own begins with x-, and {name!r} not")
+        self.types = {**TYPES, **(types or {})}
         self.host = host
         self.decide = decide
         self.asks = asks

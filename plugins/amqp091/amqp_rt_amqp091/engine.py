@@ -188,6 +188,8 @@ class Engine:
             return []
         self._receiving = True
         unread, self.unread = self.unread, False
+        if self._open_due:
+            self._say_open_ok()
         self._go_on()
         if self.stage is Stage.HEADER:
             data = self._on_protocol_header(data)
@@ -334,8 +336,9 @@ class Engine:
             for frame in self._frames.feed(data):
                 self._on_frame(frame)
                 left -= 1
-                if left <= 0:
-                    # What is left may be no whole frame: then the next call finds that out.
+                if left <= 0 or self._open_due:
+                    # What is left may be no whole frame: then the next call finds that out. Nothing
+                    # is done before somebody has looked at who wants to open what.
                     self.unread = True
                 if self.finished or self.unread:
                     break

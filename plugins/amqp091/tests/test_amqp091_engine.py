@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds091 import Client, Content, World, published
 
-from amqp_rt.events import AttachRequested, Closed, ConnectionFailed
-from amqp_rt.fronts import Limits
+from amqp_rt.events import AttachRequested, Closed, ConnectionFailed, Opened
+from amqp_rt.fronts import Error, Limits
 from amqp_rt.security.access import Rights
 
 
@@ -165,6 +165,33 @@ def at_stage(stage: Stage) -> Client:
     assert client.engine.stage is stage
     client.heard.clear()
     return client
+
+
+@pytest.mark.req("N9")
+@pytest.mark.parametrize("refused", [True, False])
+def test_nothing_is_done_before_the_virtual_host_is_known(refused: bool) -> None:
+    client = at_stage(Stage.OPEN)
+    octets = b"".join(
+        [
+            method_frame(0, m.ConnectionOpen(virtual_host="elsewhere")),
+            method_frame(1, m.ChannelOpen()),
+            method_frame(1, m.QueueDeclare(queue="q")),
+        ]
+    )
+    (opened,) = client.engine.receive(octets, client.world.now)
+    assert isinstance(opened, Opened)
+    assert opened.peer.virtual_host == "vhost:elsewhere"
+    if refused:
+        client.engine.close(Error("amqp:not-found", "there is no such virtual host"))
+    else:
+        opened.peer.virtual_host = "elsewhere"
+    client.feed(b"")
+    if refused:
+        closed_with(client, 530)
+    else:
+        heard = [type(each) for _, each in client.take()]
+        assert heard == [m.ConnectionOpenOk, m.ChannelOpenOk, m.QueueDeclareOk]
+    assert client.world.host.has("q", virtual_host="elsewhere") is not refused
 
 
 def test_who_never_opens_is_dropped() -> None:

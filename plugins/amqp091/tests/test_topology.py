@@ -11,6 +11,7 @@ from amqp_rt_amqp091.frames import BODY, HEADER, frame
 from worlds091 import Client, World
 
 from amqp_rt import Broker
+from amqp_rt.broker.bindings import Binding, Destination
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.broker.topology import Topology
 from amqp_rt.errors import AmqpError
@@ -266,3 +267,37 @@ def test_consumers_of_a_channel_are_bounded() -> None:
     for _ in range(7):
         client.say(1, m.BasicConsume(queue="q"))
     assert client.take()[-1][1].reply_code == 506
+
+
+class ByLength:
+    """The key of a binding is how long that of a message is."""
+
+    def __init__(self) -> None:
+        self._bindings: list[Binding] = []
+
+    def check(self, key: str, arguments: Any) -> None:
+        if not key.isdigit():
+            raise AmqpError("the key is a number", condition="amqp:precondition-failed")
+
+    def add(self, binding: Binding) -> None:
+        self._bindings.append(binding)
+
+    def remove(self, binding: Binding) -> None:
+        self._bindings.remove(binding)
+
+    def match(self, key: str, headers: Any) -> list[Destination]:
+        return [each.destination for each in self._bindings if int(each.key) == len(key)]
+
+
+@pytest.mark.req("N11")
+async def test_types_of_exchange_of_ones_own() -> None:
+    with pytest.raises(ValueError, match="begins with x-"):
+        Broker(exchange_types={"length": ByLength})
+    async with Broker(exchange_types={"x-length": ByLength}) as broker:
+        here = topology(broker)
+        here.declare_queue(QueueDeclaration(name="q"))
+        here.declare_exchange(Exchange(name="e", type="x-length"))
+        here.bind_queue("q", "e", "3", {})
+        assert (here.route("e", "abc", {}), here.route("e", "ab", {})) == (["q"], [])
+        with pytest.raises(AmqpError):
+            here.bind_queue("q", "e", "three", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -214,3 +216,26 @@ async def test_pika_and_1_0_talk_to_the_same_queues(served: Any) -> None:
         (b"by key", "k"),
         (b"by subject", "s"),
     ]
+
+
+async def test_a_broker_of_the_command_line(tmp_path: Path) -> None:
+    pika = pytest.importorskip("pika")
+
+    def client() -> None:
+        command = [sys.executable, "-m", "amqp_rt.cli", "serve", "--front", "amqp091"]
+        command += ["--listen", "amqp://127.0.0.1:0", "--volatile"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                ready = json.loads(server.stdout.readline().removeprefix("ready "))
+                connection = pika.BlockingConnection(pika.URLParameters(ready["listeners"][0]))
+                channel = connection.channel()
+                channel.queue_declare("q")
+                channel.basic_publish("", "q", b"x")
+                assert channel.basic_get("q", auto_ack=True)[2] == b"x"
+                connection.close()
+            finally:
+                server.terminate()
+
+    with trio.fail_after(30):
+        await trio.to_thread.run_sync(client)

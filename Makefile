@@ -17,6 +17,7 @@ PIP := pip -qq --disable-pip-version-check
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # Its own dependencies are half a gigabyte (see .venv/spark); most of its tests do without.
 SPARK := plugins/spark
+AMQP091 := plugins/amqp091
 SOURCES := $(shell find amqp_rt -name '*.py') pyproject.toml setup.py README.md LICENSE
 
 heading = @printf '\n== %s\n' '$(1)'
@@ -41,9 +42,11 @@ setup: .venv/ready
 
 .PHONY: peers
 peers: .venv/ready
-	$(call heading,Peers: proton, azure-servicebus, rhea and Spark)
+	$(call heading,Peers: proton, azure-servicebus, rhea, clients of 0-9-1 and Spark)
 	@$(MAKE) --silent .venv/proton || $(call passed_over,proton could not be built; .build/proton.log says why)
 	@$(MAKE) --silent tests/peers/node_modules/ready || $(call passed_over,rhea could not be installed; it needs node and npm)
+	@$(MAKE) --silent .venv/amqp091 || $(call passed_over,clients of 0-9-1 could not be installed; .build/amqp091.log says why)
+	@$(MAKE) --silent $(AMQP091)/tests/peers/node_modules/ready || $(call passed_over,amqplib could not be installed; it needs node and npm)
 	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 
 # A source distribution: building it takes a C compiler, pkg-config and the headers of OpenSSL.
@@ -57,8 +60,13 @@ peers: .venv/ready
 	$(BIN)/$(PIP) install --editable ./$(SPARK) &>.build/spark.log
 	touch $@
 
-tests/peers/node_modules/ready: tests/peers/package.json
-	cd tests/peers && npm install --no-package-lock --no-audit --no-fund --loglevel=error
+.venv/amqp091: .venv/ready $(AMQP091)/pyproject.toml
+	mkdir -p .build
+	$(BIN)/$(PIP) install --editable './$(AMQP091)[peers]' &>.build/amqp091.log
+	touch $@
+
+%/node_modules/ready: %/package.json
+	cd $* && npm install --no-package-lock --no-audit --no-fund --loglevel=error
 	touch $@
 
 # What fuzzes in long runs, where there are wheels of it.
@@ -199,5 +207,5 @@ smoke: .build/smoke/ready
 
 .PHONY: clean
 clean:
-	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules .conformance.json
+	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules $(AMQP091)/tests/peers/node_modules .conformance.json
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -268,12 +268,23 @@ def wild_match(parts: tuple[str, ...], address: str) -> bool:
     return True
 
 
+#: Before the name of a queue, percent-encoded, in an address as RabbitMQ 4 spells it.
+QUEUES: Final = "/queues/"
+#: Likewise before that of an exchange, behind which the routing key follows after another slash.
+EXCHANGES: Final = "/exchanges/"
+
+
 def address_of(text: str) -> str:
     """A link address as we know it: of a whole URI its path, anything else as it stands.
 
     ``amqps://host:5671/q1`` and ``sb://ns/q1/`` are ``q1``. Query and fragment are left out, and
-    what is percent-encoded is decoded.
+    what is percent-encoded is decoded. ``/queues/q1``, as RabbitMQ 4 spells it, is ``q1`` too.
     """
+    if text.startswith(QUEUES):
+        try:
+            return unquote(text.removeprefix(QUEUES), errors="strict") or text
+        except UnicodeDecodeError:
+            return text
     scheme, separator, rest = text.partition("://")
     if not separator or scheme.lower() not in PORTS:
         return text

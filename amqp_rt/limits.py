@@ -133,6 +133,10 @@ class Limits(Struct, frozen=True, gc=False):
     queue_stored_bytes_max: int = 64 * 1024 * MIB
     #: Nodes of a broker: declared ones, and those that links make on first use or dynamically.
     nodes_max: int = 100_000
+    #: Exchanges of one virtual host, the standard ones included.
+    exchanges_max: int = 10_000
+    #: Bindings of all exchanges of one virtual host.
+    bindings_max: int = 1_000_000
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
     #: Message-ids that a queue remembers to know again what comes twice; beyond it the first are

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import trio
 
 from .addresses import Wildcards
+from .broker.bindings import RoutingTable
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
 from .broker.journal import Executor, Journal
@@ -25,11 +27,14 @@ from .broker.nodes import (
     declaration_of,
     split_partition,
 )
+from .broker.topology import Topologies
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container, SaslPolicy
 from .container.routes import Context
 from .errors import AmqpError
+from .fronts import amqp10
+from .fronts.base import Front
 from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
 from .management.epochs import add_epochs
@@ -62,6 +67,8 @@ class Broker:
         auto_create: Patterns for nodes that are made when they are first used, such as
             ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
+        fronts: Protocols that listeners speak beside AMQP 1.0, as objects or by the names under
+            which plug-ins are installed, such as ``["amqp091"]``.
         limits: Bounds of connections, queues and memory.
         clock: Where times to live, locks and schedules take the time from. By default they follow the
             clocks of the system, and the event loop's clock where that is virtual, such as
@@ -90,6 +97,8 @@ class Broker:
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
         journal: Record what becomes of messages in the log ``$journal``.
+        exchange_types: Types of exchange of one's own, by names that begin with ``x-``: what makes a
+            :class:`~amqp_rt.broker.bindings.RoutingTable` for each exchange.
     """
 
     def __init__(
@@ -99,6 +108,7 @@ class Broker:
         nodes: Iterable[Any] = (),
         auto_create: Collection[str] = (),
         container: Container | None = None,
+        fronts: Sequence[Front | str] = (),
         limits: Limits = DEFAULT_LIMITS,
         clock: Clock | None = None,
         users: Mapping[str, str] | Users | Verifier | None = None,
@@ -121,10 +131,15 @@ class Broker:
         executor: Executor | None = None,
         virtual_hosts: Collection[str] | None = None,
         journal: LifeCycles | bool = False,
+        exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = None,
     ) -> None:
         self.container = container or Container(
             name,
             nodes=nodes,
+            fronts=[
+                amqp10.Front(),
+                *(front_of(each) if isinstance(each, str) else each for each in fronts),
+            ],
             limits=limits,
             users=users,
             sasl=sasl,
@@ -154,6 +169,13 @@ class Broker:
         if self.container.guarded:
             self.host.may_send = self.container.may_be_sent
         self.container.add_host(self.host)
+        self.topologies = Topologies(
+            self.host,
+            partial(decide, self.container.access),
+            asks=lambda: self.container.authorize is not None,
+            types=exchange_types,
+        )
+        self.container.topology = self.topologies.of
         self.management: Management | None = None
         if management:
             self.management = Management(
@@ -280,6 +302,31 @@ def store_of(text: str) -> Store | None:
         f"{text!r} is no store: it is memory: or sqlite:PATH, such as sqlite:broker.db",
         condition="amqp:invalid-field",
     )
+
+
+#: The group of entry points by which plug-ins say the names of their fronts.
+_FRONTS: Final = "amqp_rt.fronts"
+
+
+def front_of(name: str) -> Front:
+    """The front that a plug-in has installed under *name*.
+
+    Raises:
+        AmqpError: There is none.
+    """
+    for found in entry_points(group=_FRONTS, name=name):
+        front: Front = found.load()()
+        return front
+    names = ", ".join(sorted(each.name for each in entry_points(group=_FRONTS))) or "none"
+    raise AmqpError(
+        f"no plug-in has a protocol {name!r:.50}; installed are: {names}",
+        condition="amqp:not-found",
+    )
+
+
+def installed_fronts() -> list[Front]:
+    """The fronts of all plug-ins that are installed."""
+    return [each.load()() for each in entry_points(group=_FRONTS)]
 
 
 def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] | None:

@@ -259,7 +259,10 @@ def test_literal_addresses_may_look_like_patterns() -> None:
     ("address", "node"),
     [
         ("q1", "q1"),
-        ("/queues/q1", "/queues/q1"),
+        ("/queues/q1", "q1"),
+        ("/queues/a%2Fb", "a/b"),
+        ("/queues/%ff", "/queues/%ff"),
+        ("/queues/", "/queues/"),
         ("", ""),
         ("amqps://host:5671/q1", "q1"),
         ("amqp://host/q1/Subscriptions/s1/", "q1/Subscriptions/s1"),

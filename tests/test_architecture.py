@@ -37,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "codec": VALUES,
     **dict.fromkeys(NEUTRAL, COMMON),
     "core": COMMON,
-    "fronts": {"fronts.base", "fronts.amqp10"},  # the package itself, which re-exports
+    "fronts": COMMON | {"fronts.base", "fronts.amqp10"},  # the package itself, which re-exports
     "fronts.base": COMMON,
     "fronts.amqp10": COMMON | {"core", "fronts.base"},
     "net": COMMON | {"fronts.base"},

@@ -13,6 +13,23 @@ import amqp_rt
 
 #: Package → what it exports. A package that exports nothing has no line.
 PUBLIC: dict[str, set[str]] = {
+    "amqp_rt.fronts": {
+        *("ACCEPTED", "Accepted", "AmqpError", "AttachRequested", "Byte", "Char", "Closed"),
+        *("ConnectionFailed", "Coordinator", "DEFAULT_LIMITS", "Declare", "Declared", "Discharge"),
+        *("Error", "Event", "Exchange", "Float32", "Front", "Host", "IDLE", "Int", "Limits"),
+        *("LocalProtocolError", "LoginRequested", "Message", "Modified", "Opened", "Outcome"),
+        *("Payload", "Peer", "ProtocolEngine", "QueueDeclaration", "QueueState", "RELEASED"),
+        *(
+            "ReceivingEndpoint",
+            "Rejected",
+            "Released",
+            "SendingEndpoint",
+            "ServerEngine",
+            "ServerOptions",
+        ),
+        *("Short", "Source", "Symbol", "Target", "Timestamp", "Topology", "TransactionalState"),
+        *("UByte", "UInt", "ULong", "UShort", "Unsettled", "UnsettledMap", "rejected"),
+    },
     "amqp_rt": {
         "COMPILED",
         "__version__",

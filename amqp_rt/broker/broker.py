@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import trio
 from msgspec import Struct
 
+from ..addresses import EXCHANGES
 from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
@@ -193,6 +194,10 @@ class _Node:
         self.abandoned = False
         #: Of a log, the partition that is meant, None for all.
         self.partition = partition
+        #: The connection that alone may receive from it.
+        self.reserved: Any = None
+        #: Called when one of its consumers has left.
+        self.on_left: Callable[[Any], None] | None = None
         #: It was found in the store, or made for dead letters, and nobody has declared it since.
         self.found = False
         self.virtual_host = virtual_host
@@ -306,6 +311,25 @@ def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[
     return {int(partition): int(offset) for partition, offset in offsets.items()}
 
 
+class Ways(Protocol):
+    """Addresses that lead to several nodes at once, such as those of exchanges."""
+
+    def inlet(
+        self, virtual_host: str, address: str, link: ReceivingLink
+    ) -> ReceivingEndpoint | Error | None:
+        """What takes messages for *address*; None if it is no such address, an error if there is
+        nothing there."""
+
+    def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
+        """The nodes that a dead letter for *address* goes to; None if it is no such address."""
+
+    async def restore(self, journal: Journal) -> None:
+        """Read what was kept, once all nodes are there."""
+
+    def sweep(self) -> None:
+        """Time has passed."""
+
+
 class BrokerHost:
     """Queues, topics and logs.
 
@@ -355,6 +379,11 @@ class BrokerHost:
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
         #: a peer does not send there itself.
         self.may_send: Callable[[Peer, str], bool] | None = None
+        #: What leads to several nodes at once; None if nothing does.
+        self.ways: Ways | None = None
+        #: Told of each node that has been deleted, by virtual host and name: others have things to do
+        #: with it that go then.
+        self.on_deleted: Callable[[str, str], None] | None = None
         #: What knows again what comes twice, of each queue that wants to.
         self._windows: dict[Duplicates, None] = {}
         #: Virtual host → address → node. "" is the default one.
@@ -421,6 +450,8 @@ class BrokerHost:
                 await self._restore_queue(journal, number, node.held)
             elif isinstance(node.held, MessageLog):
                 await node.held.restore()
+        if self.ways is not None:
+            await self.ways.restore(journal)
         await self._restore_ids(journal)
         await self._restore_logs(journal)
         await self._restore_termini(journal)
@@ -562,6 +593,60 @@ class BrokerHost:
             self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
 
+    def declare_transient(
+        self,
+        declared: Declaration,
+        owner: Any = None,
+        *,
+        reserved: Any = None,
+        virtual_host: str = "",
+    ) -> None:
+        """Make a node that is not in the store, and takes durable messages all the same. It is there
+        until somebody deletes it.
+
+        *reserved* is the connection that alone may receive from it; *owner* too, which has it under a
+        name that nobody can guess.
+
+        Raises:
+            AmqpError: The name is taken, there are too many, or *owner* has too many.
+        """
+        if declared.name in self._space(virtual_host):
+            raise AmqpError(
+                f"{declared.name!r} is there already", condition="amqp:precondition-failed"
+            )
+        if owner is not None and self._dynamic[owner] >= self.limits.dynamic_nodes_max:
+            raise AmqpError(
+                "the connection has too many nodes that are not in the store",
+                condition="amqp:resource-limit-exceeded",
+            )
+        self._make(virtual_host, declared, owner, transient=True).reserved = reserved
+        if owner is not None:
+            self._dynamic[owner] += 1
+        self._make_dead(virtual_host, declared)
+
+    def has(self, address: str, *, virtual_host: str = "") -> bool:
+        """Whether there is a node at *address*, by its name."""
+        return address in self._space(virtual_host)
+
+    def consumers(self, address: str, *, virtual_host: str = "") -> list[Any]:
+        """The links that receive from the node now.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return [link for link in node.links() if link.role == SENDER]
+
+    def watch_consumers(
+        self, address: str, on_left: Callable[[Any], None], *, virtual_host: str = ""
+    ) -> None:
+        """Call *on_left* with its link whenever a consumer has left the node.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        self._find(self._space(virtual_host), address).on_left = on_left
+
     def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
         """Let a node that there is go on as *declared*; its messages and links stay.
 
@@ -616,6 +701,8 @@ class BrokerHost:
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
         dead = declared.dead_letter if isinstance(declared, Queue) else None
+        if dead is not None and dead.startswith(EXCHANGES):
+            return
         if dead is not None and dead not in self._spaces[virtual_host]:
             # Whoever declares it later says what it is like.
             self._make(virtual_host, Queue(dead)).found = True
@@ -720,9 +807,16 @@ class BrokerHost:
         return node
 
     def _make(
-        self, virtual_host: str, declared: Declaration, owner: Any = None, number: int = 0
+        self,
+        virtual_host: str,
+        declared: Declaration,
+        owner: Any = None,
+        number: int = 0,
+        *,
+        transient: bool = False,
     ) -> _Node:
-        """A new node; with *number* it is in the store already."""
+        """A new node; with *number* it is in the store already, and a *transient* one never is."""
+        transient = transient or owner is not None
         space = self._spaces.setdefault(virtual_host, {})
         if self._count >= self.limits.nodes_max:
             raise AmqpError(
@@ -739,8 +833,8 @@ class BrokerHost:
         if journal is not None and not journal.is_open:
             raise LocalProtocolError("the store is not open yet: enter the broker first")
         self._call(virtual_host, declared, None)
-        new = journal is not None and owner is None and not number
-        if journal is not None and owner is None:
+        new = journal is not None and not transient and not number
+        if journal is not None and not transient:
             if new:
                 number = self._number
                 journal.loose.keep(NODE, _key(number), _described(declared, virtual_host))
@@ -750,7 +844,7 @@ class BrokerHost:
         held: MessageQueue | MessageTopic | MessageLog
         ttl_s: float | None = None
         watch = None
-        if self.journals is not None and owner is None:
+        if self.journals is not None and not transient:
             watch = self.journals.watch(virtual_host, declared.name, self._record)
         queue_type = MessageQueue if watch is None else ObservedQueue
         if isinstance(declared, Queue):
@@ -819,8 +913,8 @@ class BrokerHost:
             ttl_s=ttl_s,
             ledger=ledger,
             transactions=self.transactions,
-            # Topics and dynamic nodes promise nothing beyond the links that there are now.
-            volatile=self.volatile or owner is not None or isinstance(held, MessageTopic),
+            # Topics and transient nodes promise nothing beyond the links that there are now.
+            volatile=self.volatile or transient or isinstance(held, MessageTopic),
             check=self._check(declared),
             successor=partial(self._inlet, virtual_host, declared.name),
         )
@@ -960,6 +1054,8 @@ class BrokerHost:
         error = Error("amqp:resource-deleted", f"{node.declared.name!r} has been deleted")
         for link in links:
             link.detach(error)
+        if self.on_deleted is not None:
+            self.on_deleted(node.virtual_host, node.declared.name)
         return messages
 
     def _detach_consumers(self, error: Error) -> None:
@@ -1009,6 +1105,13 @@ class BrokerHost:
             return False
         if node is None:
             node = space.get(declared.dead_letter or "")
+        if node is None and self.ways is not None:
+            here = space.get(declared.name)
+            names = self.ways.letter(
+                "" if here is None else here.virtual_host, declared.dead_letter or "", entry
+            )
+            if names is not None:
+                return self._bury_in(space, declared, entry, names, reason, error)
         if node is None:
             _log.warning(
                 "%s: a message was dropped (%s): the dead-letter address %s has been deleted",
@@ -1034,6 +1137,30 @@ class BrokerHost:
             node.inlet.take(letter)
         return True
 
+    def _bury_in(
+        self,
+        space: dict[str, _Node],
+        declared: Queue,
+        entry: Entry,
+        names: Sequence[str],
+        reason: str,
+        error: Error | None,
+    ) -> bool:
+        """Put a dead letter into each of the nodes of *names*, but the one that gave it up."""
+        letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
+        unit = None if self.journal is None else self.journal.joins
+        buried = False
+        for name in names:
+            node = space.get(name)
+            if node is None or name == declared.name or entry.pieces or node.is_sealed:
+                continue
+            buried = True
+            if unit is not None and node.ledger is None:
+                unit.then(partial(node.inlet.take, letter.again()))
+            else:
+                node.inlet.take(letter.again())
+        return buried
+
     def _sender(self, space: dict[str, _Node], declared: Queue, entry: Entry) -> _Node | None:
         """The node to which a message that was given up is returned, None if it names none.
 
@@ -1057,6 +1184,18 @@ class BrokerHost:
         if not isinstance(terminus, Source | Target):
             return False
         virtual_host = self._existing(link.peer.virtual_host)
+        if self.ways is not None and not sending and isinstance(terminus.address, str):
+            way = self.ways.inlet(virtual_host, terminus.address, cast("ReceivingLink", link))
+            if isinstance(way, Error):
+                link.refuse(way)
+                return True
+            if way is not None:
+                cast("ReceivingLink", link).accept(
+                    way,
+                    target=Target(address=terminus.address),
+                    max_message_size=self.limits.message_size_max,
+                )
+                return True
         key = self.termini.key(virtual_host, link)
         if isinstance(terminus, Source) and SHARED in terminus.capabilities:
             key = self.termini.shared_key(virtual_host, link, terminus)
@@ -1095,6 +1234,11 @@ class BrokerHost:
         )
         if not sending and node.is_sealed:
             terms = _SEALED
+        if sending and node.reserved is not None and node.reserved is not link.connection:
+            terms = Error(
+                "amqp:resource-locked",
+                f"{node.declared.name!r} is exclusive to another connection",
+            )
         if isinstance(terms, Error):
             link.refuse(terms)
             return True
@@ -1160,6 +1304,10 @@ class BrokerHost:
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Where messages of the anonymous terminus *link* for *address* go."""
+        if self.ways is not None:
+            way = self.ways.inlet(self._existing(link.peer.virtual_host), address, link)
+            if way is not None:
+                return way
         try:
             node = self._resolve(link.peer.virtual_host, address)
         except AmqpError as error:
@@ -1378,6 +1526,8 @@ class BrokerHost:
         elif kept is None:
             endpoint = self._consumer(node, terms)
             self._when_left(node, endpoint, on_left)
+            if node.on_left is not None:
+                endpoint.on_left.append(partial(node.on_left, link))
             link.accept(
                 endpoint,
                 source=terms.source,
@@ -1386,6 +1536,8 @@ class BrokerHost:
                 **options,
             )
         if kept is not None:
+            if sending and node.on_left is not None:
+                kept.on_end.append(partial(node.on_left, link))
             kept.accept(link, terms, **options)
 
     def _when_left(
@@ -1665,6 +1817,14 @@ class BrokerHost:
         if queue.paged and self.journal is not None and isinstance(queue, ObservedQueue):
             return await self._pager.work_off(self.journal, queue, queue.available, queue.drop)
         return queue.purge()
+
+    def purge_now(self, address: str, *, virtual_host: str = "") -> int:
+        """As :meth:`purge`, for who cannot wait: what is in the store only is in no journal then.
+
+        Raises:
+            AmqpError: There is no such queue.
+        """
+        return self._queue(address, virtual_host).purge()
 
     async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
         """Move the first *count* available messages of a queue to another node, in order.
@@ -2014,7 +2174,8 @@ class BrokerHost:
         self.termini.sweep()
         self.staging.sweep()
         self.leases.sweep()
-
+        if self.ways is not None:
+            self.ways.sweep()
         for duplicates in self._windows:
             duplicates.expire()
         for node, space in list(self._leaving.items()):

@@ -23,7 +23,7 @@ from ..container.container import SASL_POLICIES, Container, SaslPolicy
 from ..errors import AmqpError
 from ..net.tls import ServerTls
 from ..net.traces import Traces
-from ..runtime import Broker, store_of
+from ..runtime import Broker, front_of, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
@@ -130,6 +130,14 @@ log = logging.getLogger("amqp_rt.cli")
 )
 @click.option("--name", metavar="NAME", default="broker", show_default=True, help="Container-id.")
 @click.option(
+    "--front",
+    "protocols",
+    metavar="NAME",
+    multiple=True,
+    help="Speak another protocol beside AMQP 1.0 at the same listeners, such as amqp091 if "
+    "amqp-rt-amqp091 is installed. May be given several times.",
+)
+@click.option(
     "--plain-in-clear", is_flag=True, help="Let passwords cross networks without encryption."
 )
 @click.option(
@@ -181,6 +189,7 @@ def serve(
     store: str,
     volatile: bool,
     name: str,
+    protocols: tuple[str, ...],
     plain_in_clear: bool,
     tls_cert: str | None,
     tls_key: str | None,
@@ -256,6 +265,10 @@ def serve(
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--access") from None
     if application is None:
+        try:
+            fronts = [front_of(each) for each in protocols]
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--front") from None
         broker = Broker(
             name,
             auto_create=auto_create,
@@ -271,11 +284,12 @@ def serve(
             volatile=volatile,
             virtual_hosts=virtual_hosts or None,
             journal=recorded,
+            fronts=fronts,
         )
     else:
-        if named or anonymous or sasl_policy or rules or tls is not None:
+        if named or anonymous or sasl_policy or rules or tls is not None or protocols:
             raise click.UsageError(
-                "who may connect, and do what, is up to the container of FILE.py"
+                "who may connect, and do what, and how, is up to the container of FILE.py"
             )
         broker = Broker(
             container=load(application),

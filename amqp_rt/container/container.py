@@ -38,7 +38,16 @@ from ..addresses import AddressError, AddressTable, address_of, parse_url
 from ..errors import AmqpError, ConnectFailed
 from ..events import LoginRequested, Peer
 from ..fronts.amqp10 import Front as Amqp10
-from ..fronts.base import RCV_FIRST, SENDER, Front, Host, ReceivingLink, SendingLink, ServerOptions
+from ..fronts.base import (
+    RCV_FIRST,
+    SENDER,
+    Front,
+    Host,
+    ReceivingLink,
+    SendingLink,
+    ServerOptions,
+    Topology,
+)
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
@@ -208,6 +217,8 @@ class Container:
         self._watches: dict[Connection, TokenWatch] = {}
         self.network = network or MemoryNetwork()
         self.hosts: list[Host] = []
+        #: What peers may declare, for protocols in which they do; None if they may nothing.
+        self.topology: Callable[[Peer, Any], Topology] | None = None
         self.replies = Replies(self)
         #: Anonymous termini and sources that are attached.
         self.relays: set[Relay] = set()
@@ -641,6 +652,7 @@ class Container:
                     *self._capabilities,
                     *(Symbol(each) for host in self.hosts for each in host.capabilities),
                 ),
+                topology=self.topology,
             ),
             now,
         )

@@ -1,0 +1,101 @@
+"""What the author of a front, in this distribution or another, needs of ours.
+
+The seam itself (:mod:`amqp_rt.fronts.base`), what engines report, errors and outcomes, and the values of
+Part 1 for which Python has no types of its own: fields of other protocols become these, and keep their
+width on the way through.
+"""
+
+from __future__ import annotations
+
+from ..errors import AmqpError, LocalProtocolError
+from ..events import AttachRequested, Closed, ConnectionFailed, Event, LoginRequested, Opened, Peer
+from ..limits import DEFAULT_LIMITS, Limits
+from ..message import Message
+from ..outcomes import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    Error,
+    Modified,
+    Outcome,
+    Rejected,
+    Released,
+    rejected,
+)
+from ..termini import Coordinator, Source, Target
+from ..transactions import Declare, Declared, Discharge, TransactionalState
+from ..values import Byte, Char, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
+from .base import (
+    IDLE,
+    Exchange,
+    Front,
+    Host,
+    Payload,
+    ProtocolEngine,
+    QueueDeclaration,
+    QueueState,
+    ReceivingEndpoint,
+    SendingEndpoint,
+    ServerEngine,
+    ServerOptions,
+    Topology,
+    Unsettled,
+    UnsettledMap,
+)
+
+__all__ = [
+    "ACCEPTED",
+    "DEFAULT_LIMITS",
+    "IDLE",
+    "RELEASED",
+    "Accepted",
+    "AmqpError",
+    "AttachRequested",
+    "Byte",
+    "Char",
+    "Closed",
+    "ConnectionFailed",
+    "Coordinator",
+    "Declare",
+    "Declared",
+    "Discharge",
+    "Error",
+    "Event",
+    "Exchange",
+    "Float32",
+    "Front",
+    "Host",
+    "Int",
+    "Limits",
+    "LocalProtocolError",
+    "LoginRequested",
+    "Message",
+    "Modified",
+    "Opened",
+    "Outcome",
+    "Payload",
+    "Peer",
+    "ProtocolEngine",
+    "QueueDeclaration",
+    "QueueState",
+    "ReceivingEndpoint",
+    "Rejected",
+    "Released",
+    "SendingEndpoint",
+    "ServerEngine",
+    "ServerOptions",
+    "Short",
+    "Source",
+    "Symbol",
+    "Target",
+    "Timestamp",
+    "Topology",
+    "TransactionalState",
+    "UByte",
+    "UInt",
+    "ULong",
+    "UShort",
+    "Unsettled",
+    "UnsettledMap",
+    "rejected",
+]

@@ -10,7 +10,7 @@ happens on it, a batch per chunk of input.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome
 from ..termini import Coordinator, Source, Target
 from ..unsettled import Unsettled, UnsettledMap
+from ..values import Symbol
 
 #: An encoded AMQP 1.0 message, whole or as pieces in order. Pieces are never joined
 #: when they are large; they go to the socket as they are.
@@ -340,6 +341,136 @@ class ProtocolEngine(Protocol):
         """Say close, in the protocol's own way. ``finished`` follows the peer's answer."""
 
 
+#: Property of a link that takes no messages any more, and has some in hand perhaps: no consumer.
+IDLE: Final = Symbol("x-opt-idle")
+#: The argument that names an exchange for messages that would go nowhere, and its older spelling.
+ALTERNATE: Final = ("alternate-exchange", "alternate_exchange")
+
+
+class ServerEngine(ProtocolEngine, Protocol):
+    """One connection that a client opened, as a container sees it."""
+
+    @property
+    def over(self) -> bool:
+        """Its links have ended, or do now: no more can be attached."""
+
+    @property
+    def sessions(self) -> Mapping[int, Any]:
+        """The protocol's session objects, for management: each has its ``channel``, its ``links`` by
+        number, and ``end(error)``."""
+
+
+class Exchange(Struct, frozen=True, kw_only=True):
+    """How an exchange is declared (0-9-1 §3.1.3)."""
+
+    name: str
+    type: str = "direct"
+    durable: bool = False
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Mapping[str, object] = {}
+
+    @property
+    def alternate(self) -> str | None:
+        """The exchange for what goes nowhere from here."""
+        for name in ALTERNATE:
+            found = self.arguments.get(name)
+            if isinstance(found, str) and found:
+                return found
+        return None
+
+
+class QueueDeclaration(Struct, frozen=True, kw_only=True):
+    """How a queue is declared by a peer that may (0-9-1 §3.1.3). An empty name asks for a new one."""
+
+    name: str = ""
+    durable: bool = False
+    exclusive: bool = False
+    auto_delete: bool = False
+    arguments: Mapping[str, object] = {}
+
+
+class QueueState(Struct, frozen=True, kw_only=True):
+    """A queue as it is: messages that wait, and consumers."""
+
+    name: str
+    messages: int
+    consumers: int
+
+
+class Topology(Protocol):
+    """Queues, exchanges and bindings of a virtual host, as one peer sees them on one connection.
+
+    For protocols whose peers declare them. Nothing waits here. What cannot be done raises
+    :class:`~amqp_rt.errors.AmqpError`: ``amqp:not-found``, ``amqp:precondition-failed``,
+    ``amqp:unauthorized-access``, ``amqp:resource-locked`` for what is exclusive to another
+    connection, ``amqp:not-implemented``, ``amqp:resource-limit-exceeded``.
+    """
+
+    def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
+        """Make a queue, or find the equal one that there is."""
+
+    def queue(self, name: str) -> QueueState:
+        """The queue *name*, as it is now."""
+
+    def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue with its messages and bindings; how many messages it had."""
+
+    def purge_queue(self, name: str) -> int:
+        """Drop what waits in a queue; how many messages there were."""
+
+    def declare_exchange(self, wanted: Exchange) -> None:
+        """Make an exchange, or find the equal one that there is."""
+
+    def exchange(self, name: str) -> Exchange:
+        """How exchange *name* was declared."""
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange with its bindings."""
+
+    def bind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Let *exchange* lead to queue *name*."""
+
+    def unbind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Undo that, if it is so."""
+
+    def bind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Let *exchange* lead to exchange *name*."""
+
+    def unbind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Undo that, if it is so."""
+
+    def route(self, exchange: str, key: str, headers: Mapping[str, object]) -> list[str]:
+        """The queues that a message for a named exchange goes to, each once."""
+
+    def inlet(
+        self, queue: str, link: ReceivingLink, *, routed: bool
+    ) -> ReceivingEndpoint | Error | None:
+        """The way into a queue: its ``deliver`` takes deliveries of *link*, which needs no credit.
+
+        None if there is no such queue, or it takes a link to send there; an error if the peer may not
+        send there itself, which nobody asks of what an exchange has *routed* there.
+        """
+
+    def scarce(self, on_room: Callable[[], None]) -> bool:
+        """Whether memory is scarce, so that the peer had better send nothing; *on_room* is called once
+        it is not any more."""
+
+    def idle(self, queue: str) -> None:
+        """A consumer of the peer takes no more messages, though its link is there for those in hand."""
+
+    def close(self) -> None:
+        """The connection is over: what it had for itself goes with it."""
+
+
 class ServerOptions(Struct, kw_only=True):
     """What a listener tells the engines it makes."""
 
@@ -352,6 +483,9 @@ class ServerOptions(Struct, kw_only=True):
     address: str = ""
     offered_capabilities: tuple[str, ...] = ()
     properties: Mapping[object, object] = {}
+    #: What a peer on a connection may declare, asked once its virtual host is known; None if nothing
+    #: can be declared.
+    topology: Callable[[Peer, Any], Topology] | None = None
 
 
 class Front(Protocol):
@@ -363,7 +497,7 @@ class Front(Protocol):
     #: What a client with a header nobody answers to is told to use.
     preferred_header: bytes
 
-    def server(self, options: ServerOptions, now: float) -> ProtocolEngine:
+    def server(self, options: ServerOptions, now: float) -> ServerEngine:
         """An engine for a connection that a client opened; it gets the header bytes too."""
 
 
@@ -398,6 +532,8 @@ class Host(Protocol):
 
 
 __all__ = [
+    "ALTERNATE",
+    "IDLE",
     "RCV_FIRST",
     "RCV_SECOND",
     "RECEIVER",
@@ -405,6 +541,7 @@ __all__ = [
     "SND_MIXED",
     "SND_SETTLED",
     "SND_UNSETTLED",
+    "Exchange",
     "Front",
     "Host",
     "IncomingDelivery",
@@ -413,11 +550,15 @@ __all__ = [
     "OutgoingDelivery",
     "Payload",
     "ProtocolEngine",
+    "QueueDeclaration",
+    "QueueState",
     "ReceivingEndpoint",
     "ReceivingLink",
     "SendingEndpoint",
     "SendingLink",
+    "ServerEngine",
     "ServerOptions",
+    "Topology",
     "Unsettled",
     "UnsettledMap",
 ]

@@ -56,8 +56,8 @@ async def recognise(
 ) -> tuple[Front | bytes, bytes] | None:
     """Read until it is clear which front is meant; returns it and what was read.
 
-    A client that nobody understands is told the preferred header of the first front, as the
-    standard asks; then, or if the stream ends, or if ``limits.handshake_s`` pass before eight
+    A client that nobody understands is told the preferred header that its own resembles most, by
+    default the first front's, as the standards ask; then, or if the stream ends, or if ``limits.handshake_s`` pass before eight
     octets have come, this returns None and the stream is closed.
 
     Never raises for what the peer does.
@@ -82,12 +82,22 @@ async def recognise(
                 found = match(data, fronts, others)
                 if found is not None:
                     return found, data
-                await _refuse(stream, preferred or fronts[0].preferred_header)
+                await _refuse(stream, preferred or _nearest(data, fronts))
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
     with trio.CancelScope(shield=True):
         await trio.aclose_forcefully(stream)
     return None
+
+
+def _nearest(data: bytes, fronts: Sequence[Front]) -> bytes:
+    """The preferred header that has most of its first octets in common with *data*."""
+
+    def likeness(header: bytes) -> int:
+        different = (at for at, octet in enumerate(header) if data[at : at + 1] != bytes((octet,)))
+        return next(different, len(header))
+
+    return max((front.preferred_header for front in fronts), key=likeness)
 
 
 async def _refuse(stream: trio.abc.Stream, header: bytes) -> None:

@@ -23,7 +23,7 @@ from ..broker.declarations import declared_by
 from ..broker.nodes import Declaration, Queue, split_partition
 from ..message import Message
 from ..outcomes import Error
-from ..runtime import Broker
+from ..runtime import Broker, installed_fronts
 from .clocks import MovableClock
 
 __all__ = [
@@ -391,8 +391,8 @@ class LoopbackBroker:
             run_my_program(broker.url)
             assert [message.body for message in work.wait_for(2)] == ["a", "b"]
 
-    Durable messages are taken without being kept, unless it is given a store. Its calls may come
-    from any thread.
+    Durable messages are taken without being kept, unless it is given a store. Every protocol that is
+    installed is spoken at its one port. Its calls may come from any thread.
 
     Args:
         options: Those of :class:`~amqp_rt.Broker`, such as ``users``, ``auto_create`` and ``nodes``.
@@ -401,6 +401,8 @@ class LoopbackBroker:
     def __init__(self, **options: Any) -> None:
         self.clock = MovableClock()
         options.setdefault("volatile", "store" not in options)
+        if "container" not in options:
+            options.setdefault("fronts", installed_fronts())
         self._options = {"clock": self.clock, **options}
         self._broker: Broker | None = None
         self._url = ""

@@ -61,6 +61,8 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "message_size_max": (f"{HERE}test_message_size_max",),
     "streaming_message_size_max": (f"{HERE}test_streaming_message_size_max",),
     "channel_max": (f"{HERE}test_channel_max", f"{HERE}test_sessions_of_both_sides"),
+    "exchanges_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
+    "bindings_max": ("broker/test_bindings.py::test_exchanges_and_bindings_are_counted",),
     "handle_max": (f"{HERE}test_handle_max", f"{HERE}test_links_without_an_answer"),
     "nesting_max": (f"{HERE}test_nesting_max",),
     "elements_max": (f"{HERE}test_elements_max",),

@@ -1,0 +1,503 @@
+"""Exchanges and bindings of one virtual host: which queues a message goes to (0-9-1 §3.1.3). Pure.
+
+The model of AMQP 0-9-1 and 0-10, which share it. An exchange has a *table*, which says for a routing key
+and headers where messages go: to queues, or on to other exchanges. The queues themselves are elsewhere;
+here they are names. Messages are not seen at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from ..errors import AmqpError
+from ..fronts.base import Exchange
+from ..limits import DEFAULT_LIMITS, Limits
+
+#: Names that only the broker gives.
+RESERVED: Final = "amq."
+#: Octets of an exchange's name in 0-9-1; 0-10 allows 255.
+NAME_MAX: Final = 127
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]+")
+_X_MATCH: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
+_NO_HEADERS: Final[Mapping[str, object]] = {}
+
+
+class Destination(NamedTuple):
+    """Where a binding leads: a queue, or another exchange."""
+
+    name: str
+    is_exchange: bool = False
+
+
+class Binding(NamedTuple):
+    """One binding of an exchange. Two that are equal are one."""
+
+    destination: Destination
+    key: str
+    #: What a headers exchange looks for. Others only keep it: it tells bindings apart.
+    arguments: tuple[tuple[str, object], ...] = ()
+
+
+class RoutingTable(Protocol):
+    """What makes a type of exchange: the plug-in point for ``x-`` types."""
+
+    def check(self, key: str, arguments: Mapping[str, object]) -> None:
+        """Raise ``AmqpError`` if a binding of this kind would make no sense."""
+
+    def add(self, binding: Binding) -> None:
+        """A binding that was not there."""
+
+    def remove(self, binding: Binding) -> None:
+        """A binding that was there."""
+
+    def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination]:
+        """Where a message goes; a destination may come several times."""
+
+
+class _Unchecked:
+    def check(self, key: str, arguments: Mapping[str, object]) -> None:
+        """Anything goes."""
+
+
+class DirectTable(_Unchecked):
+    """Keys are equal (§3.1.3.1)."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, dict[Binding, None]] = {}
+
+    def add(self, binding: Binding) -> None:
+        self._keys.setdefault(binding.key, {})[binding] = None
+
+    def remove(self, binding: Binding) -> None:
+        bindings = self._keys[binding.key]
+        del bindings[binding]
+        if not bindings:
+            del self._keys[binding.key]
+
+    def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination]:
+        return [binding.destination for binding in self._keys.get(key, ())]
+
+
+class FanoutTable(_Unchecked):
+    """Everything goes everywhere (§3.1.3.2)."""
+
+    def __init__(self) -> None:
+        self._bindings: dict[Binding, None] = {}
+
+    def add(self, binding: Binding) -> None:
+        self._bindings[binding] = None
+
+    def remove(self, binding: Binding) -> None:
+        del self._bindings[binding]
+
+    def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination]:
+        return [binding.destination for binding in self._bindings]
+
+
+class _Word:
+    """A place in the trie of patterns: the words that led here, and those that go on."""
+
+    __slots__ = ("bindings", "many", "words")
+
+    def __init__(self, *, many: bool = False) -> None:
+        #: This is a ``#``: it takes words and stays.
+        self.many = many
+        self.words: dict[str, _Word] = {}
+        self.bindings: dict[Binding, None] = {}
+
+
+class TopicTable(_Unchecked):
+    """Patterns of words with ``*`` for one and ``#`` for any number (§3.1.3.3).
+
+    The patterns are a trie. A key goes through it word by word, at all places at once where a pattern
+    may be: the cost grows with the words and with the wildcards that fit so far, not with the bindings,
+    and a pattern of many ``#`` costs no more than its length.
+    """
+
+    def __init__(self) -> None:
+        self._root = _Word()
+
+    def add(self, binding: Binding) -> None:
+        place = self._root
+        for word in _words(binding.key):
+            following = place.words.get(word)
+            if following is None:
+                following = place.words[word] = _Word(many=word == "#")
+            place = following
+        place.bindings[binding] = None
+
+    def remove(self, binding: Binding) -> None:
+        path = [self._root]
+        words = _words(binding.key)
+        for word in words:
+            path.append(path[-1].words[word])
+        del path[-1].bindings[binding]
+        for word in reversed(words):
+            place = path.pop()
+            if place.bindings or place.words:
+                break
+            del path[-1].words[word]
+
+    def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination]:
+        places = {self._root: None}
+        _pass_over(places)
+        for word in _words(key):
+            following: dict[_Word, None] = {}
+            for place in places:
+                if place.many:
+                    following[place] = None
+                for wanted in (word, "*") if word not in ("*", "#") else ("*",):
+                    found = place.words.get(wanted)
+                    if found is not None:
+                        following[found] = None
+            _pass_over(following)
+            places = following
+        return [binding.destination for place in places for binding in place.bindings]
+
+
+def _words(key: str) -> list[str]:
+    return key.split(".") if key else []
+
+
+def _pass_over(places: dict[_Word, None]) -> None:
+    """A ``#`` may be no word at all: who stands before one stands at it too."""
+    waiting = list(places)
+    while waiting:
+        found = waiting.pop().words.get("#")
+        if found is not None and found not in places:
+            places[found] = None
+            waiting.append(found)
+
+
+class HeadersTable:
+    """Headers have the values that a binding names (§3.1.3.4), by ``x-match`` all or any of them.
+
+    A value of nothing (void) asks only that there is such a header. Names that begin with ``x-`` count
+    only for ``all-with-x`` and ``any-with-x``.
+    """
+
+    def __init__(self) -> None:
+        self._bindings: dict[Binding, tuple[bool, dict[str, object]]] = {}
+
+    def check(self, key: str, arguments: Mapping[str, object]) -> None:
+        how = arguments.get("x-match", "all")
+        if not isinstance(how, str) or how not in _X_MATCH:
+            raise AmqpError(
+                f"x-match is all, any, all-with-x or any-with-x, not {how!r:.80}",
+                condition="amqp:precondition-failed",
+            )
+
+    def add(self, binding: Binding) -> None:
+        arguments = dict(binding.arguments)
+        how = str(arguments.pop("x-match", "all"))
+        if not how.endswith("-with-x"):
+            arguments = {
+                name: value for name, value in arguments.items() if not name.startswith("x-")
+            }
+        self._bindings[binding] = (how.startswith("all"), arguments)
+
+    def remove(self, binding: Binding) -> None:
+        del self._bindings[binding]
+
+    def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination]:
+        return [
+            binding.destination
+            for binding, (every, wanted) in self._bindings.items()
+            if (all if every else any)(
+                name in headers and (value is None or _frozen(headers[name]) == value)
+                for name, value in wanted.items()
+            )
+        ]
+
+
+def _frozen(value: object) -> object:
+    """*value* as something that has a hash. Numbers of any width are equal if their values are."""
+    if isinstance(value, bool):
+        return ("bit", value)  # True is 1 for Python, and for nobody else
+    if isinstance(value, Mapping):
+        return ("table", tuple(sorted((str(key), _frozen(each)) for key, each in value.items())))
+    if isinstance(value, list | tuple):
+        return ("array", *map(_frozen, value))
+    return value
+
+
+#: The types of exchange that there are without a plug-in.
+TYPES: Final[Mapping[str, Callable[[], RoutingTable]]] = {
+    "direct": DirectTable,
+    "fanout": FanoutTable,
+    "topic": TopicTable,
+    "headers": HeadersTable,
+}
+#: What every virtual host has (decision 17), besides the default exchange, whose name is empty.
+STANDARD: Final[Mapping[str, str]] = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+
+
+class _Node:
+    """An exchange with its bindings: those that it has, and from where it is bound."""
+
+    def __init__(self, declared: Exchange, table: RoutingTable) -> None:
+        self.declared = declared
+        self.table = table
+        self.bindings: dict[Binding, None] = {}
+
+
+#: A binding with the exchange that has it.
+_Bound: TypeAlias = tuple[str, Binding]
+
+
+class Exchanges:
+    """The exchanges of one virtual host and their bindings.
+
+    What cannot be done raises :class:`~amqp_rt.errors.AmqpError` with a condition of AMQP 1.0, which
+    a front says in its own words: ``amqp:not-found`` is 404, ``amqp:precondition-failed`` 406,
+    ``amqp:unauthorized-access`` 403, ``amqp:not-implemented`` 503 for an unknown type.
+
+    Args:
+        has_queue: Whether there is a queue of a name: the default exchange leads to each by its name.
+        types: Types of exchange, by name; ``x-`` types are added to :data:`TYPES` here.
+        limits: ``exchanges_max`` and ``bindings_max`` are used here.
+        on_unbound: Called with the exchange and each of its bindings that is undone, however that comes.
+    """
+
+    def __init__(
+        self,
+        has_queue: Callable[[str], bool],
+        *,
+        types: Mapping[str, Callable[[], RoutingTable]] = TYPES,
+        limits: Limits = DEFAULT_LIMITS,
+        on_unbound: Callable[[str, Binding], None] | None = None,
+    ) -> None:
+        self._has_queue = has_queue
+        self._on_unbound = on_unbound
+        self._types = types
+        self._limits = limits
+        self._nodes: dict[str, _Node] = {}
+        #: Destination → the bindings that lead there.
+        self._leading: dict[Destination, dict[_Bound, None]] = {}
+        self._count = 0
+        for name, kind in STANDARD.items():
+            if kind in types:
+                declared = Exchange(name=name, type=kind, durable=True)
+                self._nodes[name] = _Node(declared, types[kind]())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def find(self, name: str) -> Exchange:
+        """How *name* was declared.
+
+        Raises:
+            AmqpError: There is no such exchange (``amqp:not-found``).
+        """
+        if not name:
+            return _DEFAULT
+        return self._node(name).declared
+
+    def bindings(self, name: str) -> list[Binding]:
+        """The bindings of an exchange, in the order in which they were made."""
+        return list(self._node(name).bindings)
+
+    def declare(self, wanted: Exchange, *, name_max: int = NAME_MAX) -> bool:
+        """Make an exchange; False if there is an equal one already (§1.7.2.1 ``declare``).
+
+        Raises:
+            AmqpError: There is one that differs, the name is reserved or is none, there is no such
+                type, or there are too many.
+        """
+        name = wanted.name
+        if not name:
+            raise _refused("the default exchange cannot be declared")
+        node = self._nodes.get(name)
+        if node is not None:
+            for field in ("type", "durable", "auto_delete", "internal", "alternate"):
+                before, now = getattr(node.declared, field), getattr(wanted, field)
+                if before != now:
+                    raise AmqpError(
+                        f"exchange {name!r} has {field} {before!r}, not {now!r:.80}: "
+                        f"delete it first, or declare it equally",
+                        condition="amqp:precondition-failed",
+                    )
+            return False
+        if name.startswith(RESERVED):
+            raise _refused(f"names that begin with {RESERVED!r} are the broker's, such as {name!r}")
+        if len(name) > name_max or not _NAME.fullmatch(name):
+            raise AmqpError(
+                f"an exchange is named by 1 to {name_max} letters, digits, '-', '_', '.' or ':', "
+                f"not {name!r:.80}",
+                condition="amqp:precondition-failed",
+            )
+        make = self._types.get(wanted.type)
+        if make is None:
+            raise AmqpError(
+                f"there is no exchange type {wanted.type!r:.80}; there are {', '.join(self._types)}",
+                condition="amqp:not-implemented",
+            )
+        if len(self._nodes) >= self._limits.exchanges_max:
+            raise AmqpError(
+                f"there are {len(self._nodes)} exchanges, and no more are allowed",
+                condition="amqp:resource-limit-exceeded",
+            )
+        self._nodes[name] = _Node(wanted, make())
+        return True
+
+    def delete(self, name: str, *, if_unused: bool = False) -> list[str]:
+        """Delete an exchange with its bindings; returns it and those that went with it.
+
+        Raises:
+            AmqpError: There is no such exchange; it is the broker's; or it is in use.
+        """
+        if not name or name.startswith(RESERVED):
+            raise _refused(f"exchange {name!r} is the broker's")
+        node = self._node(name)
+        if if_unused and node.bindings:
+            raise AmqpError(f"exchange {name!r} has bindings", condition="amqp:precondition-failed")
+        gone: list[str] = []
+        self._drop([name], gone)
+        return gone
+
+    def bind(
+        self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
+    ) -> Binding | None:
+        """Bind *destination* to *source*; the new binding, None if it is bound so already.
+
+        That there is a queue of that name is the caller's to know.
+
+        Raises:
+            AmqpError: There is no such exchange, it cannot be bound, or not like that; or there are
+                too many bindings.
+        """
+        node, binding = self._binding(source, destination, key, arguments)
+        node.table.check(key, arguments)
+        if binding in node.bindings:
+            return None
+        if self._count >= self._limits.bindings_max:
+            raise AmqpError(
+                f"there are {self._count} bindings, and no more are allowed",
+                condition="amqp:resource-limit-exceeded",
+            )
+        node.bindings[binding] = None
+        node.table.add(binding)
+        self._leading.setdefault(destination, {})[(source, binding)] = None
+        self._count += 1
+        return binding
+
+    def unbind(
+        self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
+    ) -> list[str]:
+        """Undo a binding, if it is there; returns the auto-delete exchanges that it was the last of.
+
+        Raises:
+            AmqpError: There is no such exchange, or it is the default one.
+        """
+        _, binding = self._binding(source, destination, key, arguments)
+        gone: list[str] = []
+        self._drop(self._undo((source, binding)), gone)
+        return gone
+
+    def forget(self, queue: str) -> list[str]:
+        """A queue is deleted, and its bindings with it; returns the exchanges that went as well."""
+        gone: list[str] = []
+        self._drop(self._sever(Destination(queue)), gone)
+        return gone
+
+    def route(self, name: str, key: str, headers: Mapping[str, object] = _NO_HEADERS) -> list[str]:
+        """The queues that a message for exchange *name* goes to, each once.
+
+        Bindings between exchanges are followed, each exchange is looked at once. From one that leads
+        nowhere the message goes to its alternate exchange.
+
+        Raises:
+            AmqpError: There is no such exchange.
+        """
+        if not name:
+            return [key] if self._has_queue(key) else []
+        self._node(name)
+        queues: dict[str, None] = {}
+        seen = {name}
+        waiting = [name]
+        while waiting:
+            node = self._nodes.get(waiting.pop())
+            if node is None:
+                continue
+            nowhere = True
+            for destination in node.table.match(key, headers):
+                nowhere = False
+                if not destination.is_exchange:
+                    queues[destination.name] = None
+                elif destination.name not in seen:
+                    seen.add(destination.name)
+                    waiting.append(destination.name)
+            other = node.declared.alternate
+            if nowhere and other is not None and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+        return list(queues)
+
+    def _node(self, name: str) -> _Node:
+        node = self._nodes.get(name)
+        if node is None:
+            raise AmqpError(f"there is no exchange {name!r:.80}", condition="amqp:not-found")
+        return node
+
+    def _binding(
+        self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
+    ) -> tuple[_Node, Binding]:
+        if not source or (destination.is_exchange and not destination.name):
+            raise _refused("every queue is bound to the default exchange by its name, for good")
+        node = self._node(source)
+        if destination.is_exchange:
+            self._node(destination.name)
+        frozen = tuple(sorted((name, _frozen(value)) for name, value in arguments.items()))
+        return node, Binding(destination, key, frozen)
+
+    def _undo(self, bound: _Bound) -> list[str]:
+        """Take a binding away; returns its exchange if that goes with its last one."""
+        source, binding = bound
+        node = self._nodes[source]
+        if binding not in node.bindings:
+            return []
+        del node.bindings[binding]
+        node.table.remove(binding)
+        leading = self._leading[binding.destination]
+        del leading[bound]
+        if not leading:
+            del self._leading[binding.destination]
+        self._count -= 1
+        if self._on_unbound is not None:
+            self._on_unbound(source, binding)
+        return [source] if node.declared.auto_delete and not node.bindings else []
+
+    def _sever(self, destination: Destination) -> list[str]:
+        """Undo what leads to *destination*; returns the exchanges that go with their last binding."""
+        return [
+            name for bound in list(self._leading.get(destination, ())) for name in self._undo(bound)
+        ]
+
+    def _drop(self, names: list[str], gone: list[str]) -> None:
+        """Remove exchanges, and those that this leaves without the bindings they live by."""
+        while names:
+            name = names.pop()
+            node = self._nodes.get(name)
+            if node is None:
+                continue
+            for binding in list(node.bindings):
+                self._undo((name, binding))
+            names += self._sever(Destination(name, is_exchange=True))
+            del self._nodes[name]
+            gone.append(name)
+
+
+_DEFAULT: Final = Exchange(name="", durable=True)
+
+
+def _refused(why: str) -> AmqpError:
+    return AmqpError(why, condition="amqp:unauthorized-access")

@@ -1,0 +1,800 @@
+"""Queues, exchanges and bindings as peers declare them, for protocols that let them (0-9-1 §3.1, 0-10).
+
+A :class:`Topologies` belongs to a broker; a :class:`Topology` is what one peer sees of its virtual host,
+with its rights (:class:`~amqp_rt.fronts.base.Topology`). Queues are nodes of the broker like any
+other, so that links of every protocol reach them; what only these protocols know of a queue, such as that
+it goes with its last consumer, is kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote, unquote
+
+from msgspec import Struct
+
+from ..addresses import EXCHANGES
+from ..codec.primitives import Reader, write_value
+from ..errors import AmqpError, DecodeError
+from ..events import Peer
+from ..fronts.base import (
+    IDLE,
+    Exchange,
+    IncomingDelivery,
+    QueueDeclaration,
+    QueueState,
+    ReceivingEndpoint,
+    ReceivingLink,
+)
+from ..message import Message
+from ..outcomes import RELEASED, Accepted, Error, Rejected
+from ..security.access import Rights
+from ..transactions import TransactionalState
+from ..values import Symbol
+from .bindings import RESERVED, TYPES, Binding, Destination, Exchanges, RoutingTable
+from .broker import BrokerHost
+from .entries import Entry
+from .journal import Journal
+from .nodes import NAME_MAX, Declaration, Log, Queue
+from .views import MessageView
+
+_log = logging.getLogger("amqp_rt.broker")
+
+#: Says why *peer* may not do something at an address, None if it may.
+Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
+
+#: Kinds of queue that clients ask for, and what they get.
+_QUEUE_TYPES: Final = ("classic", "quorum", "stream")
+_OVERFLOWS: Final = {
+    "drop-head": "drop-head",
+    "reject-publish": "reject",
+    "reject-publish-dlx": "reject",
+}
+
+
+#: Credit of a link that sends to an exchange.
+_WINDOW: Final = 1_000
+#: Message annotation: with which key a message was published before (0-9-1).
+_ROUTING_KEY: Final = Symbol("x-routing-key")
+
+
+def exchange_address(name: str, key: str = "") -> str:
+    """The address by which rights to an exchange are given, and 1.0 peers reach it."""
+    address = EXCHANGES + quote(name, safe="")
+    return f"{address}/{quote(key, safe='')}" if key else address
+
+
+def split_exchange(address: str) -> tuple[str, str] | None:
+    """The exchange and the routing key that *address* names; None if it names none."""
+    if not address.startswith(EXCHANGES):
+        return None
+    name, _, key = address.removeprefix(EXCHANGES).partition("/")
+    return unquote(name), unquote(key)
+
+
+#: Kinds of fact: what is durable of queues, exchanges and bindings.
+QUEUE_FACT: Final = "topology-queue"
+EXCHANGE_FACT: Final = "topology-exchange"
+BINDING_FACT: Final = "topology-binding"
+
+
+class _Declared(Struct):
+    """A queue as it was declared, and the connection that alone may use it, if it is exclusive."""
+
+    declared: QueueDeclaration
+    owner: Any = None
+    #: Seconds without use after which it goes (``x-expires``), and when it was used last.
+    expires_s: float | None = None
+    used_at: float = 0.0
+
+
+class _Space:
+    """What is declared in one virtual host."""
+
+    def __init__(self, topologies: Topologies, name: str) -> None:
+        self.name = name
+        self.queues: dict[str, _Declared] = {}
+        #: Exchange and binding → its key in the store, for those that are there.
+        self.stored: dict[tuple[str, Binding], bytes] = {}
+        self.exchanges = Exchanges(
+            partial(topologies.host.has, virtual_host=name),
+            types=topologies.types,
+            limits=topologies.host.limits,
+            on_unbound=partial(topologies.unbound, self),
+        )
+
+
+def _key(*parts: object) -> bytes:
+    """The key of a fact. Names have any length, keys have not."""
+    return blake2b(repr(parts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def _written(fields: list[object]) -> bytes:
+    """The value of a fact. Arguments keep the types of AMQP 1.0."""
+    out = bytearray()
+    write_value(out, fields)
+    return bytes(out)
+
+
+def _read(value: bytes) -> list[Any]:
+    found = Reader(value).read_value()
+    if not isinstance(found, list):
+        raise DecodeError("a fact of the topology is a list")
+    return found
+
+
+class Topologies:
+    """What peers have declared in *host*, beside its nodes.
+
+    Args:
+        host: The broker.
+        decide: Says who may do what.
+        asks: Whether somebody else is asked too who may send where, for which it takes a link.
+        types: Types of exchange beside those of the standard, by names that begin with ``x-``.
+
+    Raises:
+        ValueError: A type has another name.
+    """
+
+    def __init__(
+        self,
+        host: BrokerHost,
+        decide: Decide,
+        *,
+        asks: Callable[[], bool] = lambda: False,
+        types: Mapping[str, Callable[[], RoutingTable]] | None = None,
+    ) -> None:
+        for name in types or ():
+            if not name.startswith("x-"):
+                raise ValueError(f"an exchange type of one's own begins with x-, and {name!r} not")
+        self.types = {**TYPES, **(types or {})}
+        self.host = host
+        self.decide = decide
+        self.asks = asks
+        self._spaces: dict[str, _Space] = {}
+        host.on_deleted = self._deleted
+        host.ways = self
+
+    def of(self, peer: Peer, connection: Any) -> Topology:
+        """What *peer* sees on *connection*, once it has named its virtual host."""
+        return Topology(self, peer, connection)
+
+    def space(self, virtual_host: str) -> _Space:
+        """What is declared in *virtual_host*."""
+        found = self._spaces.get(virtual_host)
+        if found is None:
+            found = self._spaces[virtual_host] = _Space(self, virtual_host)
+        return found
+
+    # --- Addresses of exchanges (broker.Ways) ---
+
+    def inlet(
+        self, virtual_host: str, address: str, link: ReceivingLink
+    ) -> ReceivingEndpoint | Error | None:
+        """What takes messages for the exchange at *address*."""
+        found = split_exchange(address)
+        if found is None:
+            return None
+        if not found[0]:
+            return Error(
+                "amqp:not-found", "the default exchange has no address: use those of the queues"
+            )
+        try:
+            exchange = self.space(virtual_host).exchanges.find(found[0])
+        except AmqpError as error:
+            return Error.of(error)
+        if exchange.internal:
+            return Error("amqp:unauthorized-access", f"exchange {found[0]!r} is internal")
+        return ExchangeInlet(self, virtual_host, *found)
+
+    def letter(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
+        """The queues that a dead letter for the exchange at *address* goes to."""
+        found = split_exchange(address)
+        if found is None:
+            return None
+        name, key = found
+        try:
+            view = MessageView(entry, self.host.limits)
+            if not key:
+                key = str(view.message_annotations().get(_ROUTING_KEY) or "")
+            headers = view.application_properties()
+            return self.space(virtual_host).exchanges.route(name, key, headers)
+        except AmqpError:
+            return []
+
+    def route(self, virtual_host: str, name: str, key: str, payload: bytes) -> list[str]:
+        """The queues that a message of AMQP 1.0 for exchange *name* goes to. Without a *key* it is the
+        message's subject.
+
+        Raises:
+            AmqpError: There is no such exchange, or the message is malformed.
+        """
+        message = Message.decode(payload, self.host.limits)
+        return self.space(virtual_host).exchanges.route(
+            name, key or message.subject or "", message.application_properties
+        )
+
+    def _deleted(self, virtual_host: str, name: str) -> None:
+        """A node is gone, whoever deleted it: so are its bindings."""
+        space = self._spaces.get(virtual_host)
+        if space is not None:
+            known = space.queues.pop(name, None)
+            if known is not None and known.declared.durable:
+                self._forget(QUEUE_FACT, _key(virtual_host, name))
+            self.exchanges_gone(space, space.exchanges.forget(name))
+
+    # --- What is kept ---
+
+    def keep_queue(self, space: _Space, known: _Declared) -> None:
+        """Remember how a durable queue was declared."""
+        declared = known.declared
+        if declared.durable and not declared.exclusive:
+            fields = [space.name, declared.name, declared.auto_delete, dict(declared.arguments)]
+            self._keep(QUEUE_FACT, _key(space.name, declared.name), fields)
+
+    def keep_exchange(self, space: _Space, declared: Exchange) -> None:
+        """Remember a durable exchange."""
+        if declared.durable:
+            self._keep(
+                EXCHANGE_FACT,
+                _key(space.name, declared.name),
+                [
+                    *(space.name, declared.name, declared.type, declared.auto_delete),
+                    *(declared.internal, dict(declared.arguments)),
+                ],
+            )
+
+    def exchanges_gone(self, space: _Space, names: Iterable[str]) -> None:
+        """Exchanges are deleted, or went with their last binding."""
+        for name in names:
+            self._forget(EXCHANGE_FACT, _key(space.name, name))
+
+    def keep_binding(
+        self, space: _Space, source: str, binding: Binding, arguments: Mapping[str, object]
+    ) -> None:
+        """Remember a binding between what is durable."""
+        where = binding.destination
+        if not space.exchanges.find(source).durable:
+            return
+        if where.is_exchange:
+            durable = space.exchanges.find(where.name).durable
+        else:
+            durable = self._is_stored(space, where.name)
+        if durable:
+            key = space.stored[source, binding] = _key(space.name, source, binding)
+            self._keep(
+                BINDING_FACT,
+                key,
+                [space.name, source, where.name, where.is_exchange, binding.key, dict(arguments)],
+            )
+
+    def _is_stored(self, space: _Space, queue: str) -> bool:
+        known = space.queues.get(queue)
+        return known is None or (known.declared.durable and not known.declared.exclusive)
+
+    def unbound(self, space: _Space, source: str, binding: Binding) -> None:
+        """A binding is undone."""
+        key = space.stored.pop((source, binding), None)
+        if key is not None:
+            self._forget(BINDING_FACT, key)
+
+    def _keep(self, kind: str, key: bytes, fields: list[object]) -> None:
+        if self.host.journal is not None:
+            self.host.journal.loose.keep(kind, key, _written(fields))
+
+    def _forget(self, kind: str, key: bytes) -> None:
+        if self.host.journal is not None:
+            self.host.journal.loose.forget(kind, key)
+
+    async def restore(self, journal: Journal) -> None:
+        """Read what was kept: queues' words, exchanges, and then what is bound to them."""
+        restorers: list[tuple[str, Callable[[bytes, list[Any]], None]]] = [
+            (QUEUE_FACT, self._restore_queue),
+            (EXCHANGE_FACT, self._restore_exchange),
+            (BINDING_FACT, self._restore_binding),
+        ]
+        for kind, restorer in restorers:
+            for key, value in await journal.call(journal.store.facts, kind):
+                try:
+                    restorer(key, _read(value))
+                except (AmqpError, ValueError, TypeError) as error:
+                    # What it was about has gone, or is none of this release.
+                    _log.warning("a fact of the topology is dropped: %s", error)
+                    journal.loose.forget(kind, key)
+
+    def _restore_queue(self, key: bytes, fields: list[Any]) -> None:
+        virtual_host, name, auto_delete, arguments = fields
+        self.host.declaration(name, virtual_host=virtual_host)
+        self.known_as(
+            self.space(virtual_host),
+            name,
+            QueueDeclaration(
+                name=name, durable=True, auto_delete=auto_delete, arguments=_texts(arguments)
+            ),
+        )
+
+    def _restore_exchange(self, key: bytes, fields: list[Any]) -> None:
+        virtual_host, name, kind, auto_delete, internal, arguments = fields
+        self.space(virtual_host).exchanges.declare(
+            Exchange(
+                name=name,
+                type=kind,
+                durable=True,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=_texts(arguments),
+            )
+        )
+
+    def _restore_binding(self, key: bytes, fields: list[Any]) -> None:
+        virtual_host, source, name, is_exchange, routing_key, arguments = fields
+        if not is_exchange:
+            self.host.declaration(name, virtual_host=virtual_host)
+        space = self.space(virtual_host)
+        binding = space.exchanges.bind(
+            source, Destination(name, is_exchange), routing_key, _texts(arguments)
+        )
+        if binding is not None:
+            space.stored[source, binding] = key
+
+    # --- Queues that go by themselves ---
+
+    def known_as(
+        self, space: _Space, name: str, declared: QueueDeclaration, owner: Any = None
+    ) -> _Declared:
+        """Remember with which words queue *name*, which is there, was declared."""
+        expires = declared.arguments.get("x-expires")
+        known = space.queues[name] = _Declared(
+            declared,
+            owner,
+            expires_s=int(expires) / 1000 if isinstance(expires, int) else None,
+            used_at=self.host.clock.monotonic(),
+        )
+        if declared.auto_delete:
+            self.host.watch_consumers(
+                name, partial(self._left, space, name, known), virtual_host=space.name
+            )
+        return known
+
+    def consumers(self, space: _Space, name: str) -> int:
+        """Links that take messages from queue *name*."""
+        links = self.host.consumers(name, virtual_host=space.name)
+        return sum(not link.properties.get(IDLE) for link in links)
+
+    def idle(self, space: _Space, name: str) -> None:
+        """A consumer takes no more: an auto-delete queue goes with its last one."""
+        known = space.queues.get(name)
+        if known is None:
+            return
+        known.used_at = self.host.clock.monotonic()
+        if known.declared.auto_delete and not self.consumers(space, name):
+            self.host.delete(name, virtual_host=space.name)
+
+    def _left(self, space: _Space, name: str, known: _Declared, link: Any) -> None:
+        """The link of a consumer of an auto-delete queue is over."""
+        if space.queues.get(name) is known and not link.properties.get(IDLE):
+            self.idle(space, name)
+
+    def sweep(self) -> None:
+        """Delete queues that nobody has used for too long (``x-expires``)."""
+        now = self.host.clock.monotonic()
+        for space in self._spaces.values():
+            for name, known in list(space.queues.items()):
+                if known.expires_s is None:
+                    continue
+                if self.consumers(space, name):
+                    known.used_at = now
+                elif now - known.used_at >= known.expires_s:
+                    self.host.delete(name, virtual_host=space.name)
+
+
+def _texts(arguments: Any) -> dict[str, object]:
+    return {str(name): value for name, value in dict(arguments).items()}
+
+
+class ExchangeInlet:
+    """Takes what 1.0 peers send to an exchange (:class:`~amqp_rt.fronts.base.ReceivingEndpoint`)."""
+
+    def __init__(self, topologies: Topologies, virtual_host: str, name: str, key: str) -> None:
+        self._all = topologies
+        self._virtual_host = virtual_host
+        self._name = name
+        self._key = key
+
+    def on_attached(self, link: ReceivingLink) -> None:
+        """Queues have room, or refuse: nobody can promise it for all of them."""
+        link.grant(_WINDOW)
+
+    def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Put each message into all queues that it goes to; one that goes nowhere is released."""
+        host = self._all.host
+        for delivery in deliveries:
+            try:
+                names = self._all.route(self._virtual_host, self._name, self._key, delivery.payload)
+            except AmqpError as error:
+                delivery.settle(Rejected(Error.of(error)))
+                continue
+            inlets = [host.relay(name, link) for name in names]
+            found = [each for each in inlets if each is not None and not isinstance(each, Error)]
+            if not found:
+                delivery.settle(RELEASED)
+            elif len(found) == 1:
+                found[0].deliver(link, [delivery])
+            else:
+                copies = Copies(delivery, len(found))
+                for inlet in found:
+                    inlet.deliver(link, [Copy(copies)])
+        if link.attached and link.credit * 2 <= _WINDOW:
+            link.grant(_WINDOW)
+
+    def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Messages come whole."""
+
+    def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        """Our outcome stands."""
+
+    def on_flow(self, link: ReceivingLink) -> None:
+        """Credit was given back."""
+        if link.attached and link.credit * 2 <= _WINDOW:
+            link.grant(_WINDOW)
+
+    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        """Nothing to take back."""
+
+
+class Copies:
+    """A delivery that goes to several queues; it is accepted when all of them have accepted it."""
+
+    __slots__ = ("awaited", "delivery", "outcome")
+
+    def __init__(self, delivery: IncomingDelivery, awaited: int) -> None:
+        self.delivery = delivery
+        self.awaited = awaited
+        self.outcome: Any = None
+
+    def settle(self, outcome: Any) -> None:
+        """One of them has said what became of it."""
+        said = outcome.outcome if type(outcome) is TransactionalState else outcome
+        if self.outcome is None or type(said) is not Accepted:
+            self.outcome = outcome
+        self.awaited -= 1
+        if not self.awaited:
+            self.delivery.settle(self.outcome)
+
+
+class Copy:
+    """One delivery of :class:`Copies`, as a node sees it."""
+
+    __slots__ = ("_copies", "context", "local_state", "settled")
+
+    aborted = False
+    complete = True
+    streamed = False
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self.settled = copies.delivery.settled
+        self.context: Any = None
+        self.local_state: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What it does not say itself is that of the delivery."""
+        return getattr(self._copies.delivery, name)
+
+    def settle(self, outcome: Any) -> None:
+        """Only the first outcome counts."""
+        self.settled = True
+        copies, self.local_state = self._copies, outcome
+        copies.settle(outcome)
+
+    def update(self, state: Any) -> None:
+        """Nothing is said of a part."""
+
+
+class Topology:
+    """What one peer may declare, find and use (:class:`~amqp_rt.fronts.base.Topology`)."""
+
+    def __init__(self, topologies: Topologies, peer: Peer, connection: Any) -> None:
+        self._all = topologies
+        self._host = topologies.host
+        self._peer = peer
+        self._connection = connection
+        self._virtual_host = peer.virtual_host
+        self._space = topologies.space(peer.virtual_host)
+
+    # --- queues ---
+
+    def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
+        """Make a queue, or find the equal one that there is."""
+        name = wanted.name
+        if name:
+            if self._host.has(name, virtual_host=self._virtual_host):
+                self._judge(Rights.MANAGE, name)
+                self._equal(wanted)
+                return self.queue(name)
+            if name.startswith(RESERVED):
+                raise AmqpError(
+                    f"names that begin with {RESERVED!r} are the broker's, such as {name!r}",
+                    condition="amqp:unauthorized-access",
+                )
+        else:
+            name = f"{RESERVED}gen-{uuid.uuid4().hex}"
+        self._judge(Rights.MANAGE, name)
+        node = _node_of(name, wanted)
+        owner = self._connection if wanted.exclusive else None
+        if wanted.exclusive or not wanted.durable:
+            # It need not outlive the process, nor does what is in it.
+            self._host.declare_transient(
+                node,
+                None if wanted.name else owner,
+                reserved=owner,
+                virtual_host=self._virtual_host,
+            )
+        else:
+            self._host.declare(node, virtual_host=self._virtual_host)
+        known = self._all.known_as(self._space, name, wanted, owner)
+        self._all.keep_queue(self._space, known)
+        return self.queue(name)
+
+    def _equal(self, wanted: QueueDeclaration) -> None:
+        """Refuse a declaration that differs from what there is (errata: 405 before 406)."""
+        known = self._known(wanted.name)
+        if known is None:
+            # It was declared in another way, with other words.
+            return
+        for field in ("durable", "exclusive", "auto_delete", "arguments"):
+            before, now = getattr(known.declared, field), getattr(wanted, field)
+            if before != now:
+                raise AmqpError(
+                    f"queue {wanted.name!r} has {field} {before!r}, not {now!r:.100}: "
+                    "delete it first, or declare it equally",
+                    condition="amqp:precondition-failed",
+                )
+
+    def _known(self, name: str) -> _Declared | None:
+        """How queue *name* was declared, unless another connection has it for itself."""
+        known = self._space.queues.get(name)
+        if known is not None and known.owner is not None and known.owner is not self._connection:
+            raise AmqpError(
+                f"queue {name!r} is exclusive to another connection",
+                condition="amqp:resource-locked",
+            )
+        return known
+
+    def queue(self, name: str) -> QueueState:
+        """The queue *name*, as it is now."""
+        self._find(name)
+        stats = self._host.stats(name, virtual_host=self._virtual_host)
+        return QueueState(
+            name=name,
+            messages=stats.available,
+            consumers=self._all.consumers(self._space, name),
+        )
+
+    def _find(self, name: str) -> None:
+        if not self._host.has(name, virtual_host=self._virtual_host):
+            raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
+        known = self._known(name)
+        if known is not None and known.expires_s is not None:
+            known.used_at = self._host.clock.monotonic()
+
+    def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue with its messages and bindings; how many messages it had."""
+        self._find(name)
+        self._judge(Rights.MANAGE, name)
+        stats = self._host.stats(name, virtual_host=self._virtual_host)
+        if if_unused and self._all.consumers(self._space, name):
+            raise AmqpError(f"queue {name!r} has consumers", condition="amqp:precondition-failed")
+        if if_empty and stats.available:
+            raise AmqpError(f"queue {name!r} has messages", condition="amqp:precondition-failed")
+        self._host.delete(name, virtual_host=self._virtual_host)
+        return stats.available
+
+    def purge_queue(self, name: str) -> int:
+        """Drop what waits in a queue; how many messages there were."""
+        self._find(name)
+        self._judge(Rights.MANAGE, name)
+        return self._host.purge_now(name, virtual_host=self._virtual_host)
+
+    def scarce(self, on_room: Callable[[], None]) -> bool:
+        """Whether memory is scarce; *on_room* is called once it is not any more."""
+        memory = self._host.memory
+        if memory.scarce:
+            memory.wait(self, on_room)
+            return True
+        return False
+
+    def idle(self, queue: str) -> None:
+        """A consumer of the peer takes no more messages."""
+        self._all.idle(self._space, queue)
+
+    def close(self) -> None:
+        """The connection is over: what it had for itself goes with it (§3.1.3.3)."""
+        self._host.memory.waiting.pop(self, None)
+        for name, known in list(self._space.queues.items()):
+            if known.owner is self._connection:
+                self._host.delete(name, virtual_host=self._virtual_host)
+
+    # --- exchanges and bindings ---
+
+    def declare_exchange(self, wanted: Exchange) -> None:
+        """Make an exchange, or find the equal one that there is."""
+        self._judge(Rights.MANAGE, exchange_address(wanted.name))
+        if self._space.exchanges.declare(wanted):
+            self._all.keep_exchange(self._space, wanted)
+
+    def exchange(self, name: str) -> Exchange:
+        """How exchange *name* was declared."""
+        return self._space.exchanges.find(name)
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange with its bindings."""
+        self._judge(Rights.MANAGE, exchange_address(name))
+        gone = self._space.exchanges.delete(name, if_unused=if_unused)
+        self._all.exchanges_gone(self._space, gone)
+
+    def bind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Let *exchange* lead to queue *name*."""
+        self._find(name)
+        self._bind(exchange, Destination(name), key, arguments)
+
+    def unbind_queue(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Undo that, if it is so."""
+        self._find(name)
+        self._unbind(exchange, Destination(name), key, arguments)
+
+    def bind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Let *exchange* lead to exchange *name*."""
+        self._bind(exchange, Destination(name, is_exchange=True), key, arguments)
+
+    def unbind_exchange(
+        self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        """Undo that, if it is so."""
+        self._unbind(exchange, Destination(name, is_exchange=True), key, arguments)
+
+    def _bind(
+        self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        self._judge_binding(exchange, where)
+        binding = self._space.exchanges.bind(exchange, where, key, arguments)
+        if binding is not None:
+            self._all.keep_binding(self._space, exchange, binding, arguments)
+
+    def _unbind(
+        self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
+    ) -> None:
+        self._judge_binding(exchange, where)
+        gone = self._space.exchanges.unbind(exchange, where, key, arguments)
+        self._all.exchanges_gone(self._space, gone)
+
+    def _judge_binding(self, exchange: str, where: Destination) -> None:
+        """Who binds decides what comes in, and reads what the exchange is sent."""
+        self._judge(
+            Rights.MANAGE, exchange_address(where.name) if where.is_exchange else where.name
+        )
+        self._judge(Rights.LISTEN, exchange_address(exchange))
+
+    # --- publishing ---
+
+    def route(self, exchange: str, key: str, headers: Mapping[str, object]) -> list[str]:
+        """The queues that a message for a named exchange goes to."""
+        self._judge(Rights.SEND, exchange_address(exchange))
+        found = self._space.exchanges.find(exchange)
+        if found.internal:
+            raise AmqpError(
+                f"exchange {exchange!r} is internal: only other exchanges send to it",
+                condition="amqp:unauthorized-access",
+            )
+        return self._space.exchanges.route(exchange, key, headers)
+
+    def inlet(
+        self, queue: str, link: ReceivingLink, *, routed: bool
+    ) -> ReceivingEndpoint | Error | None:
+        """The way into a queue, None if there is none."""
+        if self._all.asks():
+            return None
+        if not routed:
+            refused = self._all.decide(self._peer, Rights.SEND, queue)
+            if refused is not None:
+                return refused
+        return self._host.relay(queue, link)
+
+    def _judge(self, wanted: Rights, address: str) -> None:
+        refused = self._all.decide(self._peer, wanted, address)
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
+
+
+def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
+    """The node that a queue with these arguments is.
+
+    Raises:
+        AmqpError: An argument is wrong (``amqp:precondition-failed``).
+    """
+    given = dict(wanted.arguments)
+    kind = given.pop("x-queue-type", None)
+    if kind is not None and kind not in _QUEUE_TYPES:
+        raise _wrong(f"x-queue-type is one of {', '.join(_QUEUE_TYPES)}, not {kind!r:.50}")
+    if len(name) > NAME_MAX:
+        raise _wrong(f"the name of a queue has at most {NAME_MAX} characters")
+    if kind == "stream":
+        size = _number(given, "x-max-length-bytes")
+        age = given.get("x-max-age")
+        return Log(name, max_bytes=size, max_age_s=None if age is None else _age(age))
+    options: dict[str, Any] = {}
+    ttl = _number(given, "x-message-ttl")
+    if ttl is not None:
+        options["ttl_s"] = ttl / 1000
+    options["length_max"] = _number(given, "x-max-length", least=0) or None
+    options["bytes_max"] = _number(given, "x-max-length-bytes", least=0) or None
+    overflow = given.get("x-overflow", "drop-head")
+    if not isinstance(overflow, str) or overflow not in _OVERFLOWS:
+        raise _wrong(f"x-overflow is one of {', '.join(_OVERFLOWS)}, not {overflow!r:.50}")
+    if options["length_max"] or options["bytes_max"]:
+        options["overflow"] = _OVERFLOWS[overflow]
+    else:
+        options["overflow"] = "reject"
+    most = _number(given, "x-max-priority", least=0)
+    if most:
+        if most > 255:
+            raise _wrong(f"x-max-priority is at most 255, not {most}")
+        # From ten on a priority means itself, and not how far it is from the middle one.
+        options["priorities"] = max(most + 1, 10)
+    returns = _number(given, "x-delivery-limit", least=0)
+    if returns is not None:
+        options["max_deliveries"] = returns + 1
+    single = given.get("x-single-active-consumer", False)
+    if not isinstance(single, bool):
+        raise _wrong(f"x-single-active-consumer is true or false, not {single!r:.50}")
+    options["single_active"] = single
+    exchange = given.get("x-dead-letter-exchange")
+    key = given.get("x-dead-letter-routing-key")
+    for argument in (exchange, key):
+        if argument is not None and not isinstance(argument, str):
+            raise _wrong(f"a dead-letter exchange and its key are texts, not {argument!r:.50}")
+    if key is not None and exchange is None:
+        raise _wrong("x-dead-letter-routing-key needs an x-dead-letter-exchange")
+    if exchange == "" and key and key != name:
+        options["dead_letter"] = key
+    elif exchange is not None:
+        options["dead_letter"] = exchange_address(str(exchange), str(key or ""))
+    _number(given, "x-expires")
+    return Queue(name, **options)
+
+
+def _number(given: Mapping[str, object], name: str, least: int = 0) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise _wrong(f"{name} is a whole number from {least}, not {value!r:.50}")
+    return int(value)
+
+
+_UNITS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def _age(value: object) -> float:
+    """``x-max-age`` of a stream in seconds, such as ``7D``."""
+    if isinstance(value, str) and value[:-1].isdigit() and value[-1] in _UNITS:
+        return max(0.001, int(value[:-1][:9]) * _UNITS[value[-1]])
+    raise _wrong(f"x-max-age is a number with Y, M, D, h, m or s behind it, not {value!r:.50}")
+
+
+def _wrong(why: str) -> AmqpError:
+    return AmqpError(why, condition="amqp:precondition-failed")
+
+
+__all__ = ["Decide", "Topologies", "Topology", "exchange_address", "split_exchange"]

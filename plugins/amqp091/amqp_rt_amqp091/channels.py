@@ -1,0 +1,1127 @@
+"""A channel: what its methods do (0-9-1 §1.3 to §1.8, with RabbitMQ's extensions).
+
+Methods that have to wait for somebody, such as for the right to a queue, hold up what follows them on
+their channel and nothing else.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from amqp_rt.fronts import (
+    ACCEPTED,
+    IDLE,
+    Accepted,
+    AmqpError,
+    AttachRequested,
+    Coordinator,
+    Declare,
+    Declared,
+    Discharge,
+    Error,
+    Exchange,
+    LocalProtocolError,
+    Message,
+    Modified,
+    Outcome,
+    Payload,
+    QueueDeclaration,
+    Rejected,
+    Source,
+    Symbol,
+    Target,
+    Timestamp,
+    Topology,
+    TransactionalState,
+)
+
+from . import faults
+from . import methods as m
+from .codec import ContentHeader, Seconds, read_header, read_method
+from .faults import Fault
+from .frames import BODY, HEADER, METHOD, OVERHEAD, Frame
+from .links import IncomingDelivery, Link, OutgoingDelivery, Publishing, ReceivingLink, SendingLink
+from .messages import Content, Invalid, from_message, to_arguments, to_message
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+#: The queue that is none: who consumes from it gets replies to what it asks (RabbitMQ's direct reply-to).
+REPLY_TO: Final = "amq.rabbitmq.reply-to"
+
+#: What comes back goes to others, and they see that it is not the first time.
+REQUEUED: Final = Modified(delivery_failed=True)
+#: What is given up goes to the dead-letter address.
+DISCARDED: Final = Rejected()
+
+_BASIC: Final = 60
+_PUBLISH_CODE: Final = m.BasicPublish.code.to_bytes(4, "big")
+_EXCLUSIVE: Final = Symbol("exclusive")
+_PRIORITY: Final = Symbol("priority")
+_OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
+#: Unanswered messages of a channel where the client sets no bound: as many as it could set. Each of
+#: them lies in its queue all the while, which has its own bounds.
+_UNACKED_MAX: Final = 65_535
+#: Links for destinations that nobody has an inlet for.
+_LINKS_MAX: Final = 256
+_TAG_MAX: Final = 255
+
+
+class Publication:
+    """One message that was published, until all who got it have said what became of it.
+
+    Args:
+        number: Its number among those that are confirmed, 0 if it is not.
+        method: How it was published.
+        content: What to return if it goes nowhere; None if nobody wants it back.
+        awaited: Those who got it.
+    """
+
+    __slots__ = ("awaited", "channel", "content", "failed", "method", "number", "unroutable")
+
+    def __init__(
+        self,
+        channel: Channel,
+        number: int,
+        method: m.BasicPublish,
+        content: tuple[m.BasicProperties, bytes] | None,
+        awaited: int,
+    ) -> None:
+        self.channel = channel
+        self.number = number
+        self.method = method
+        self.content = content
+        self.awaited = awaited
+        self.failed = False
+        self.unroutable = 0
+
+    def on_outcome(self, outcome: Any) -> None:
+        """One of them has said what became of it."""
+        self.awaited -= 1
+        if type(outcome) is TransactionalState:
+            outcome = outcome.outcome
+        if type(outcome) is Rejected and outcome.error is not None:
+            if outcome.error.condition == "amqp:not-found":
+                self.unroutable += 1
+            else:
+                self.failed = True
+        elif type(outcome) is not Accepted:
+            self.failed = True
+        if not self.awaited:
+            if self.unroutable and self.content is not None:
+                self.channel.give_back(self.method, *self.content)
+            if self.number:
+                self.channel.confirm(self.number, acknowledged=not self.failed)
+
+
+class Channel:
+    """One channel of a connection; to the broker, a session.
+
+    Args:
+        engine: The connection.
+        number: Its number.
+    """
+
+    def __init__(self, engine: Engine, number: int) -> None:
+        self.engine = engine
+        self.number = number
+        #: We have said close, and drop all that comes before the answer.
+        self.closing = False
+        #: It is over. What is in ``followers`` is called then.
+        self.ended = False
+        self.followers: dict[Any, Callable[[], None]] = {}
+        #: The client takes messages (``channel.flow``).
+        self.flowing = True
+        #: The client's unanswered messages, by delivery-tag, in order.
+        self.unacked: dict[int, OutgoingDelivery] = {}
+        self.consumers: dict[str, SendingLink] = {}
+        #: Frames that wait until the method before them is done, and their octets.
+        self.held_up = False
+        #: But messages need not wait.
+        self._lets_publish = False
+        self.backlog: deque[Frame] = deque()
+        self.backlog_size = 0
+        #: The queue that was declared last: an empty name means it.
+        self._queue = ""
+        self._prefetch = 0
+        self._prefetch_all = 0
+        self._prefetch_size = 0
+        self._last_tag = 0
+        self._links: set[Link] = set()
+        self._getters: dict[str, SendingLink] = {}
+        self._senders: dict[str, ReceivingLink] = {}
+        self._publishing = Publishing(self)
+        #: The tag of the consumer of direct replies, and the address by which it is reached.
+        self._reply_tag: str | None = None
+        self._reply_address = ""
+        # Content that is on its way (§4.2.6).
+        self._publish: m.BasicPublish | None = None
+        self._header: ContentHeader | None = None
+        self._body: list[bytes] = []
+        self._body_size = 0
+        # Confirms.
+        self._confirms = False
+        self._last_number = 0
+        self._unconfirmed: dict[int, None] = {}
+        self._acknowledged: list[int] = []
+        # Transactions.
+        self._control: ReceivingLink | None = None
+        self._txn_id: bytes = b""
+        self._enlisted: list[OutgoingDelivery] = []
+
+    # --- frames --------------------------------------------------------------------------
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame of this channel.
+
+        Raises:
+            Fault: It may not come now, or cannot be done.
+        """
+        if self.closing:
+            self._on_frame_while_closing(frame)
+        elif self.held_up and not (self._lets_publish and self._publishes(frame)):
+            self._hold(frame)
+        else:
+            self._take(frame)
+
+    def _publishes(self, frame: Frame) -> bool:
+        """Whether *frame* belongs to a message, and nothing before it is held up."""
+        return not self.backlog and (
+            frame.type != METHOD or frame.payload.startswith(_PUBLISH_CODE)
+        )
+
+    def _hold(self, frame: Frame) -> None:
+        size = len(frame.payload) + OVERHEAD
+        self.backlog.append(frame)
+        self.backlog_size += size
+        self.engine.hold(size)
+
+    def resume(self) -> None:
+        """What held up the channel is done."""
+        self.held_up = self._lets_publish = False
+        if self.backlog and not self.closing:
+            self.engine.schedule(self)
+
+    def go_on(self) -> None:
+        """Take what was held up, until something holds it up again."""
+        while self.backlog and not self.held_up and not self.closing:
+            frame = self.backlog.popleft()
+            self.backlog_size -= len(frame.payload) + OVERHEAD
+            self.engine.let_go(len(frame.payload) + OVERHEAD)
+            self.engine.guard(self, partial(self._take, frame))
+
+    def _on_frame_while_closing(self, frame: Frame) -> None:
+        """We drop everything but close and close-ok (§1.4.2.5)."""
+        if frame.type != METHOD:
+            return
+        method = read_method(frame.payload)
+        if isinstance(method, m.ChannelClose):
+            self.write(m.ChannelCloseOk())
+            self.engine.release(self)
+        elif isinstance(method, m.ChannelCloseOk):
+            self.engine.release(self)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.type == METHOD:
+            if self._publish is not None:
+                raise Fault(
+                    faults.UNEXPECTED_FRAME, "a method came before the content was complete"
+                )
+            self.engine.context = method = read_method(frame.payload)
+            self._on_method(method)
+        elif frame.type == HEADER:
+            self._on_header(frame.payload)
+        elif frame.type == BODY:
+            self._on_body(frame.payload)
+
+    def _on_method(self, method: m.Method) -> None:
+        if isinstance(method, m.BasicPublish):
+            self._publish = method
+            return
+        self.engine.flush_posts()
+        handler = _HANDLERS.get(type(method))
+        if handler is None:
+            raise Fault(faults.COMMAND_INVALID, f"{method.name} is nothing that a client says here")
+        try:
+            handler(self, method)
+        except AmqpError as error:
+            raise Fault.of(error) from error
+
+    def _on_header(self, payload: bytes) -> None:
+        if self._publish is None or self._header is not None:
+            raise Fault(faults.UNEXPECTED_FRAME, "a content header came without its method")
+        header = read_header(payload)
+        if header.class_id != _BASIC:
+            raise Fault(
+                faults.UNEXPECTED_FRAME, f"a content header of class {header.class_id}, not basic"
+            )
+        most = self.engine.limits.message_size_max
+        if header.body_size > most:
+            raise Fault(faults.CONTENT_TOO_LARGE, f"a message has at most {most} octets of content")
+        self._header = header
+        if not header.body_size:
+            self._on_content()
+
+    def _on_body(self, payload: bytes) -> None:
+        if self._header is None:
+            raise Fault(faults.UNEXPECTED_FRAME, "a content body came without its header")
+        self._body_size += len(payload)
+        if self._body_size > self._header.body_size:
+            raise Fault(
+                faults.FRAME_ERROR,
+                f"more octets of content than the {self._header.body_size} of its header",
+            )
+        if payload:
+            # Frames without octets would be held for nothing.
+            self._body.append(payload)
+            self.engine.hold(len(payload))
+        if self._body_size == self._header.body_size:
+            self._on_content()
+
+    def _on_content(self) -> None:
+        method, header, body = self._publish, self._header, b"".join(self._body)
+        assert method is not None
+        assert header is not None
+        self._publish = self._header = None
+        self._body = []
+        self.engine.let_go(self._body_size)
+        self._body_size = 0
+        try:
+            self._on_publish(method, header.properties, body)
+        except AmqpError as error:
+            raise Fault.of(error) from error
+
+    def write(self, method: m.Method) -> None:
+        """Send a method."""
+        self.engine.write(self.number, method)
+
+    # --- the end -------------------------------------------------------------------------
+
+    @property
+    def channel(self) -> int:
+        """Its number, as sessions of 1.0 have one."""
+        return self.number
+
+    @property
+    def links(self) -> Mapping[int, Link]:
+        """Its links, by number."""
+        return {link.handle: link for link in sorted(self._links, key=lambda each: each.handle)}
+
+    def end(self, error: Error | None = None) -> None:
+        """Nothing happens on it any more: what the client has in hand goes back (§4.5).
+
+        With an *error* it is we who end it, and the client is told.
+        """
+        if error is not None:
+            fault = Fault(faults.CONNECTION_FORCED, error.description or str(error.condition))
+            self.engine.close_channel(self, fault, None)
+            return
+        if self.ended:
+            return
+        self.ended = True
+        self.engine.drop_replies(self)
+        for link in list(self._links):
+            link.end(None, True)
+        self._links.clear()
+        self.engine.let_go(self.backlog_size + sum(map(len, self._body)))
+        self.backlog_size = self._body_size = 0
+        self.backlog.clear()
+        self._body = []
+        self.unacked.clear()
+        followers, self.followers = self.followers, {}
+        for follower in followers.values():
+            follower()
+
+    def _on_close(self, method: m.ChannelClose) -> None:
+        self.end()
+        self.write(m.ChannelCloseOk())
+        self.engine.release(self)
+
+    def _on_flow(self, method: m.ChannelFlow) -> None:
+        self.flowing = method.active
+        self.write(m.ChannelFlowOk(active=method.active))
+        if method.active:
+            self._offer_credit()
+
+    def _on_flow_ok(self, method: m.ChannelFlowOk) -> None:
+        """We never stop the client so: there is nothing to do."""
+
+    def _on_open(self, method: m.ChannelOpen) -> None:
+        raise Fault(faults.CHANNEL_ERROR, f"channel {self.number} is open already")
+
+    # --- topology ------------------------------------------------------------------------
+
+    @property
+    def _topology(self) -> Topology:
+        topology = self.engine.topology
+        if topology is None:
+            raise Fault(faults.NOT_IMPLEMENTED, "nothing can be declared here")
+        return topology
+
+    def _queue_named(self, name: str) -> str:
+        if name:
+            return name
+        if not self._queue:
+            raise Fault(faults.NOT_FOUND, "no queue is named, and none was declared here before")
+        return self._queue
+
+    def _on_exchange_declare(self, method: m.ExchangeDeclare) -> None:
+        if method.passive:
+            self._topology.exchange(method.exchange)
+        else:
+            try:
+                self._topology.declare_exchange(
+                    Exchange(
+                        name=method.exchange,
+                        type=method.type,
+                        durable=method.durable,
+                        auto_delete=method.auto_delete,
+                        internal=method.internal,
+                        arguments=to_arguments(method.arguments),
+                    )
+                )
+            except AmqpError as error:
+                if error.condition == "amqp:not-implemented":
+                    # The book's code for a type that there is not.
+                    raise Fault(faults.COMMAND_INVALID, error.description) from error
+                raise
+        if not method.no_wait:
+            self.write(m.ExchangeDeclareOk())
+
+    def _on_exchange_delete(self, method: m.ExchangeDelete) -> None:
+        try:
+            self._topology.delete_exchange(method.exchange, if_unused=method.if_unused)
+        except AmqpError as error:
+            # Deleting what is not there is no mistake (RabbitMQ).
+            if error.condition != "amqp:not-found":
+                raise
+        if not method.no_wait:
+            self.write(m.ExchangeDeleteOk())
+
+    def _on_exchange_bind(self, method: m.ExchangeBind) -> None:
+        self._topology.bind_exchange(
+            method.destination, method.source, method.routing_key, to_arguments(method.arguments)
+        )
+        if not method.no_wait:
+            self.write(m.ExchangeBindOk())
+
+    def _on_exchange_unbind(self, method: m.ExchangeUnbind) -> None:
+        self._topology.unbind_exchange(
+            method.destination, method.source, method.routing_key, to_arguments(method.arguments)
+        )
+        if not method.no_wait:
+            self.write(m.ExchangeUnbindOk())
+
+    def _on_queue_declare(self, method: m.QueueDeclare) -> None:
+        if method.queue == REPLY_TO or method.queue.startswith(f"{REPLY_TO}."):
+            # Somebody wants to know whether it may answer there.
+            found = method.queue == REPLY_TO or self.engine.replies.get(method.queue) is not None
+            if not found:
+                raise Fault(faults.NOT_FOUND, "nobody waits for replies there any more")
+            if not method.no_wait:
+                self.write(m.QueueDeclareOk(queue=method.queue, consumer_count=1))
+            return
+        if method.passive:
+            state = self._topology.queue(self._queue_named(method.queue))
+        else:
+            state = self._topology.declare_queue(
+                QueueDeclaration(
+                    name=method.queue,
+                    durable=method.durable,
+                    exclusive=method.exclusive,
+                    auto_delete=method.auto_delete,
+                    arguments=to_arguments(method.arguments),
+                )
+            )
+        self._queue = state.name
+        if not method.no_wait:
+            self.write(
+                m.QueueDeclareOk(
+                    queue=state.name,
+                    message_count=state.messages,
+                    consumer_count=state.consumers,
+                )
+            )
+
+    def _on_queue_bind(self, method: m.QueueBind) -> None:
+        queue = self._queue_named(method.queue)
+        key = method.routing_key
+        if not key and not method.queue:
+            # Both left out, the key is the queue's name (§1.7.2.3).
+            key = queue
+        self._topology.bind_queue(queue, method.exchange, key, to_arguments(method.arguments))
+        if not method.no_wait:
+            self.write(m.QueueBindOk())
+
+    def _on_queue_unbind(self, method: m.QueueUnbind) -> None:
+        queue = self._queue_named(method.queue)
+        self._topology.unbind_queue(
+            queue, method.exchange, method.routing_key, to_arguments(method.arguments)
+        )
+        self.write(m.QueueUnbindOk())
+
+    def _on_queue_purge(self, method: m.QueuePurge) -> None:
+        count = self._topology.purge_queue(self._queue_named(method.queue))
+        if not method.no_wait:
+            self.write(m.QueuePurgeOk(message_count=count))
+
+    def _on_queue_delete(self, method: m.QueueDelete) -> None:
+        count = 0
+        try:
+            count = self._topology.delete_queue(
+                self._queue_named(method.queue),
+                if_unused=method.if_unused,
+                if_empty=method.if_empty,
+            )
+        except AmqpError as error:
+            if error.condition != "amqp:not-found":
+                raise
+        if not method.no_wait:
+            self.write(m.QueueDeleteOk(message_count=count))
+
+    # --- receiving -----------------------------------------------------------------------
+
+    def next_tag(self) -> int:
+        """The next delivery-tag; they count from 1 on each channel."""
+        self._last_tag += 1
+        return self._last_tag
+
+    def room(self) -> int:
+        """Unanswered messages that there may still be on the channel."""
+        room = _UNACKED_MAX - len(self.unacked)
+        if self._prefetch_all:
+            room = min(room, self._prefetch_all - len(self.unacked))
+        if self._prefetch_size and self._size_held() >= self._prefetch_size:
+            return 0
+        return room
+
+    def _size_held(self) -> int:
+        return sum(delivery.size for delivery in self.unacked.values())
+
+    def _on_qos(self, method: m.BasicQos) -> None:
+        self._prefetch_size = method.prefetch_size
+        if method.global_:
+            self._prefetch_all = method.prefetch_count
+        else:
+            # RabbitMQ's reading: for each consumer that comes from now on.
+            self._prefetch = method.prefetch_count
+        self.write(m.BasicQosOk())
+        self._offer_credit()
+
+    def _request(self, link: Link) -> None:
+        """Ask for *link*; the channel is held up until somebody answers."""
+        self.held_up = True
+        self._links.add(link)
+        self.engine.report(AttachRequested(link))
+
+    def _link_name(self, what: str) -> str:
+        return f"{self.number}-{what}-{self.engine.next_name()}"
+
+    def _on_consume(self, method: m.BasicConsume) -> None:
+        tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
+        if tag in self.consumers or tag == self._reply_tag:
+            raise Fault(faults.NOT_ALLOWED, f"consumer tag {tag!r} is in use on this channel")
+        if method.queue == REPLY_TO:
+            self._consume_replies(method, tag)
+            return
+        queue = self._queue_named(method.queue)
+        if len(self._links) > self.engine.limits.handle_max:
+            raise Fault(
+                faults.RESOURCE_ERROR,
+                f"a channel has at most {self.engine.limits.handle_max} consumers and the like",
+            )
+        if self.engine.topology is not None:
+            # It says best what is not there, or exclusive.
+            self.engine.topology.queue(queue)
+        arguments = method.arguments
+        source = Source(address=queue, default_outcome=REQUEUED)
+        offset = arguments.get("x-stream-offset")
+        if offset is not None:
+            source.filter = {_OFFSET: _offset(offset)}
+        link = SendingLink(self, tag, source, no_ack=method.no_ack, prefetch=self._prefetch)
+        link.name = self._link_name(f"consume-{tag}")
+        properties: dict[object, object] = {}
+        if method.exclusive:
+            properties[_EXCLUSIVE] = True
+        priority = arguments.get("x-priority")
+        if isinstance(priority, int) and not isinstance(priority, bool):
+            properties[_PRIORITY] = int(priority)
+        link.properties = properties
+        link.on_answer = partial(self._consuming, method, link)
+        link.on_end = partial(self._consumer_ended, link)
+        self._request(link)
+        self._lets_publish = True
+
+    def _consuming(self, method: m.BasicConsume, link: SendingLink, refused: Error | None) -> None:
+        if self.closing or self.ended:
+            return
+        if refused is not None:
+            self._links.discard(link)
+            if refused.condition == "amqp:resource-locked":
+                # Another consumer is exclusive, or this one wants to be.
+                refused = Error("amqp:unauthorized-access", refused.description)
+            self.engine.fail(self, Fault.of(refused), method)
+            return
+        self.consumers[link.tag] = link
+        if not method.no_wait:
+            self.write(m.BasicConsumeOk(consumer_tag=link.tag))
+        self.resume()
+
+    def _consumer_ended(self, link: SendingLink, error: Error | None) -> None:
+        """Its queue has gone, or its right to it: tell the client, if it wants to know."""
+        self._links.discard(link)
+        if self.consumers.pop(link.tag, None) is link and self.engine.hears_cancel:
+            self.write(m.BasicCancel(consumer_tag=link.tag, no_wait=True))
+
+    def _on_cancel(self, method: m.BasicCancel) -> None:
+        tag = method.consumer_tag
+        link = self.consumers.pop(tag, None)
+        if link is not None:
+            link.on_end = lambda _error: self._links.discard(link)
+            link.once = 0
+            if link.held:
+                # They can still be answered; the link goes with the last one of them.
+                link.properties = {**link.properties, IDLE: True}
+                if self.engine.topology is not None and link.source is not None:
+                    self.engine.topology.idle(str(link.source.address))
+            else:
+                self._drop(link)
+        elif tag == self._reply_tag:
+            self._reply_tag = None
+            self.engine.drop_replies(self)
+        if not method.no_wait:
+            self.write(m.BasicCancelOk(consumer_tag=tag))
+
+    def _on_cancel_ok(self, method: m.BasicCancelOk) -> None:
+        """The client has heard that its consumer is gone."""
+
+    def _drop(self, link: Link) -> None:
+        self._links.discard(link)
+        link.end(None, True)
+
+    def convert(self, payload: Payload, link: SendingLink) -> Content:
+        """A message as this protocol says it.
+
+        Raises:
+            LocalProtocolError: It cannot.
+        """
+        octets = payload if isinstance(payload, bytes) else b"".join(payload)
+        address = "" if link.source is None else str(link.source.address)
+        try:
+            return from_message(octets, address, self.engine.limits)
+        except AmqpError as error:
+            raise LocalProtocolError(f"the message is malformed: {error.description}") from error
+
+    def deliver(self, link: SendingLink, content: Content, delivery: OutgoingDelivery) -> None:
+        """Give *content* to a consumer."""
+        delivery.size = len(content.body)
+        self.engine.write_content(
+            self.number,
+            m.BasicDeliver(
+                consumer_tag=link.tag,
+                delivery_tag=delivery.number,
+                redelivered=content.redelivered,
+                exchange=content.exchange,
+                routing_key=content.routing_key,
+            ),
+            content.properties,
+            content.body,
+        )
+
+    def _on_get(self, method: m.BasicGet) -> None:
+        queue = self._queue_named(method.queue)
+        if self.engine.topology is not None:
+            self.engine.topology.queue(queue)
+        key = f"{'n' if method.no_ack else 'a'}{queue}"
+        link = self._getters.get(key)
+        if link is not None and link.attached:
+            self.held_up = True
+            self._ask(method, queue, link)
+            return
+        if len(self._getters) >= _LINKS_MAX:
+            self._drop_idle_getters()
+        link = SendingLink(
+            self,
+            self._link_name(f"get-{queue}"),
+            Source(address=queue, default_outcome=REQUEUED),
+            no_ack=method.no_ack,
+            prefetch=0,
+        )
+        link.once = 0
+        link.properties = {IDLE: True}
+        link.on_answer = partial(self._getting, method, queue, link)
+        link.on_end = partial(self._getter_ended, method, link)
+        self._getters[key] = link
+        self._request(link)
+
+    def _drop_idle_getters(self) -> None:
+        for key, link in list(self._getters.items()):
+            if not link.held:
+                del self._getters[key]
+                self._drop(link)
+
+    def _getting(
+        self, method: m.BasicGet, queue: str, link: SendingLink, refused: Error | None
+    ) -> None:
+        if self.closing or self.ended:
+            return
+        if refused is not None:
+            self._links.discard(link)
+            self.engine.fail(self, Fault.of(refused), method)
+            return
+        self._ask(method, queue, link)
+
+    def _getter_ended(self, method: m.BasicGet, link: SendingLink, error: Error | None) -> None:
+        self._links.discard(link)
+        if link.on_drained is not None and not (self.closing or self.ended):
+            why = error or Error("amqp:not-found", "the queue has gone")
+            self.engine.fail(self, Fault.of(why), method)
+
+    def _ask(self, method: m.BasicGet, queue: str, link: SendingLink) -> None:
+        """Have one message of the queue, or none if there is none."""
+
+        def got(content: Content, delivery: OutgoingDelivery) -> None:
+            link.on_drained = None
+            link.draining = False
+            delivery.size = len(content.body)
+            topology = self.engine.topology
+            self.engine.write_content(
+                self.number,
+                m.BasicGetOk(
+                    delivery_tag=delivery.number,
+                    redelivered=content.redelivered,
+                    exchange=content.exchange,
+                    routing_key=content.routing_key,
+                    message_count=0 if topology is None else topology.queue(queue).messages,
+                ),
+                content.properties,
+                content.body,
+            )
+            self.resume()
+
+        def nothing() -> None:
+            self.write(m.BasicGetEmpty())
+            self.resume()
+
+        link.on_message = got
+        link.on_drained = nothing
+        link.once = 1
+        link.draining = True
+        link.offer_credit()
+
+    def _on_ack(self, method: m.BasicAck) -> None:
+        self._settle(method.delivery_tag, multiple=method.multiple, outcome=ACCEPTED)
+
+    def _on_reject(self, method: m.BasicReject) -> None:
+        outcome = REQUEUED if method.requeue else DISCARDED
+        self._settle(method.delivery_tag, multiple=False, outcome=outcome)
+
+    def _on_nack(self, method: m.BasicNack) -> None:
+        outcome = REQUEUED if method.requeue else DISCARDED
+        self._settle(method.delivery_tag, multiple=method.multiple, outcome=outcome)
+
+    def _on_recover(self, method: m.BasicRecover) -> None:
+        self._recover(method.requeue)
+        self.write(m.BasicRecoverOk())
+
+    def _on_recover_async(self, method: m.BasicRecoverAsync) -> None:
+        self._recover(method.requeue)
+
+    def _recover(self, requeue: bool) -> None:
+        if not requeue:
+            raise Fault(
+                faults.NOT_IMPLEMENTED, "messages go back to their queues: recover with requeue"
+            )
+        self._conclude([each for each in self.unacked.values() if not each.enlisted], REQUEUED)
+
+    def _settle(self, tag: int, *, multiple: bool, outcome: Outcome) -> None:
+        """The client answers its messages (§1.8.3.13)."""
+        if not multiple:
+            found = self.unacked.get(tag)
+            if found is None or found.enlisted:
+                raise Fault(faults.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+            self._conclude([found], outcome)
+            return
+        if tag and (tag > self._last_tag or not any(n <= tag for n in self.unacked)):
+            raise Fault(faults.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        chosen = []
+        for number, delivery in self.unacked.items():
+            if tag and number > tag:
+                break
+            if not delivery.enlisted:
+                chosen.append(delivery)
+        self._conclude(chosen, outcome)
+
+    def _conclude(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
+        by_link: dict[SendingLink, list[OutgoingDelivery]] = {}
+        for delivery in deliveries:
+            if not delivery.link.attached:
+                # Its queue has been deleted meanwhile.
+                delivery.link.forget(delivery)
+                continue
+            if self._control is not None:
+                delivery.enlisted = True
+                delivery.state = TransactionalState(self._txn_id, outcome)
+                self._enlisted.append(delivery)
+            else:
+                delivery.state = outcome
+                delivery.settled = True
+                delivery.remote_settled = True
+                delivery.link.forget(delivery)
+            by_link.setdefault(delivery.link, []).append(delivery)
+        for link, chosen in by_link.items():
+            if link.attached:
+                link.endpoint.on_outcomes(link, chosen)
+        if self._control is None:
+            for link in by_link:
+                self._after_answer(link)
+            if self._prefetch_all or self._prefetch_size:
+                self._offer_credit()
+
+    def _after_answer(self, link: SendingLink) -> None:
+        if link.once is None:
+            link.offer_credit()
+        elif not link.held and link.tag not in self.consumers and link.tag != link.name:
+            # It was cancelled, and this was the last that it had.
+            self._drop(link)
+
+    def _offer_credit(self) -> None:
+        """Consumers may have more than before."""
+        for link in list(self.consumers.values()):
+            link.offer_credit()
+
+    # --- direct replies ------------------------------------------------------------------
+
+    def _consume_replies(self, method: m.BasicConsume, tag: str) -> None:
+        if not method.no_ack:
+            raise Fault(
+                faults.PRECONDITION_FAILED, f"{REPLY_TO} has no acknowledgements: set no-ack"
+            )
+        if self._reply_tag is not None:
+            raise Fault(faults.PRECONDITION_FAILED, "the channel has a consumer of replies already")
+        self._reply_tag = tag
+        # Nobody can guess it: who knows it has been asked.
+        self._reply_address = f"{REPLY_TO}.{secrets.token_urlsafe(24)}"
+        self.engine.replies[self._reply_address] = self
+        if not method.no_wait:
+            self.write(m.BasicConsumeOk(consumer_tag=tag))
+
+    def reply(self, address: str, properties: m.BasicProperties, body: bytes) -> bool:
+        """A reply for this channel; whether somebody waits for it still."""
+        if self._reply_tag is None or address != self._reply_address or self.closing:
+            return False
+        self.engine.write_content(
+            self.number,
+            m.BasicDeliver(
+                consumer_tag=self._reply_tag, delivery_tag=self.next_tag(), routing_key=address
+            ),
+            properties,
+            body,
+        )
+        return True
+
+    # --- publishing ----------------------------------------------------------------------
+
+    def _on_publish(
+        self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes
+    ) -> None:
+        if method.immediate:
+            raise Fault(faults.NOT_IMPLEMENTED, "immediate is not offered: use a TTL of 0")
+        peer = self.engine.peer
+        user = properties.user_id
+        if user is not None and peer.user is not None and user != peer.user:
+            raise Fault(
+                faults.PRECONDITION_FAILED,
+                f"user-id is {user!r:.50}, and the connection is that of {peer.user!r:.50}",
+            )
+        if properties.reply_to == REPLY_TO:
+            if self._reply_tag is None:
+                raise Fault(
+                    faults.PRECONDITION_FAILED,
+                    f"consume from {REPLY_TO} before you ask for replies",
+                )
+            properties.reply_to = self._reply_address
+        number = 0
+        if self._confirms:
+            self._last_number += 1
+            number = self._last_number
+            self._unconfirmed[number] = None
+        exchange = method.exchange
+        if not exchange and method.routing_key.startswith(f"{REPLY_TO}."):
+            waiting = self.engine.replies.get(method.routing_key)
+            if waiting is None or not waiting.reply(method.routing_key, properties, body):
+                self._nowhere(method, properties, body, number)
+            elif number:
+                self.confirm(number, acknowledged=True)
+            return
+        keys = _keys(method.routing_key, properties)
+        topology = self.engine.topology
+        if exchange:
+            names: dict[str, None] = {}
+            if topology is None:
+                raise Fault(faults.NOT_FOUND, f"there is no exchange {exchange!r:.100}")
+            for key in keys:
+                names.update(
+                    dict.fromkeys(
+                        topology.route(exchange, key, to_arguments(properties.headers or {}))
+                    )
+                )
+        else:
+            names = dict.fromkeys(keys)
+        ways = [self._way_to(name, routed=bool(exchange)) for name in names]
+        if not ways:
+            self._nowhere(method, properties, body, number)
+            return
+        try:
+            payload = to_message(
+                properties, body, exchange=exchange, routing_key=method.routing_key
+            )
+        except (Invalid, AmqpError) as error:
+            raise Fault(faults.PRECONDITION_FAILED, str(error)) from error
+        told: Callable[[Any], None] | None = None
+        if number or method.mandatory:
+            content = (properties, body) if method.mandatory else None
+            told = Publication(self, number, method, content, len(ways)).on_outcome
+        state = None
+        if self._control is not None:
+            state = TransactionalState(self._txn_id)
+        for way, link in ways:
+            self.engine.post(way, link, IncomingDelivery(link, payload, told, state))
+
+    def _way_to(self, name: str, *, routed: bool) -> tuple[Any, ReceivingLink]:
+        """Who takes messages for node *name*, and the link on which they come."""
+        topology = self.engine.topology
+        if topology is not None:
+            way = topology.inlet(name, self._publishing, routed=routed)
+            if isinstance(way, Error):
+                raise Fault.of(way)
+            if way is not None:
+                return way, self._publishing
+        link = self._senders.get(name)
+        if link is None or link.over:
+            if len(self._senders) >= _LINKS_MAX:
+                oldest = next(iter(self._senders))
+                self._drop(self._senders.pop(oldest))
+            link = ReceivingLink(self, self._link_name(f"publish-{name}"), Target(address=name))
+            self._senders[name] = link
+            self._links.add(link)
+            self.engine.report(AttachRequested(link))
+        return None, link
+
+    def _nowhere(
+        self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes, number: int
+    ) -> None:
+        """Nobody gets the message."""
+        if method.mandatory:
+            self.give_back(method, properties, body)
+        if number:
+            self.confirm(number, acknowledged=True)
+
+    def give_back(self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes) -> None:
+        """Return what was mandatory and goes nowhere."""
+        if self.closing or self.ended:
+            return
+        self.engine.write_content(
+            self.number,
+            m.BasicReturn(
+                reply_code=faults.NO_ROUTE,
+                reply_text=faults.NAMES[faults.NO_ROUTE],
+                exchange=method.exchange,
+                routing_key=method.routing_key,
+            ),
+            properties,
+            body,
+        )
+
+    # --- confirms ------------------------------------------------------------------------
+
+    def _on_confirm_select(self, method: m.ConfirmSelect) -> None:
+        if self._control is not None:
+            raise Fault(faults.PRECONDITION_FAILED, "a channel with transactions has no confirms")
+        self._confirms = True
+        if not method.nowait:
+            self.write(m.ConfirmSelectOk())
+
+    def confirm(self, number: int, *, acknowledged: bool) -> None:
+        """Message *number* is kept by all who got it, or is not."""
+        if self.closing or self.ended or number not in self._unconfirmed:
+            return
+        if acknowledged:
+            self._acknowledged.append(number)
+            self.engine.mark_dirty(self)
+        else:
+            self.flush()
+            del self._unconfirmed[number]
+            self.write(m.BasicNack(delivery_tag=number))
+
+    def flush(self) -> None:
+        """Say what has been confirmed, in as few words as that takes."""
+        acknowledged, self._acknowledged = self._acknowledged, []
+        if self.closing or self.ended or not acknowledged:
+            return
+        for number in acknowledged:
+            del self._unconfirmed[number]
+        acknowledged.sort()
+        least = next(iter(self._unconfirmed), self._last_number + 1)
+        together = 0
+        while together < len(acknowledged) and acknowledged[together] < least:
+            together += 1
+        if together:
+            self.write(m.BasicAck(delivery_tag=acknowledged[together - 1], multiple=together > 1))
+        for number in acknowledged[together:]:
+            self.write(m.BasicAck(delivery_tag=number))
+
+    # --- transactions --------------------------------------------------------------------
+
+    def _on_tx_select(self, method: m.TxSelect) -> None:
+        if self._confirms:
+            raise Fault(faults.PRECONDITION_FAILED, "a channel with confirms has no transactions")
+        if self._control is not None:
+            self.write(m.TxSelectOk())
+            return
+        link = ReceivingLink(self, self._link_name("tx"), Coordinator())
+        link.on_answer = partial(self._selected, method, link)
+        link.on_end = partial(self._control_ended, method)
+        self._request(link)
+
+    def _selected(self, method: m.Method, link: ReceivingLink, refused: Error | None) -> None:
+        if self.closing or self.ended:
+            return
+        if refused is not None:
+            self._links.discard(link)
+            self.engine.fail(self, Fault.of(refused), method)
+            return
+        self._control = link
+        self._declare(method, m.TxSelectOk())
+
+    def _control_ended(self, method: m.Method, error: Error | None) -> None:
+        why = error or Error("amqp:internal-error", "the transactions of the channel have ended")
+        if not (self.closing or self.ended):
+            self.engine.fail(self, Fault.of(why), method)
+
+    def _declare(self, method: m.Method, answer: m.Method) -> None:
+        """Begin a transaction, and then say *answer*."""
+
+        def declared(outcome: Any) -> None:
+            if self.closing or self.ended:
+                return
+            if isinstance(outcome, Declared):
+                self._txn_id = outcome.txn_id
+                self.write(answer)
+                self.resume()
+            else:
+                self.engine.fail(self, _fault_of(outcome), method)
+
+        self._tell_control(Declare(), declared)
+
+    def _tell_control(self, said: object, on_outcome: Callable[[Any], None]) -> None:
+        assert self._control is not None
+        self.held_up = True
+        payload = Message(said, body_kind="value").encode()
+        self._control.put([IncomingDelivery(self._control, payload, on_outcome)])
+
+    def _on_tx_commit(self, method: m.TxCommit) -> None:
+        self._discharge(method, m.TxCommitOk(), fail=False)
+
+    def _on_tx_rollback(self, method: m.TxRollback) -> None:
+        self._discharge(method, m.TxRollbackOk(), fail=True)
+
+    def _discharge(self, method: m.Method, answer: m.Method, *, fail: bool) -> None:
+        if self._control is None:
+            raise Fault(faults.PRECONDITION_FAILED, "the channel has no transactions: select first")
+        enlisted, self._enlisted = self._enlisted, []
+
+        def discharged(outcome: Any) -> None:
+            if self.closing or self.ended:
+                return
+            done = isinstance(outcome, Accepted)
+            for delivery in enlisted:
+                delivery.enlisted = False
+                if done and not fail:
+                    delivery.settled = True
+                    delivery.link.forget(delivery)
+                else:
+                    # It is as if nothing had been said of it.
+                    delivery.state = None
+            if not done:
+                self.engine.fail(self, _fault_of(outcome), method)
+                return
+            self._declare(method, answer)
+            for link in {delivery.link for delivery in enlisted}:
+                self._after_answer(link)
+            self._offer_credit()
+
+        self._tell_control(Discharge(self._txn_id, fail), discharged)
+
+
+def _keys(key: str, properties: m.BasicProperties) -> list[str]:
+    """The routing key with those of the headers ``CC`` and ``BCC``, the latter of which is taken out
+    (RabbitMQ's sender-selected distribution)."""
+    headers = properties.headers
+    keys = [key]
+    if not headers:
+        return keys
+    for name in ("CC", "BCC"):
+        others = headers.get(name)
+        if others is None:
+            continue
+        if not isinstance(others, list) or not all(isinstance(each, str) for each in others):
+            raise Fault(
+                faults.PRECONDITION_FAILED, f"the header {name} is an array of routing keys"
+            )
+        keys += others
+    if "BCC" in headers:
+        properties.headers = {name: value for name, value in headers.items() if name != "BCC"}
+    return keys
+
+
+def _offset(value: object) -> object:
+    """``x-stream-offset`` as a filter of AMQP 1.0."""
+    if isinstance(value, Seconds):
+        return Timestamp(value.value * 1000)
+    return value
+
+
+def _fault_of(outcome: Any) -> Fault:
+    """Why a transaction was not done."""
+    error = outcome.error if isinstance(outcome, Rejected) else None
+    if error is None:
+        return Fault(faults.INTERNAL_ERROR, "the transaction failed")
+    return Fault(faults.PRECONDITION_FAILED, error.description or str(error.condition))
+
+
+_HANDLERS: Final[Mapping[type[m.Method], Callable[[Channel, Any], None]]] = {
+    m.ChannelOpen: Channel._on_open,
+    m.ChannelFlow: Channel._on_flow,
+    m.ChannelFlowOk: Channel._on_flow_ok,
+    m.ChannelClose: Channel._on_close,
+    m.ExchangeDeclare: Channel._on_exchange_declare,
+    m.ExchangeDelete: Channel._on_exchange_delete,
+    m.ExchangeBind: Channel._on_exchange_bind,
+    m.ExchangeUnbind: Channel._on_exchange_unbind,
+    m.QueueDeclare: Channel._on_queue_declare,
+    m.QueueBind: Channel._on_queue_bind,
+    m.QueueUnbind: Channel._on_queue_unbind,
+    m.QueuePurge: Channel._on_queue_purge,
+    m.QueueDelete: Channel._on_queue_delete,
+    m.BasicQos: Channel._on_qos,
+    m.BasicConsume: Channel._on_consume,
+    m.BasicCancel: Channel._on_cancel,
+    m.BasicCancelOk: Channel._on_cancel_ok,
+    m.BasicGet: Channel._on_get,
+    m.BasicAck: Channel._on_ack,
+    m.BasicReject: Channel._on_reject,
+    m.BasicNack: Channel._on_nack,
+    m.BasicRecover: Channel._on_recover,
+    m.BasicRecoverAsync: Channel._on_recover_async,
+    m.ConfirmSelect: Channel._on_confirm_select,
+    m.TxSelect: Channel._on_tx_select,
+    m.TxCommit: Channel._on_tx_commit,
+    m.TxRollback: Channel._on_tx_rollback,
+}
+
+__all__ = ["REPLY_TO", "Channel"]

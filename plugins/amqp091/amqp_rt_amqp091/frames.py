@@ -1,0 +1,137 @@
+"""Frames: type, channel, size, payload and the end octet (0-9-1 §4.2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct as Layout
+from typing import Final, NamedTuple
+
+from .codec import ContentHeader, write_header, write_method
+from .methods import BasicProperties, Method
+
+#: What a client begins with (§4.2.2).
+PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+HEARTBEAT: Final = 8
+
+FRAME_END: Final = 0xCE
+_FRAME_END: Final = b"\xce"
+#: Octets of a frame beside its payload: they count for frame-max (errata).
+OVERHEAD: Final = 8
+#: The least frame-max that anybody may agree on (``frame-min-size``).
+FRAME_MIN_SIZE: Final = 4096
+HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
+_LAYOUT: Final = Layout(">BHI")
+_BASIC: Final = 60
+
+
+class BrokenFrame(Exception):
+    """No frame of this protocol: nothing sensible can be answered (§4.2.3, decision 24)."""
+
+
+class OversizeFrame(Exception):
+    """A frame larger than was agreed: reply code 501."""
+
+
+class Frame(NamedTuple):
+    """One frame without its overhead."""
+
+    type: int
+    channel: int
+    payload: bytes
+
+
+class FrameReader:
+    """Cuts what arrives into frames; holds no more than one frame that is incomplete.
+
+    Args:
+        frame_max: Octets of the largest frame, overhead included. It may be set anew between frames.
+    """
+
+    def __init__(self, frame_max: int) -> None:
+        self.frame_max = frame_max
+        self._data = b""
+        #: Octets of a frame that was too large, which are still to come.
+        self._skip = 0
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that *data* completes, in order. Go through all of them before feeding more.
+
+        What follows a frame is looked at only when that is asked for, so that ``frame_max`` may
+        change at any frame.
+
+        Raises:
+            BrokenFrame: An unknown type, or no end octet where the end is.
+            OversizeFrame: The size is over ``frame_max``. It is raised at the size: such a payload
+                is never held. What follows it can be fed.
+        """
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
+        data = self._data + data
+        self._data = b""
+        position = 0
+        try:
+            while len(data) - position >= 1:
+                if data[position] not in _TYPES:
+                    raise BrokenFrame(f"there is no frame type {data[position]}")
+                if len(data) - position < _LAYOUT.size:
+                    break
+                kind, channel, size = _LAYOUT.unpack_from(data, position)
+                if size + OVERHEAD > self.frame_max:
+                    here = min(size + OVERHEAD, len(data) - position)
+                    self._skip = size + OVERHEAD - here
+                    position += here
+                    raise OversizeFrame(
+                        f"a frame of {size + OVERHEAD} octets; at most {self.frame_max} are agreed"
+                    )
+                start = position + _LAYOUT.size
+                end = start + size
+                if len(data) <= end:
+                    break
+                # Looked at before anything is decoded.
+                if data[end] != FRAME_END:
+                    raise BrokenFrame(f"a frame ends with {data[end]:#04x}, not with 0xce")
+                position = end + 1
+                yield Frame(kind, channel, data[start:end])
+        finally:
+            self._data = data[position:]
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """The octets of one frame."""
+    return _LAYOUT.pack(kind, channel, len(payload)) + payload + _FRAME_END
+
+
+def method_frame(channel: int, method: Method) -> bytes:
+    """The frame of *method*."""
+    return frame(METHOD, channel, write_method(method))
+
+
+def content_frames(
+    channel: int, method: Method, properties: BasicProperties, body: bytes, frame_max: int
+) -> list[bytes]:
+    """*method* with its content: header, and a body in as many frames as it takes (§4.2.6).
+
+    An empty body has no frame.
+
+    Raises:
+        ValueError: The method or the properties do not fit a frame, or cannot be written.
+    """
+    found = [
+        method_frame(channel, method),
+        frame(HEADER, channel, write_header(ContentHeader(_BASIC, len(body), properties))),
+    ]
+    if any(len(each) > frame_max for each in found):
+        raise ValueError(f"the properties do not fit a frame of {frame_max} octets")
+    room = frame_max - OVERHEAD
+    found += [
+        frame(BODY, channel, body[start : start + room]) for start in range(0, len(body), room)
+    ]
+    return found

@@ -1,0 +1,30 @@
+"""AMQP 0-9-1 in the terms of any other front."""
+
+from __future__ import annotations
+
+from amqp_rt.fronts import ServerOptions
+
+from .channels import Channel
+from .engine import Engine
+from .frames import PROTOCOL_HEADER
+
+
+class Front:
+    """Listens for clients of AMQP 0-9-1, such as pika, Celery and amqplib.
+
+    ::
+
+        Broker(fronts=[amqp_rt.fronts.amqp10.Front(), amqp_rt_amqp091.Front()])
+    """
+
+    name = "amqp0-9-1"
+    headers: tuple[bytes, ...] = (PROTOCOL_HEADER,)
+    preferred_header = PROTOCOL_HEADER
+
+    def __init__(self) -> None:
+        #: Who waits for direct replies, on whatever connection.
+        self._replies: dict[str, Channel] = {}
+
+    def server(self, options: ServerOptions, now: float) -> Engine:
+        """An engine for a connection that a client opened."""
+        return Engine(options, self._replies, now)

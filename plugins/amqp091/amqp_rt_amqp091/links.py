@@ -1,0 +1,484 @@
+"""Links of a channel, as the rest of the program sees them (:mod:`amqp_rt.fronts.base`).
+
+``basic.consume`` and ``basic.get`` are links on which we send, whose credit is the prefetch; what is
+published goes over links on which we receive; a transaction has a control link. Nothing of a link is
+kept when its channel is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from amqp_rt.fronts import (
+    Coordinator,
+    Error,
+    LocalProtocolError,
+    Payload,
+    Peer,
+    Rejected,
+    Source,
+    Symbol,
+    Target,
+    UnsettledMap,
+    rejected,
+)
+
+if TYPE_CHECKING:
+    from .channels import Channel
+    from .messages import Content
+
+#: ``role`` of Part 2 §2.8.1.
+_SENDER: Final = False
+_RECEIVER: Final = True
+_UNSETTLED: Final = 0
+_SETTLED: Final = 1
+_FIRST: Final = 0
+#: Credit where nobody has set a bound.
+UNBOUNDED: Final = 1 << 31
+
+_LINK_DETACH: Final = Symbol("link-detach")
+_FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
+GONE: Final = rejected("amqp:not-found", "there is no such queue any more")
+
+
+class Link:
+    """What both directions have in common."""
+
+    role = _RECEIVER
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self.channel = channel
+        self.name = name
+        #: Its number, by which management calls it.
+        self.handle = channel.engine.next_name()
+        self.peer: Peer = channel.engine.peer
+        self.source: Source | None = None
+        self.target: Target | Coordinator | None = None
+        self.snd_settle_mode = _UNSETTLED
+        self.rcv_settle_mode = _FIRST
+        self.max_message_size = 0
+        self.properties: Mapping[object, object] = {}
+        self.offered_capabilities: tuple[str, ...] = ()
+        self.desired_capabilities: tuple[str, ...] = ()
+        self.attached = False
+        self.session = channel
+        self.connection = channel.engine
+        self.unsettled: list[Any] = []
+        self.remote_unsettled: Mapping[bytes, Any] | None = None
+        self.remote_incomplete = False
+        self.resumed = False
+        self.unknown: list[Any] = []
+        self.incomplete = False
+        self.context: Any = None
+        #: It is over: nothing is said on it, or heard, any more.
+        self.over = False
+        self.endpoint: Any = None
+        #: Called once, when the request has been answered: with why it was refused, or None.
+        self.on_answer: Callable[[Error | None], None] | None = None
+        #: Called when the other side ends it.
+        self.on_end: Callable[[Error | None], None] | None = None
+
+    def refuse(self, error: Error) -> None:
+        """The request is refused."""
+        if self.over:
+            return
+        self.over = True
+        self._answer(error)
+
+    def _answer(self, error: Error | None) -> None:
+        answer, self.on_answer = self.on_answer, None
+        if answer is not None:
+            answer(error)
+
+    def _accepted(self, endpoint: Any) -> None:
+        self.endpoint = endpoint
+        self.attached = True
+        endpoint.on_attached(self)
+        self._answer(None)
+
+    def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
+        """The other side ends it."""
+        if self.over:
+            return
+        told = self.on_end
+        self.end(error, closed)
+        if told is not None:
+            told(error)
+
+    def end(self, error: Error | None, closed: bool) -> None:
+        """Be over at once, and let the endpoint hear it."""
+        if self.over:
+            return
+        self.over = True
+        self.on_end = None
+        was, self.attached = self.attached, False
+        self._gather()
+        if was:
+            self.endpoint.on_detached(self, error, closed)
+
+    def _gather(self) -> None:
+        """Put what is unsettled where the endpoint looks for it."""
+
+    def remember(self) -> UnsettledMap:
+        """Nothing is kept."""
+        return {}
+
+
+class IncomingDelivery:
+    """What was published, on its way to one node.
+
+    Args:
+        link: On which it comes.
+        payload: The message, as one of AMQP 1.0.
+        on_outcome: Called once with what became of it; None if nobody wants to know.
+    """
+
+    __slots__ = (
+        "aborted",
+        "complete",
+        "context",
+        "link",
+        "local_state",
+        "message_format",
+        "on_outcome",
+        "payload",
+        "second",
+        "settled",
+        "state",
+        "streamed",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        link: ReceivingLink,
+        payload: bytes,
+        on_outcome: Callable[[Any], None] | None,
+        state: Any = None,
+    ) -> None:
+        self.link = link
+        self.tag = b""
+        self.message_format = 0
+        self.settled = on_outcome is None
+        self.second = False
+        self.state = state
+        self.local_state: Any = None
+        self.payload = payload
+        self.complete = True
+        self.aborted = False
+        self.streamed = False
+        self.context: Any = None
+        self.on_outcome = on_outcome
+
+    def read_chunks(self) -> list[bytes]:
+        """It is whole."""
+        return [self.payload]
+
+    def settle(self, outcome: Any) -> None:
+        """Say *outcome*; only the first one counts."""
+        self.local_state = outcome
+        told, self.on_outcome = self.on_outcome, None
+        self.settled = True
+        if told is not None:
+            told(outcome)
+
+    def update(self, state: Any) -> None:
+        """Nobody hears of it."""
+        self.local_state = state
+
+
+class ReceivingLink(Link):
+    """A link on which the client sends."""
+
+    role = _RECEIVER
+
+    def __init__(self, channel: Channel, name: str, target: Target | Coordinator) -> None:
+        super().__init__(channel, name)
+        self.target = target
+        self.source = Source(expiry_policy=_LINK_DETACH)
+        self.credit = 0
+        self.available = 0
+        self.stream_above = 0
+        self.has_streamed = False
+        #: What there was no credit for, or nobody to take, and its octets.
+        self._waiting: deque[IncomingDelivery] = deque()
+        self._waiting_size = 0
+
+    def accept(
+        self,
+        endpoint: Any,
+        *,
+        source: Source | None = None,
+        target: Target | Coordinator | None = None,
+        max_message_size: int | None = None,
+        streaming: bool = False,
+        stream_above: int = 0,
+        rcv_settle_mode: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        offered_capabilities: Sequence[str] = (),
+        unsettled: UnsettledMap | None = None,
+    ) -> None:
+        """The link is there."""
+        if self.over:
+            # Its channel ended while somebody thought about it.
+            return
+        self.source = source or self.source
+        self.target = target or self.target
+        self.max_message_size = max_message_size or 0
+        self._accepted(endpoint)
+
+    def refuse(self, error: Error) -> None:
+        """Nothing can be sent here."""
+        waiting, self._waiting = self._waiting, deque()
+        super().refuse(error)
+        for delivery in waiting:
+            delivery.settle(Rejected(error))
+
+    def grant(self, credit: int, *, properties: Mapping[object, object] | None = None) -> None:
+        """There is room for *credit* more."""
+        self.credit = credit
+        waiting = self._waiting
+        if waiting and credit:
+            ready = [waiting.popleft() for _ in range(min(credit, len(waiting)))]
+            self._waiting_size -= sum(len(each.payload) for each in ready)
+            self.credit -= len(ready)
+            self.endpoint.deliver(self, ready)
+
+    def drain(self) -> None:
+        """What there is has been sent."""
+        if self.attached:
+            self.credit = 0
+            self.endpoint.on_flow(self)
+
+    def put(self, deliveries: list[IncomingDelivery]) -> None:
+        """Deliver, or keep what there is no credit for; what there is no room for is refused."""
+        if self.over:
+            for delivery in deliveries:
+                delivery.settle(GONE)
+            return
+        if self.attached and not self._waiting and self.credit >= len(deliveries):
+            self.credit -= len(deliveries)
+            self.endpoint.deliver(self, deliveries)
+            return
+        limits = self.channel.engine.limits
+        for delivery in deliveries:
+            if (
+                len(self._waiting) >= limits.session_window
+                or self._waiting_size + len(delivery.payload) > limits.session_window_bytes
+            ):
+                delivery.settle(_FULL)
+            else:
+                self._waiting.append(delivery)
+                self._waiting_size += len(delivery.payload)
+        if self.attached:
+            self.grant(self.credit)
+
+    def _gather(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for delivery in waiting:
+            delivery.settle(GONE)
+
+
+class Publishing(ReceivingLink):
+    """What carries all that is published on a channel to nodes that ask for no link of their own."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel, f"channel-{channel.number}", Target())
+        self.attached = True
+
+
+class OutgoingDelivery:
+    """A message that a consumer was given.
+
+    ``number`` is its delivery-tag of this protocol, 0 if it needs no answer.
+    """
+
+    __slots__ = (
+        "context",
+        "delivery_id",
+        "enlisted",
+        "link",
+        "number",
+        "remote_settled",
+        "settled",
+        "size",
+        "state",
+        "tag",
+    )
+
+    def __init__(self, link: SendingLink, number: int, context: Any, settled: bool) -> None:
+        self.link = link
+        self.number = number
+        self.delivery_id = number
+        self.tag = number.to_bytes(8, "big")
+        self.context = context
+        self.settled = settled
+        self.remote_settled = settled
+        self.state: Any = None
+        #: Octets of its body.
+        self.size = 0
+        #: An outcome was said of it in a transaction that is not committed.
+        self.enlisted = False
+
+    def write(self, data: bytes, *, more: bool = True) -> None:
+        """Messages leave whole here.
+
+        Raises:
+            LocalProtocolError: Always.
+        """
+        raise LocalProtocolError("0-9-1 says the size of a message before its first octet")
+
+    def abort(self) -> None:
+        """It has left."""
+
+    def settle(self, state: Any = None) -> None:
+        """Forget it: it cannot be answered any more."""
+        self.settled = True
+        self.state = state
+        self.link.forget(self)
+
+
+class SendingLink(Link):
+    """A consumer, or one ``basic.get``.
+
+    Args:
+        channel: Its channel.
+        name: Its consumer-tag, or another name.
+        source: Where it receives from.
+        no_ack: Messages are settled when they leave.
+        prefetch: Unsettled messages that it may have, 0 for any number.
+    """
+
+    role = _SENDER
+
+    def __init__(
+        self, channel: Channel, name: str, source: Source, *, no_ack: bool, prefetch: int
+    ) -> None:
+        super().__init__(channel, name)
+        source.expiry_policy = _LINK_DETACH
+        self.source = source
+        self.target = Target(expiry_policy=_LINK_DETACH)
+        self.snd_settle_mode = _SETTLED if no_ack else _UNSETTLED
+        self.no_ack = no_ack
+        self.prefetch = prefetch
+        self.tag = name
+        self.draining = False
+        self.flow_properties: Mapping[object, object] | None = None
+        #: Messages that it has and has not answered.
+        self.held: dict[int, OutgoingDelivery] = {}
+        #: What it may still be given, where that does not follow from the prefetch.
+        self.once: int | None = None
+        #: Called with a message in place of ``basic.deliver``, and when there is none to give.
+        self.on_message: Callable[[Content, OutgoingDelivery], None] | None = None
+        self.on_drained: Callable[[], None] | None = None
+
+    @property
+    def credit(self) -> int:
+        """Messages that it may be given now."""
+        if not self.attached or self.channel.closing:
+            return 0
+        if self.once is not None:
+            return self.once
+        if self.no_ack:
+            return UNBOUNDED
+        room = self.channel.room()
+        if self.prefetch:
+            room = min(room, self.prefetch - len(self.held))
+        return max(0, room)
+
+    @property
+    def writable(self) -> bool:
+        """Whether there is room in the output, and the client takes messages at all."""
+        if not self.channel.flowing:
+            return False
+        engine = self.channel.engine
+        if engine.output_size < engine.limits.output_max:
+            return True
+        engine.thirsty[self] = None
+        return False
+
+    def accept(
+        self,
+        endpoint: Any,
+        *,
+        source: Source | None = None,
+        target: Target | Coordinator | None = None,
+        snd_settle_mode: int | None = None,
+        properties: Mapping[object, object] | None = None,
+        offered_capabilities: Sequence[str] = (),
+        unsettled: UnsettledMap | None = None,
+    ) -> None:
+        """The consumer is there; messages follow its ``consume-ok``."""
+        if self.over:
+            return
+        self.source = source or self.source
+        if snd_settle_mode is not None:
+            self.snd_settle_mode = snd_settle_mode
+        self._accepted(endpoint)
+        self.offer_credit()
+
+    def offer_credit(self) -> None:
+        """The endpoint may look again whether it has something."""
+        if self.attached:
+            self.endpoint.on_credit(self)
+
+    def send(
+        self,
+        payload: Payload,
+        context: Any = None,
+        *,
+        settled: bool | None = None,
+        tag: bytes | None = None,
+        message_format: int = 0,
+        state: Any = None,
+        more: bool = False,
+    ) -> OutgoingDelivery:
+        """Give one message.
+
+        Raises:
+            LocalProtocolError: There is no credit, or it is one that 0-9-1 cannot say.
+        """
+        if not self.attached or self.credit <= 0:
+            raise LocalProtocolError(f"consumer {self.tag!r} has no credit")
+        if more:
+            raise LocalProtocolError("0-9-1 says the size of a message before its first octet")
+        if message_format != 0:
+            raise LocalProtocolError(f"0-9-1 knows no message-format {message_format}")
+        content = self.channel.convert(payload, self)
+        done = self.no_ack if settled is None else settled
+        delivery = OutgoingDelivery(self, self.channel.next_tag(), context, done)
+        if self.once is not None:
+            self.once -= 1
+        if self.on_message is not None:
+            self.on_message(content, delivery)
+        else:
+            self.channel.deliver(self, content, delivery)
+        if not done:
+            self.held[delivery.number] = delivery
+            self.channel.unacked[delivery.number] = delivery
+        return delivery
+
+    def forget(self, delivery: OutgoingDelivery) -> None:
+        """*delivery* is settled."""
+        self.held.pop(delivery.number, None)
+        self.channel.unacked.pop(delivery.number, None)
+
+    def drained(self) -> None:
+        """There is nothing more to give."""
+        if self.draining:
+            self.draining = False
+            self.once = 0
+            told, self.on_drained = self.on_drained, None
+            if told is not None:
+                told()
+
+    def offer(self, available: int) -> None:
+        """Nobody asks."""
+
+    def _gather(self) -> None:
+        self.channel.engine.thirsty.pop(self, None)
+        # The client may answer them still, and nothing comes of it.
+        self.unsettled = list(self.held.values())
+        self.held.clear()

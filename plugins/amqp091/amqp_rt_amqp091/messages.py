@@ -1,0 +1,349 @@
+"""A message of 0-9-1 as one of AMQP 1.0, and the other way round (``docs/guides/amqp091.md`` has the table).
+
+In the broker every message is one of 1.0. What 1.0 has no field for travels in message annotations whose
+names begin with ``x-``, so that whatever goes through comes out as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from amqp_rt.fronts import DEFAULT_LIMITS, Limits, Message, Symbol, Timestamp, UByte, UInt
+
+from .codec import Decimal, Seconds
+from .methods import BasicProperties
+
+#: Message annotations: where a message was published, as RabbitMQ calls them.
+EXCHANGE: Final = Symbol("x-exchange")
+ROUTING_KEY: Final = Symbol("x-routing-key")
+#: The property ``type``, for which 1.0 has no field.
+TYPE: Final = Symbol("x-basic-type")
+#: The property ``app-id``, likewise.
+APP_ID: Final = Symbol("x-basic-app-id")
+#: Headers that application-properties cannot hold: tables, arrays, decimals, and names in ``x-``.
+HEADERS: Final = Symbol("x-basic-headers")
+#: That a priority was said although it is 0, and a delivery-mode beside 2. Without them
+#: nothing was said.
+PRIORITY: Final = Symbol("x-basic-priority")
+DELIVERY_MODE: Final = Symbol("x-basic-delivery-mode")
+#: The time to live that was said: that of 1.0 counts down on the way.
+EXPIRATION: Final = Symbol("x-basic-expiration")
+
+#: ``type`` of a message whose body is sections of 1.0, since it is not data.
+AMQP10: Final = "amqp-1.0"
+
+#: Where and why the broker has given it up, oldest first; and its reasons in RabbitMQ's words.
+_HISTORY: Final = Symbol("x-opt-dead-letter-history")
+_REASONS: Final = {
+    "overflow": "maxlen",
+    "max-deliveries": "delivery_limit",
+    "max-attempts": "delivery_limit",
+}
+
+#: Headers for properties of 1.0 that 0-9-1 has none for.
+_TO: Final = "x-amqp10-to"
+_SUBJECT: Final = "x-amqp10-subject"
+_GROUP_ID: Final = "x-amqp10-group-id"
+_GROUP_SEQUENCE: Final = "x-amqp10-group-sequence"
+_REPLY_TO_GROUP_ID: Final = "x-amqp10-reply-to-group-id"
+_EXPIRES: Final = "x-amqp10-absolute-expiry-time"
+_MESSAGE_ID_TYPE: Final = "x-message-id-type"
+_CORRELATION_ID_TYPE: Final = "x-correlation-id-type"
+_TTL_MAX: Final = 0xFFFF_FFFF
+_SHORT_MAX: Final = 255
+
+#: Types that mean the same in both protocols.
+_SIMPLE: Final = (bool, int, float, str, bytes, type(None), UUID)
+
+
+class Invalid(Exception):
+    """A property that says nothing: reply code 406 (RabbitMQ's choice)."""
+
+
+def to_message(
+    properties: BasicProperties,
+    body: bytes,
+    *,
+    exchange: str,
+    routing_key: str,
+) -> bytes:
+    """The message of AMQP 1.0, encoded.
+
+    Raises:
+        Invalid: The expiration is no number.
+    """
+    annotations: dict[Any, Any] = {EXCHANGE: exchange, ROUTING_KEY: routing_key}
+    if properties.type is not None:
+        annotations[TYPE] = properties.type
+    if properties.app_id is not None:
+        annotations[APP_ID] = properties.app_id
+    headers = properties.headers
+    plain: dict[str, Any] = {}
+    if headers is not None:
+        others: dict[str, Any] = {}
+        for name, value in headers.items():
+            if isinstance(value, _SIMPLE) and not name.startswith("x-"):
+                plain[name] = value
+            elif isinstance(value, Seconds) and value.value <= _SECONDS_MAX:
+                plain[name] = Timestamp(value.value * 1000)
+            else:
+                others[name] = to_value(value)
+        if others or not plain:
+            annotations[HEADERS] = others
+    # Who says nothing of its priority has the lowest here (RabbitMQ), not the middle one of 1.0.
+    priority = properties.priority or 0
+    if properties.priority == 0:
+        annotations[PRIORITY] = UByte(0)
+    if properties.delivery_mode not in (None, 2):
+        annotations[DELIVERY_MODE] = UByte(properties.delivery_mode)
+    if properties.expiration is not None:
+        annotations[EXPIRATION] = properties.expiration
+    timestamp = properties.timestamp
+    sections = body if properties.type == AMQP10 else None
+    message = Message(
+        body if sections is None else b"",
+        durable=properties.delivery_mode == 2,
+        priority=priority,
+        ttl_ms=_ttl_ms(properties.expiration),
+        message_annotations=annotations,
+        message_id=properties.message_id,
+        user_id=None if properties.user_id is None else _octets(properties.user_id),
+        reply_to=properties.reply_to,
+        correlation_id=properties.correlation_id,
+        content_type=properties.content_type,
+        content_encoding=properties.content_encoding,
+        creation_time=None if timestamp is None else min(timestamp, _SECONDS_MAX) * 1000,
+        application_properties=plain or None,
+    )
+    if sections is None:
+        return message.encode()
+    return message.encode_front() + sections
+
+
+_SECONDS_MAX: Final = (1 << 63) // 1000 - 1
+
+
+def _octets(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _ttl_ms(expiration: str | None) -> int | None:
+    if expiration is None:
+        return None
+    if not (expiration.isascii() and expiration.isdigit() and len(expiration) <= 20):
+        raise Invalid(f"expiration is a number of milliseconds, not {expiration!r:.50}")
+    return min(int(expiration), _TTL_MAX)
+
+
+def to_arguments(table: Mapping[str, object]) -> dict[str, object]:
+    """A field table in the types of AMQP 1.0, in which the broker thinks."""
+    return {name: to_value(value) for name, value in table.items()}
+
+
+def to_value(value: object) -> object:
+    """A field value as one of 1.0."""
+    if isinstance(value, Seconds):
+        return Timestamp(min(value.value, _SECONDS_MAX) * 1000)
+    if isinstance(value, Decimal):
+        return {"scale": UByte(value.scale), "value": value.value}
+    if isinstance(value, Mapping):
+        return {str(name): to_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_value(each) for each in value]
+    return value
+
+
+class Content:
+    """A message as 0-9-1 says it."""
+
+    __slots__ = ("body", "exchange", "properties", "redelivered", "routing_key")
+
+    def __init__(
+        self,
+        properties: BasicProperties,
+        body: bytes,
+        exchange: str,
+        routing_key: str,
+        redelivered: bool,
+    ) -> None:
+        self.properties = properties
+        self.body = body
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.redelivered = redelivered
+
+
+def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) -> Content:
+    """The message of 0-9-1 that *payload*, a message of AMQP 1.0 from queue *address*, is.
+
+    Raises:
+        DecodeError: It is malformed.
+    """
+    message = Message.decode(payload, limits)
+    annotations = message.message_annotations
+    header = message.header
+    stated = message.properties
+    said: BasicProperties = BasicProperties()
+    headers: dict[str, object] = {}
+    told = annotations.get(HEADERS)
+    for name, value in message.application_properties.items():
+        headers[str(name)] = _from_value(value)
+    if isinstance(told, Mapping):
+        for name, value in told.items():
+            headers[str(name)] = _from_value(value)
+    if header.delivery_count:
+        headers.setdefault("x-delivery-count", header.delivery_count)
+    said.message_id = _id(stated.message_id, _MESSAGE_ID_TYPE, headers)
+    said.correlation_id = _id(stated.correlation_id, _CORRELATION_ID_TYPE, headers)
+    for name, text in (
+        (_TO, stated.to),
+        (_SUBJECT, stated.subject),
+        (_GROUP_ID, stated.group_id),
+        (_REPLY_TO_GROUP_ID, stated.reply_to_group_id),
+    ):
+        if text is not None:
+            headers.setdefault(name, str(text))
+    if stated.group_sequence is not None:
+        headers.setdefault(_GROUP_SEQUENCE, UInt(stated.group_sequence))
+    if isinstance(stated.absolute_expiry_time, int):
+        headers.setdefault(_EXPIRES, Seconds(max(0, stated.absolute_expiry_time // 1000)))
+    history = annotations.get(_HISTORY)
+    if isinstance(history, list):
+        _tell_deaths(
+            history,
+            str(annotations.get(EXCHANGE, "")),
+            str(annotations.get(ROUTING_KEY, "")),
+            headers,
+        )
+    _add_annotations(annotations, headers)
+    said.content_type = _short(stated.content_type)
+    said.content_encoding = _short(stated.content_encoding)
+    said.reply_to = _short(stated.reply_to)
+    if stated.user_id is not None:
+        said.user_id = _short(stated.user_id.decode("utf-8", "surrogateescape"))
+    if isinstance(stated.creation_time, int):
+        said.timestamp = max(0, stated.creation_time // 1000)
+    said.type = _short(annotations.get(TYPE))
+    said.app_id = _short(annotations.get(APP_ID))
+    if header.ttl is not None:
+        # What has become a dead letter has none any more.
+        said.expiration = _short(annotations.get(EXPIRATION, header.ttl))
+    foreign = EXCHANGE not in annotations
+    if foreign or header.priority or PRIORITY in annotations:
+        said.priority = min(header.priority, 255)
+    mode = annotations.get(DELIVERY_MODE, 1 if foreign else None)
+    if header.durable:
+        said.delivery_mode = 2
+    elif isinstance(mode, int):
+        said.delivery_mode = mode & 0xFF
+    if headers or told is not None:
+        said.headers = headers
+    kind = message.body_kind
+    if kind == "data":
+        chunks = message.data
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    elif kind is None:
+        body = b""
+    else:
+        # What is no data is passed on as it is, and says so.
+        body = _body_sections(message)
+        said.type = AMQP10
+    return Content(
+        said,
+        body,
+        str(annotations.get(EXCHANGE, "")),
+        str(annotations.get(ROUTING_KEY, address)),
+        header.delivery_count > 0,
+    )
+
+
+def _body_sections(message: Message) -> bytes:
+    """The body alone, as sections."""
+    return Message(message.body, body_kind=message.body_kind).encode()
+
+
+_OURS: Final = frozenset(
+    (EXCHANGE, ROUTING_KEY, TYPE, APP_ID, HEADERS, PRIORITY, DELIVERY_MODE, EXPIRATION)
+)
+
+
+def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object]) -> None:
+    """What others have annotated, such as why it is a dead letter, is told in headers."""
+    for name, value in annotations.items():
+        ours = not isinstance(name, str) or not name.startswith("x-") or name in _OURS
+        if not ours and len(_octets(name)) <= _SHORT_MAX:
+            headers.setdefault(str(name), _from_value(value))
+
+
+def _tell_deaths(history: list[Any], exchange: str, key: str, headers: dict[str, object]) -> None:
+    """Why it is a dead letter, as RabbitMQ's clients expect to be told: by queue and reason, the latest
+    first, with how often that was."""
+    deaths: dict[tuple[str, str], dict[str, object]] = {}
+    for each in history:
+        if not isinstance(each, Mapping):
+            continue
+        queue = str(each.get("source", ""))
+        reason = str(each.get("reason", ""))
+        reason = _REASONS.get(reason, reason)
+        before = deaths.pop((queue, reason), None)
+        count = before["count"] if before is not None else 0
+        deaths[queue, reason] = {
+            "count": int(count) + 1 if isinstance(count, int) else 1,
+            "queue": queue,
+            "reason": reason,
+            "time": before["time"] if before is not None else _from_value(each.get("time")),
+            "exchange": exchange,
+            "routing-keys": [key],
+        }
+    if not deaths:
+        return
+    headers["x-death"] = list(reversed(deaths.values()))
+    for name, (queue, reason) in (("first", next(iter(deaths))), ("last", next(reversed(deaths)))):
+        headers[f"x-{name}-death-queue"] = queue
+        headers[f"x-{name}-death-reason"] = reason
+        headers[f"x-{name}-death-exchange"] = exchange
+
+
+def _short(text: object) -> str | None:
+    """*text* as a short string, cut if it is too long for one."""
+    if text is None:
+        return None
+    octets = _octets(str(text))
+    if len(octets) <= _SHORT_MAX:
+        return str(text)
+    return octets[:_SHORT_MAX].decode("utf-8", "ignore")
+
+
+def _id(value: object, told_in: str, headers: dict[str, object]) -> str | None:
+    """An id as a text; of which type it was is told in a header."""
+    if value is None or isinstance(value, str):
+        return _short(value)
+    if isinstance(value, bytes):
+        headers.setdefault(told_in, "binary")
+        return _short(value.hex())
+    headers.setdefault(told_in, "uuid" if isinstance(value, UUID) else "ulong")
+    return _short(str(value))
+
+
+def _from_value(value: object) -> object:
+    """A value of 1.0 as a field value."""
+    if isinstance(value, Timestamp):
+        return Seconds(max(0, value // 1000))
+    if isinstance(value, Symbol):
+        return str(value)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, Mapping):
+        if value.keys() == {"scale", "value"} and isinstance(value["scale"], UByte):
+            return Decimal(int(value["scale"]), int(value["value"]))
+        return {str(name): _from_value(each) for name, each in value.items()}
+    if isinstance(value, str | bytes | bool | int | float | type(None)):
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            return str(value)
+        return value
+    try:
+        return [_from_value(each) for each in value]  # type: ignore[attr-defined]
+    except TypeError:
+        return str(value)

@@ -1,0 +1,201 @@
+"""Messages cross between 0-9-1 and 1.0 without loss (N19)."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from amqp_rt_amqp091.codec import Decimal, Seconds
+from amqp_rt_amqp091.messages import Invalid, from_message, to_message
+from amqp_rt_amqp091.methods import BasicProperties
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqp_rt import Message
+from amqp_rt.fronts import (
+    Byte,
+    Float32,
+    Int,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    UShort,
+)
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_NAME = st.text("abcxyz-_.", min_size=1, max_size=12)
+_ASCII = st.text("abc/-+;=", max_size=20)
+_SECONDS = st.integers(0, (1 << 53)).map(Seconds)
+_SIMPLE = (
+    st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False)
+    | _TEXT
+    | st.binary(max_size=20)
+    | st.none()
+    | _SECONDS
+    | st.integers(-128, 127).map(Byte)
+    | st.integers(0, 255).map(UByte)
+    | st.integers(-(1 << 15), (1 << 15) - 1).map(Short)
+    | st.integers(0, (1 << 16) - 1).map(UShort)
+    | st.integers(-(1 << 31), (1 << 31) - 1).map(Int)
+    | st.integers(0, (1 << 32) - 1).map(UInt)
+    | st.floats(width=32, allow_nan=False).map(Float32)
+    | st.builds(Decimal, st.integers(0, 255), st.integers(-(1 << 31), (1 << 31) - 1))
+)
+_VALUE = st.recursive(
+    _SIMPLE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAME, inner, max_size=3),
+    max_leaves=6,
+)
+_PROPERTIES: dict[str, st.SearchStrategy[Any]] = {
+    "content_type": _ASCII,
+    "content_encoding": _ASCII,
+    "headers": st.dictionaries(_NAME, _VALUE, max_size=5),
+    "delivery_mode": st.sampled_from([1, 2]),
+    "priority": st.integers(0, 255),
+    "correlation_id": _TEXT,
+    "reply_to": _TEXT,
+    "expiration": st.integers(0, 1 << 40).map(str),
+    "message_id": _TEXT,
+    "timestamp": st.integers(0, 1 << 53),
+    "type": _TEXT.filter(lambda text: text != "amqp-1.0"),
+    "user_id": _TEXT,
+    "app_id": _TEXT,
+}
+
+
+def typed(value: Any) -> Any:
+    """*value* with its types: ``Int(1)`` and ``1`` are equal otherwise."""
+    if isinstance(value, dict):
+        return {name: typed(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [typed(each) for each in value]
+    return (type(value).__name__, value)
+
+
+@pytest.mark.req("N19")
+@given(
+    st.fixed_dictionaries({}, optional=_PROPERTIES).map(lambda said: BasicProperties(**said)),
+    st.binary(max_size=50),
+    _TEXT,
+    _TEXT,
+)
+def test_what_goes_in_comes_out(
+    properties: BasicProperties, body: bytes, exchange: str, key: str
+) -> None:
+    payload = to_message(properties, body, exchange=exchange, routing_key=key)
+    found = from_message(payload, "q")
+    assert (found.body, found.exchange, found.routing_key) == (body, exchange, key)
+    assert not found.redelivered
+    for name in BasicProperties.__struct_fields__:
+        said, heard = getattr(properties, name), getattr(found.properties, name)
+        assert typed(heard) == typed(said), name
+
+
+@pytest.mark.req("N19")
+def test_a_peer_of_1_0_sees_the_properties() -> None:
+    message = Message.decode(
+        to_message(
+            BasicProperties(
+                content_type="text/plain",
+                content_encoding="gzip",
+                headers={"n": 5, "when": Seconds(7), "x-list": [1], "table": {"a": True}},
+                delivery_mode=2,
+                priority=7,
+                correlation_id="c",
+                reply_to="r",
+                expiration="500",
+                message_id="m",
+                timestamp=9,
+                type="order",
+                user_id="ada",
+                app_id="shop",
+            ),
+            b"body",
+            exchange="e",
+            routing_key="k",
+        )
+    )
+    assert (message.durable, message.priority, message.ttl_ms) == (True, 7, 500)
+    assert (message.message_id, message.correlation_id, message.reply_to) == ("m", "c", "r")
+    assert (message.content_type, message.content_encoding) == ("text/plain", "gzip")
+    assert (message.user_id, message.creation_time) == (b"ada", 9000)
+    assert message.application_properties == {"n": 5, "when": Timestamp(7000)}
+    annotations = message.message_annotations
+    assert (annotations["x-exchange"], annotations["x-routing-key"]) == ("e", "k")
+    assert (annotations["x-basic-type"], annotations["x-basic-app-id"]) == ("order", "shop")
+    assert annotations["x-basic-headers"] == {"x-list": [1], "table": {"a": True}}
+    assert (message.body_kind, message.body) == ("data", b"body")
+
+
+@pytest.mark.req("N19")
+def test_what_a_peer_of_1_0_says_is_told_in_properties_and_headers() -> None:
+    identity = uuid.UUID(int=5)
+    found = from_message(
+        Message(
+            b"body",
+            durable=True,
+            priority=9,
+            ttl_ms=800,
+            delivery_count=2,
+            message_annotations={Symbol("x-opt-note"): "n"},
+            message_id=identity,
+            correlation_id=12,
+            user_id=b"ada",
+            to="there",
+            subject="about",
+            reply_to="back",
+            content_type="text/plain",
+            creation_time=Timestamp(4000),
+            absolute_expiry_time=Timestamp(9000),
+            group_id="g",
+            group_sequence=3,
+            reply_to_group_id="h",
+            application_properties={"a": UInt(1), "id": identity, "when": Timestamp(2000)},
+        ).encode(),
+        "q",
+    )
+    said = found.properties
+    assert (found.exchange, found.routing_key, found.redelivered) == ("", "q", True)
+    assert (said.delivery_mode, said.priority, said.expiration) == (2, 9, "800")
+    assert (said.message_id, said.correlation_id) == (str(identity), "12")
+    assert (said.user_id, said.reply_to, said.timestamp) == ("ada", "back", 4)
+    assert said.headers == {
+        "a": 1,
+        "id": str(identity),
+        "when": Seconds(2),
+        "x-opt-note": "n",
+        "x-delivery-count": 2,
+        "x-message-id-type": "uuid",
+        "x-correlation-id-type": "ulong",
+        "x-amqp10-to": "there",
+        "x-amqp10-subject": "about",
+        "x-amqp10-group-id": "g",
+        "x-amqp10-group-sequence": 3,
+        "x-amqp10-reply-to-group-id": "h",
+        "x-amqp10-absolute-expiry-time": Seconds(9),
+    }
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize("body", ["text", 5, None, {"a": [1, 2]}])
+def test_a_body_that_is_no_data_is_passed_on_as_sections(body: Any) -> None:
+    found = from_message(Message(body, body_kind="value").encode(), "q")
+    assert found.properties.type == "amqp-1.0"
+    again = Message.decode(to_message(found.properties, found.body, exchange="", routing_key="q"))
+    assert (again.body_kind, again.body) == ("value", body)
+
+
+def test_several_data_sections_are_one_body() -> None:
+    payload = Message([b"a", b"b"], body_kind="data").encode()
+    assert from_message(payload, "q").body == b"ab"
+
+
+@pytest.mark.parametrize("expiration", ["", "soon", "-1", "1.5", "\u0663", "9" * 30])
+def test_an_expiration_is_a_number(expiration: str) -> None:
+    with pytest.raises(Invalid):
+        to_message(BasicProperties(expiration=expiration), b"", exchange="", routing_key="q")

@@ -1,0 +1,303 @@
+"""What peers declare: what is kept of it, and what goes by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amqp_rt_amqp091 import methods as m
+from amqp_rt_amqp091.frames import BODY, HEADER, frame
+from worlds091 import Client, World
+
+from amqp_rt import Broker
+from amqp_rt.broker.bindings import Binding, Destination
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.broker.topology import Topology
+from amqp_rt.errors import AmqpError
+from amqp_rt.fronts import Exchange, Limits, Peer, QueueDeclaration, UInt
+
+
+def topology(broker: Broker, connection: Any = None) -> Topology:
+    return broker.topologies.of(Peer(), connection or object())
+
+
+async def settled(broker: Broker) -> None:
+    await broker.host.wait_kept()
+
+
+@pytest.mark.req("N11", "N12")
+async def test_what_is_durable_is_there_after_a_restart(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    arguments = {"x-max-length": UInt(5), "x-queue-type": "classic"}
+    wanted = QueueDeclaration(name="q", durable=True, arguments=arguments)
+    async with Broker(store=store) as broker:
+        here = topology(broker)
+        here.declare_queue(wanted)
+        here.declare_queue(QueueDeclaration(name="passing"))
+        here.declare_exchange(Exchange(name="e", type="topic", durable=True))
+        here.declare_exchange(Exchange(name="gone", type="topic", durable=True))
+        here.declare_exchange(Exchange(name="light", type="topic"))
+        here.bind_queue("q", "e", "a.#", {"n": 1})
+        here.bind_queue("q", "e", "b", {})
+        here.bind_queue("q", "light", "b", {})
+        here.bind_queue("passing", "e", "b", {})
+        here.bind_exchange("e", "amq.fanout", "", {})
+        here.unbind_queue("q", "e", "b", {})
+        here.delete_exchange("gone")
+        await settled(broker)
+    async with Broker(store=store) as broker:
+        here = topology(broker)
+        assert here.route("e", "a.b", {}) == ["q"]
+        assert here.route("e", "b", {}) == []
+        assert here.route("amq.fanout", "a", {}) == ["q"]
+        for name in ("light", "gone"):
+            with pytest.raises(AmqpError):
+                here.exchange(name)
+        assert here.exchange("e").durable
+        assert [node.name for node in broker.host.nodes()] == ["q"]
+        here.declare_queue(wanted)
+        with pytest.raises(AmqpError) as caught:
+            here.declare_queue(QueueDeclaration(name="q", durable=True))
+        assert caught.value.condition == "amqp:precondition-failed"
+        here.delete_queue("q")
+        here.declare_queue(QueueDeclaration(name="q", durable=True))
+        await settled(broker)
+    async with Broker(store=store) as broker:
+        # A new queue of an old name has none of its bindings.
+        assert topology(broker).route("e", "a.b", {}) == []
+
+
+@pytest.mark.req("N12")
+def test_an_unused_queue_expires() -> None:
+    world = World()
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="q", arguments={"x-expires": 5000}))
+    client.say(1, m.BasicConsume(queue="q", consumer_tag="t"))
+    world.now += 100
+    world.host.sweep()
+    assert world.host.has("q")
+    client.say(1, m.BasicCancel(consumer_tag="t"))
+    world.now += 4
+    client.say(1, m.QueueDeclare(queue="q", passive=True))
+    world.now += 4
+    world.host.sweep()
+    assert world.host.has("q")
+    world.now += 2
+    world.host.sweep()
+    assert not world.host.has("q")
+
+
+@pytest.mark.req("N12", "N18")
+def test_an_exclusive_queue_goes_with_its_connection_and_takes_its_bindings_along() -> None:
+    world = World()
+    client, other = world.connect(), world.connect()
+    client.say(1, m.QueueDeclare(queue="mine", exclusive=True), m.QueueBind(exchange="amq.fanout"))
+    space = world.topologies.space("")
+    assert len(space.exchanges.bindings("amq.fanout")) == 1
+    other.say(1, m.BasicGet(queue="mine"))
+    assert other.take()[-1][1].reply_code == 405
+    client.handle(client.engine.receive_eof(world.now))
+    assert not world.host.has("mine")
+    assert space.exchanges.bindings("amq.fanout") == []
+    assert not space.queues
+
+
+def test_a_named_queue_is_no_address_that_nobody_can_guess() -> None:
+    world = World()
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="known"), m.QueueDeclare(exclusive=True))
+    made = client.take()[1][1].queue
+    assert not world.host.is_dynamic("known", "")
+    assert world.host.is_dynamic(made, "")
+
+
+@pytest.mark.req("N9")
+def test_a_client_is_told_that_memory_is_scarce_and_that_it_is_not() -> None:
+    world = World(Limits(broker_bytes_max=100_000))
+    client = Client(world)
+    client.open()
+    client.engine._hears_blocked = True
+    client.say(1, m.QueueDeclare(queue="q"))
+    client.heard.clear()
+    for _ in range(9):
+        client.publish(1, "q", b"x" * 10_000)
+    assert [type(each) for _, each in client.take()] == [m.ConnectionBlocked]
+    client.say(1, m.QueuePurge(queue="q"))
+    assert m.ConnectionUnblocked in [type(each) for _, each in client.take()]
+
+
+def test_nodes_that_others_declared_can_be_used() -> None:
+    world = World()
+    world.host.declare(Queue("q", max_deliveries=5))
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="q", passive=True), m.QueueDeclare(queue="q", durable=True))
+    assert [type(each) for _, each in client.take()] == [m.QueueDeclareOk] * 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x-max-length": -1},
+        {"x-max-length": True},
+        {"x-expires": "5"},
+        {"x-overflow": "odd"},
+        {"x-overflow": 3},
+        {"x-max-priority": 256},
+        {"x-single-active-consumer": 1},
+        {"x-dead-letter-exchange": 5},
+        {"x-dead-letter-routing-key": "k"},
+        {"x-queue-type": "stream", "x-max-age": "soon"},
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    world = World()
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="q", arguments=arguments))
+    assert client.take()[-1][1].reply_code == 406
+    assert not world.host.has("q")
+
+
+def test_a_stream_is_read_from_where_one_wants() -> None:
+    world = World()
+    client = world.connect()
+    client.say(
+        1,
+        m.QueueDeclare(
+            queue="s", durable=True, arguments={"x-queue-type": "stream", "x-max-age": "7D"}
+        ),
+        m.BasicQos(prefetch_count=10),
+    )
+    for number in range(4):
+        client.publish(1, "s", b"%d" % number)
+    for tag, offset, expected in (
+        ("first", "first", [b"0", b"1", b"2", b"3"]),
+        ("second", 2, [b"2", b"3"]),
+        ("third", "next", []),
+    ):
+        client.take()
+        client.say(
+            1,
+            m.BasicConsume(queue="s", consumer_tag=tag, arguments={"x-stream-offset": offset}),
+        )
+        assert [each.body for each in client.contents()] == expected, tag
+
+
+def test_single_active_and_exclusive_consumers() -> None:
+    world = World()
+    client, other = world.connect(), world.connect()
+    client.say(1, m.QueueDeclare(queue="q", arguments={"x-single-active-consumer": True}))
+    client.say(1, m.BasicConsume(queue="q", consumer_tag="a", no_ack=True))
+    other.say(1, m.BasicConsume(queue="q", consumer_tag="b", no_ack=True))
+    client.publish(1, "q", b"1")
+    assert [each.method.consumer_tag for each in client.contents()] == ["a"]
+    client.say(1, m.BasicCancel(consumer_tag="a"))
+    client.publish(1, "q", b"2")
+    assert [each.method.consumer_tag for each in other.contents()] == ["b"]
+    client.say(1, m.QueueDeclare(queue="x"), m.BasicConsume(queue="x", exclusive=True))
+    other.say(1, m.BasicConsume(queue="x"))
+    assert other.take()[-1][1].reply_code == 403
+
+
+def test_nobody_else_receives_from_an_exclusive_queue_whatever_the_protocol() -> None:
+    world = World()
+    client, other = world.connect(), world.connect(topology=None)
+    client.say(1, m.QueueDeclare(queue="mine", exclusive=True))
+    other.say(1, m.BasicGet(queue="mine"))
+    assert other.take()[-1][1].reply_code == 405
+
+
+def test_why_a_message_is_a_dead_letter() -> None:
+    world = World()
+    client = world.connect()
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    client.say(
+        1,
+        m.QueueDeclare(queue="dead"),
+        m.QueueDeclare(queue="q", arguments={**letters, "x-max-length": 1}),
+    )
+    client.publish(1, "q", b"1")
+    client.publish(1, "q", b"2")
+    client.heard.clear()
+    client.say(1, m.BasicGet(queue="q"), m.BasicReject(delivery_tag=1))
+    client.take()
+    for body, reason in ((b"1", "maxlen"), (b"2", "rejected")):
+        client.say(1, m.BasicGet(queue="dead", no_ack=True))
+        (found,) = client.contents()
+        headers = found.properties.headers
+        (death,) = headers["x-death"]
+        assert found.body == body
+        assert (death["queue"], death["reason"], death["count"]) == ("q", reason, 1)
+        assert death["routing-keys"] == ["q"]
+        assert headers["x-first-death-reason"] == reason
+
+
+def test_channels_together_hold_so_much_that_is_not_complete() -> None:
+    world = World(Limits(message_size_max=10_000, session_window_bytes=15_000))
+    client = world.connect()
+    header = frame(HEADER, 1, b"\x00\x3c\x00\x00" + (10_000).to_bytes(8, "big") + b"\0\0")
+    for number in range(1, 20):
+        if number > 1:
+            client.say(number, m.ChannelOpen())
+        client.say(number, m.BasicPublish(routing_key="q"))
+        client.feed(header[:1] + number.to_bytes(2, "big") + header[3:])
+        for _ in range(2):
+            client.feed(frame(BODY, number, b"x" * 4000))
+        if client.engine.over:
+            break
+    assert number == 3
+    assert client.take()[-1][1].reply_code == 506
+
+
+def test_what_was_not_complete_is_let_go_with_its_channel() -> None:
+    client = World().connect()
+    client.say(1, m.BasicPublish(routing_key="q"))
+    client.feed(frame(HEADER, 1, b"\x00\x3c\x00\x00" + (9).to_bytes(8, "big") + b"\0\0"))
+    client.feed(frame(BODY, 1, b"123"))
+    assert client.engine._held == 3
+    client.say(1, m.BasicGet(queue="q"))
+    assert client.engine.over
+    assert client.engine._held == 0
+
+
+def test_consumers_of_a_channel_are_bounded() -> None:
+    world = World(Limits(handle_max=5))
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="q"))
+    for _ in range(7):
+        client.say(1, m.BasicConsume(queue="q"))
+    assert client.take()[-1][1].reply_code == 506
+
+
+class ByLength:
+    """The key of a binding is how long that of a message is."""
+
+    def __init__(self) -> None:
+        self._bindings: list[Binding] = []
+
+    def check(self, key: str, arguments: Any) -> None:
+        if not key.isdigit():
+            raise AmqpError("the key is a number", condition="amqp:precondition-failed")
+
+    def add(self, binding: Binding) -> None:
+        self._bindings.append(binding)
+
+    def remove(self, binding: Binding) -> None:
+        self._bindings.remove(binding)
+
+    def match(self, key: str, headers: Any) -> list[Destination]:
+        return [each.destination for each in self._bindings if int(each.key) == len(key)]
+
+
+@pytest.mark.req("N11")
+async def test_types_of_exchange_of_ones_own() -> None:
+    with pytest.raises(ValueError, match="begins with x-"):
+        Broker(exchange_types={"length": ByLength})
+    async with Broker(exchange_types={"x-length": ByLength}) as broker:
+        here = topology(broker)
+        here.declare_queue(QueueDeclaration(name="q"))
+        here.declare_exchange(Exchange(name="e", type="x-length"))
+        here.bind_queue("q", "e", "3", {})
+        assert (here.route("e", "abc", {}), here.route("e", "ab", {})) == (["q"], [])
+        with pytest.raises(AmqpError):
+            here.bind_queue("q", "e", "three", {})

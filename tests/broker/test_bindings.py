@@ -1,0 +1,410 @@
+"""Exchanges and bindings: where messages go, what may be declared, and what goes with what."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amqp_rt import Limits
+from amqp_rt.broker.bindings import (
+    STANDARD,
+    TYPES,
+    Binding,
+    Destination,
+    DirectTable,
+    Exchange,
+    Exchanges,
+    TopicTable,
+)
+from amqp_rt.errors import AmqpError
+from amqp_rt.values import Int, Short
+
+
+def exchanges(*queues: str, **options: Any) -> Exchanges:
+    return Exchanges(set(queues).__contains__, **options)
+
+
+def bind(found: Exchanges, source: str, name: str, key: str = "", **arguments: object) -> bool:
+    named = {key.replace("_", "-"): value for key, value in arguments.items()}
+    return found.bind(source, Destination(name), key, named)
+
+
+def refusal(function: Any, *args: Any, **options: Any) -> str:
+    with pytest.raises(AmqpError) as caught:
+        function(*args, **options)
+    assert caught.value.description
+    return caught.value.condition.removeprefix("amqp:")
+
+
+@pytest.mark.req("N11")
+def test_the_default_exchange_leads_to_every_queue_by_its_name() -> None:
+    found = exchanges("orders")
+    assert found.route("", "orders") == ["orders"]
+    assert found.route("", "others") == []
+    assert found.find("").type == "direct"
+    for refused in (
+        lambda: found.declare(Exchange(name="")),
+        lambda: found.delete(""),
+        lambda: bind(found, "", "orders", "k"),
+        lambda: found.unbind("", Destination("orders"), "orders", {}),
+        lambda: found.bind("amq.direct", Destination("", is_exchange=True), "", {}),
+    ):
+        assert refusal(refused) == "unauthorized-access"
+
+
+@pytest.mark.req("N11")
+def test_standard_exchanges_are_there_and_stay() -> None:
+    found = exchanges()
+    assert len(found) == len(STANDARD)
+    for name, kind in STANDARD.items():
+        assert found.find(name) == Exchange(name=name, type=kind, durable=True)
+        assert found.declare(Exchange(name=name, type=kind, durable=True)) is False
+        assert refusal(found.delete, name) == "unauthorized-access"
+    assert refusal(found.declare, Exchange(name="amq.mine")) == "unauthorized-access"
+
+
+@pytest.mark.req("N11")
+def test_direct_and_fanout() -> None:
+    found = exchanges()
+    for name in ("a", "b"):
+        assert bind(found, "amq.direct", name, "red")
+        assert bind(found, "amq.fanout", name, "whatever")
+    assert bind(found, "amq.direct", "b", "blue")
+    assert not bind(found, "amq.direct", "b", "blue")
+    assert found.route("amq.direct", "red") == ["a", "b"]
+    assert found.route("amq.direct", "blue") == ["b"]
+    assert found.route("amq.direct", "") == []
+    assert found.route("amq.fanout", "anything") == ["a", "b"]
+    assert found.unbind("amq.direct", Destination("b"), "red", {}) == []
+    assert found.unbind("amq.direct", Destination("b"), "red", {}) == []
+    assert found.route("amq.direct", "red") == ["a"]
+    found.forget("a")
+    assert found.route("amq.fanout", "") == ["b"]
+    assert [binding.key for binding in found.bindings("amq.direct")] == ["blue"]
+
+
+TOPICS = [
+    ("a.b", "a.b", True),
+    ("a.b", "a.b.c", False),
+    ("*", "a", True),
+    ("*", "", False),
+    ("*", "a.b", False),
+    ("a.*.c", "a.b.c", True),
+    ("a.*.c", "a.c", False),
+    ("#", "", True),
+    ("#", "a.b.c", True),
+    ("a.#", "a", True),
+    ("a.#", "a.b.c", True),
+    ("a.#", "b.a", False),
+    ("#.c", "a.b.c", True),
+    ("a.#.c", "a.c", True),
+    ("#.b.#", "a.b.c", True),
+    ("#.#", "", True),
+    ("*.#", "", False),
+    ("*.#", "a.b", True),
+    ("", "", True),
+    ("", "a", False),
+    ("a..c", "a..c", True),
+    ("a.*.c", "a..c", True),
+    # A key's own wildcards are words like others.
+    ("a.b", "a.*", False),
+    ("a.*", "a.*", True),
+    ("#", "#", True),
+    ("b", "#", False),
+]
+
+
+@pytest.mark.req("N11")
+@pytest.mark.parametrize(("pattern", "key", "fits"), TOPICS)
+def test_topic_patterns(pattern: str, key: str, fits: bool) -> None:
+    found = exchanges()
+    bind(found, "amq.topic", "q", pattern)
+    assert found.route("amq.topic", key) == (["q"] if fits else [])
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "*", "#"]), min_size=1, max_size=5).map(".".join)
+
+
+def fits(pattern: str, key: str) -> bool:
+    """The same as a regular expression over words that each end with a dot."""
+    parts = {"*": r"[^.]*\.", "#": r"([^.]*\.)*"}
+    wanted = "".join(parts.get(word, re.escape(word) + r"\.") for word in pattern.split("."))
+    return re.fullmatch(wanted, key + ".") is not None
+
+
+@pytest.mark.req("N11")
+@given(
+    st.lists(WORDS, max_size=8, unique=True),
+    WORDS.map(lambda key: key.replace("#", "c")),
+    st.data(),
+)
+def test_topics_are_what_a_regular_expression_says(
+    patterns: list[str], key: str, data: st.DataObject
+) -> None:
+    table = TopicTable()
+    bindings = [Binding(Destination(pattern), pattern) for pattern in patterns]
+    for binding in bindings:
+        table.add(binding)
+    for binding in data.draw(st.permutations(bindings)):
+        expected = {pattern for pattern in patterns if fits(pattern, key)}
+        found = [destination.name for destination in table.match(key, {})]
+        assert sorted(found) == sorted(expected)
+        table.remove(binding)
+        patterns.remove(binding.key)
+    # Nothing is left of patterns that are gone.
+    assert not table._root.words
+
+
+@pytest.mark.req("N11")
+def test_a_topic_looks_at_words_and_not_at_bindings() -> None:
+    table = TopicTable()
+    for number in range(2_000):
+        table.add(Binding(Destination("q"), f"stock.{number}.*"))
+    table.add(Binding(Destination("all"), ".".join(["#"] * 60)))
+    looked: list[str] = []
+
+    class Watched(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            looked.append(key)
+            return super().get(key, default)
+
+    def watch(place: Any) -> None:
+        place.words = Watched(place.words)
+        for following in place.words.values():
+            watch(following)
+
+    watch(table._root)
+    assert {each.name for each in table.match("stock.7.nyse", {})} == {"q", "all"}
+    assert len(looked) < 1_000  # words times the places of one pattern, not 2,000 bindings
+
+
+HEADERS = [
+    ({"x-match": "all", "a": 1, "b": "x"}, {"a": 1, "b": "x", "c": 2}, True),
+    ({"a": 1, "b": "x"}, {"a": 1}, False),
+    ({"x-match": "any", "a": 1, "b": "x"}, {"b": "x"}, True),
+    ({"x-match": "any", "a": 1}, {"a": 2}, False),
+    ({"x-match": "all"}, {}, True),
+    ({"x-match": "any"}, {"a": 1}, False),
+    ({"a": None}, {"a": "whatever"}, True),
+    ({"a": None}, {"b": 1}, False),
+    ({"a": Short(5)}, {"a": Int(5)}, True),
+    ({"a": True}, {"a": 1}, False),
+    ({"a": [1, {"b": True}]}, {"a": [1, {"b": True}]}, True),
+    ({"a": [1, {"b": True}]}, {"a": [1, {"b": 1}]}, False),
+    ({"x-secret": 1}, {}, True),
+    ({"x-match": "all-with-x", "x-secret": 1}, {}, False),
+    ({"x-match": "any-with-x", "x-secret": 1, "a": 1}, {"x-secret": 1}, True),
+]
+
+
+@pytest.mark.req("N11")
+@pytest.mark.parametrize(("arguments", "headers", "matches"), HEADERS)
+def test_headers(arguments: dict[str, object], headers: dict[str, object], matches: bool) -> None:
+    found = exchanges()
+    for name in ("amq.headers", "amq.match"):
+        found.bind(name, Destination("q"), "ignored", arguments)
+        assert found.route(name, "", headers) == (["q"] if matches else [])
+    found.unbind("amq.match", Destination("q"), "ignored", arguments)
+    assert found.bindings("amq.match") == []
+
+
+def test_x_match_is_one_of_four() -> None:
+    assert refusal(bind, exchanges(), "amq.match", "q", x_match="some") == "precondition-failed"
+
+
+@pytest.mark.req("N11")
+def test_bindings_differ_by_key_and_arguments() -> None:
+    found = exchanges()
+    for arguments in ({}, {"a": 1}, {"a": True}, {"a": "1"}, {"a": {"b": [1]}}):
+        assert found.bind("amq.topic", Destination("q"), "k", arguments)
+        assert not found.bind("amq.topic", Destination("q"), "k", dict(arguments))
+    assert found.route("amq.topic", "k") == ["q"]
+    found.unbind("amq.topic", Destination("q"), "k", {"a": 1})
+    assert len(found.bindings("amq.topic")) == 4
+
+
+@pytest.mark.req("N11")
+def test_declaring_again_is_declaring_equally() -> None:
+    found = exchanges()
+    wanted = Exchange(name="e", type="topic", durable=True)
+    assert found.declare(wanted) is True
+    assert found.declare(wanted) is False
+    for other in (
+        Exchange(name="e", type="direct", durable=True),
+        Exchange(name="e", type="topic"),
+        Exchange(name="e", type="topic", durable=True, auto_delete=True),
+        Exchange(name="e", type="topic", durable=True, internal=True),
+        Exchange(name="e", type="topic", durable=True, arguments={"alternate-exchange": "f"}),
+    ):
+        assert refusal(found.declare, other) == "precondition-failed"
+    assert found.find("e") == wanted
+    assert found.delete("e") == ["e"]
+    assert refusal(found.find, "e") == "not-found"
+
+
+@pytest.mark.req("N11")
+def test_names_and_types() -> None:
+    found = exchanges()
+    for name in ("a", "x" * 127, "A-b_c.d:9"):
+        assert found.declare(Exchange(name=name))
+    for name in ("x" * 128, "a b", "é", "a/b"):
+        assert refusal(found.declare, Exchange(name=name)) == "precondition-failed"
+    assert found.declare(Exchange(name="x" * 255), name_max=255)
+    assert refusal(found.declare, Exchange(name="e", type="x-unheard")) == "not-implemented"
+
+
+@pytest.mark.req("N11")
+def test_a_plug_in_brings_a_type() -> None:
+    class LengthTable(DirectTable):
+        """Messages go where the key has a certain length."""
+
+        def match(self, key: str, headers: Any) -> Any:
+            return super().match(str(len(key)), headers)
+
+    found = exchanges(types={**TYPES, "x-length": LengthTable})
+    found.declare(Exchange(name="e", type="x-length"))
+    bind(found, "e", "four", "4")
+    assert found.route("e", "abcd") == ["four"]
+    assert found.route("e", "4") == []
+
+
+@pytest.mark.req("N11", "D6")
+def test_exchanges_lead_to_exchanges_and_round_trips_end() -> None:
+    found = exchanges()
+    for name in ("a", "b", "c"):
+        found.declare(Exchange(name=name, type="fanout"))
+        bind(found, name, f"queue-{name}")
+    for source, destination in (("a", "b"), ("b", "c"), ("c", "a"), ("a", "c")):
+        assert found.bind(source, Destination(destination, is_exchange=True), "", {})
+    for name in ("a", "b", "c"):
+        assert sorted(found.route(name, "")) == ["queue-a", "queue-b", "queue-c"]
+    found.delete("b")
+    assert sorted(found.route("a", "")) == ["queue-a", "queue-c"]
+    assert refusal(found.bind, "a", Destination("b", is_exchange=True), "", {}) == "not-found"
+    assert refusal(found.route, "b", "") == "not-found"
+    # An exchange and a queue of one name are two destinations.
+    assert bind(found, "a", "c")
+    assert sorted(found.route("a", "")) == ["c", "queue-a", "queue-c"]
+
+
+@pytest.mark.req("N11")
+def test_the_alternate_exchange_has_what_goes_nowhere() -> None:
+    found = exchanges()
+    found.declare(Exchange(name="e", arguments={"alternate-exchange": "rest"}))
+    bind(found, "e", "known", "k")
+    assert found.route("e", "other") == []  # it need not be there yet
+    found.declare(Exchange(name="rest", type="fanout", arguments={"alternate-exchange": "e"}))
+    assert found.route("e", "other") == []  # nor end in a circle
+    bind(found, "rest", "unrouted")
+    assert found.route("e", "other") == ["unrouted"]
+    assert found.route("e", "k") == ["known"]
+
+
+@pytest.mark.req("N11")
+def test_auto_delete_exchanges_go_with_their_last_binding() -> None:
+    found = exchanges()
+    for name in ("first", "second"):
+        found.declare(Exchange(name=name, auto_delete=True))
+    assert refusal(found.delete, "nobody") == "not-found"
+    bind(found, "second", "q", "one")
+    bind(found, "second", "q", "two")
+    found.bind("first", Destination("second", is_exchange=True), "", {})
+    assert refusal(found.delete, "second", if_unused=True) == "precondition-failed"
+    assert found.unbind("second", Destination("q"), "one", {}) == []
+    # The first one had a binding to the second, and that was its last.
+    assert found.unbind("second", Destination("q"), "two", {}) == ["second", "first"]
+    found.declare(Exchange(name="first", auto_delete=True))
+    bind(found, "first", "q")
+    assert found.forget("q") == ["first"]
+    assert found.forget("q") == []
+
+
+def test_exchanges_and_bindings_are_counted() -> None:
+    room = len(STANDARD) + 1
+    found = exchanges(limits=Limits(exchanges_max=room, bindings_max=2))
+    found.declare(Exchange(name="last"))
+    assert refusal(found.declare, Exchange(name="more")) == "resource-limit-exceeded"
+    bind(found, "last", "q", "1")
+    bind(found, "amq.topic", "q", "2")
+    assert refusal(bind, found, "last", "q", "3") == "resource-limit-exceeded"
+    assert not bind(found, "last", "q", "1")
+    found.delete("last")
+    assert bind(found, "amq.topic", "q", "3")
+
+
+QUEUES = ["q0", "q1", "q2"]
+STEPS = st.tuples(
+    st.sampled_from(["bind", "unbind", "forget", "delete", "declare"]),
+    st.sampled_from(["amq.direct", "amq.fanout", "e", "auto"]),
+    st.sampled_from([*map(Destination, QUEUES), Destination("e", True), Destination("auto", True)]),
+    st.sampled_from(["x", "y"]),
+)
+
+
+@pytest.mark.req("N11")
+@given(st.lists(STEPS, max_size=30))
+def test_routing_is_what_a_list_of_bindings_says(steps: list[Any]) -> None:
+    found = exchanges()
+    kinds = {"amq.direct": "direct", "amq.fanout": "fanout"}
+    model: list[tuple[str, Destination, str]] = []
+
+    #: Refusals although everything was there: only what is the broker's may be refused then.
+    unexplained: list[str] = []
+
+    def missing(source: str, destination: Destination) -> bool:
+        return source not in kinds or (destination.is_exchange and destination.name not in kinds)
+
+    def without(*gone: str) -> None:
+        for name in gone:
+            del kinds[name]
+        model[:] = [
+            each
+            for each in model
+            if each[0] not in gone and not (each[1].is_exchange and each[1].name in gone)
+        ]
+
+    for step, source, destination, key in steps:
+        try:
+            if step == "bind":
+                made = found.bind(source, destination, key, {})
+                assert (made is not None) == ((source, destination, key) not in model)
+                model += [(source, destination, key)] * (made is not None)
+            elif step == "unbind":
+                gone = found.unbind(source, destination, key, {})
+                if (source, destination, key) in model:
+                    model.remove((source, destination, key))
+                without(*gone)
+            elif step == "forget" and not destination.is_exchange:
+                gone = found.forget(destination.name)
+                model[:] = [each for each in model if each[1] != destination]
+                without(*gone)
+            elif step == "delete":
+                without(*found.delete(source))
+            elif step == "declare" and source not in STANDARD:
+                declared = Exchange(name=source, type="fanout", auto_delete=source == "auto")
+                if found.declare(declared):
+                    kinds[source] = "fanout"
+        except AmqpError as error:
+            if not missing(source, destination):
+                unexplained.append(error.condition)
+        # What lives by its bindings and once had some is gone without any.
+        assert len(found) == len(kinds) + 3
+        for name in kinds:
+            expected: set[str] = set()
+            seen, waiting = {name}, [name]
+            while waiting:
+                at = waiting.pop()
+                for origin, to, by in model:
+                    if origin != at or not (kinds[at] == "fanout" or by == "x"):
+                        continue
+                    if to.is_exchange and to.name not in seen:
+                        seen.add(to.name)
+                        waiting.append(to.name)
+                    elif not to.is_exchange:
+                        expected.add(to.name)
+            assert set(found.route(name, "x")) == expected
+    assert set(unexplained) <= {"amqp:unauthorized-access"}

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack, overload
 import msgspec
 import trio
 
+from amqp_rt.broker.bindings import RoutingTable
 from amqp_rt.broker.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
@@ -369,6 +370,7 @@ class Broker:
         nodes: Iterable[Any] = ...,
         auto_create: Collection[str] = ...,
         container: Container | None = ...,
+        fronts: Sequence[Front | str] = ...,
         limits: Limits = ...,
         clock: Clock | None = ...,
         users: Mapping[str, str] | Users | Verifier | None = ...,
@@ -391,6 +393,7 @@ class Broker:
         executor: Executor | None = ...,
         virtual_hosts: Collection[str] | None = ...,
         journal: LifeCycles | bool = ...,
+        exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = ...,
     ) -> None: ...
     def declare(self, *declared: Declaration, virtual_host: str = ...) -> None: ...
     def declare_from(self, file: str | Path) -> None: ...

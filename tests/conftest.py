@@ -132,6 +132,14 @@ def _peer_command(name: str) -> list[str] | str:
             if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
                 return [python]
         return f"{package} is not installed (make peers)"
+    if name == "spark":
+        probe = "import pyspark, pyarrow; from amqp_rt_spark.java import java_home; java_home()"
+        run = subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=False
+        )
+        if run.returncode:
+            return f"Spark cannot be started (make peers): {run.stderr.strip().splitlines()[-1]}"
+        return [sys.executable]
     if name == "rhea":
         if not (node := shutil.which("node")):
             return "node is not installed"
@@ -182,6 +190,12 @@ def rhea() -> list[str]:
 def chromium() -> list[str]:
     """A browser, for pages with rhea in them."""
     return require_peer("chromium")
+
+
+@pytest.fixture(scope="session")
+def spark_python() -> list[str]:
+    """The Python that has pyspark, with a Java beside it."""
+    return require_peer("spark")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import amqp_rt
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page
@@ -24,6 +26,8 @@ PAGES = sorted(
     if not {"_build", "changes"} & set(page.relative_to(ROOT).parts)
 )
 TIME_LIMIT_S = 100  # below pytest's own, so that the page's output is shown
+#: A session of Spark takes long to start.
+SPARK_LIMIT_S = 280
 
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,}|:{3,})(?P<info>.*)$")
 
@@ -73,19 +77,25 @@ def blocks(text: str) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.timeout(SPARK_LIMIT_S + 20)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page(page: Path, tmp_path: Path) -> None:
+def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not (program := blocks(page.read_text("utf-8"))):
         return
+    command, limit = [sys.executable], TIME_LIMIT_S
+    if any("amqp_rt_spark" in text for _, text in program):
+        if amqp_rt.COMPILED:
+            pytest.skip("Spark runs with the editable tree")
+        command, limit = request.getfixturevalue("spark_python"), SPARK_LIMIT_S
     environment = {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUNNER, str(page)],
+        [*command, "-W", "error", "-c", RUNNER, str(page)],
         input=json.dumps(program),
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=TIME_LIMIT_S,
+        timeout=limit,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

@@ -83,7 +83,8 @@ class LeaseStream(Stream):
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Take messages for the next batch, and say where it ends."""
-        self._settle(start)
+        if start is not None:
+            self.commit(start)
         begin = numbers_of(self.initialOffset() if start is None else start)
         states = {address: self._state(address) for address in self.options.addresses}
         self._latest = {address: each.next + each.available for address, each in states.items()}
@@ -159,8 +160,10 @@ class LeaseStream(Stream):
             raise DataLost(f"{span.address!r}: the lease has ended: {error.description}") from error
         self._check(span, expected, span.end)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Everything before *end* has been written: it is accepted, and gone."""
+    # --- inside ---
+
+    def _settle(self, end: dict[str, Any]) -> None:
+        """What is before *end* is accepted, and gone."""
         for address, number in numbers_of(end).items():
             if address not in self.options.addresses:
                 continue
@@ -172,8 +175,6 @@ class LeaseStream(Stream):
                     generation=self._generations[address],
                     to=min(number, state.next),
                 )
-
-    # --- inside ---
 
     def _call(self, address: str, operation: str, **given: Any) -> Group:
         found = wire.call(

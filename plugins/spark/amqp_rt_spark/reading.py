@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from uuid import uuid4
@@ -248,7 +249,7 @@ def cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
             )
 
 
-class Stream(_Reading):
+class Stream(_Reading, ABC):
     """What streams have in common."""
 
     def __init__(self, options: Options) -> None:
@@ -265,21 +266,21 @@ class Stream(_Reading):
         self._now: Callable[[], float] = time.monotonic
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything before *end* has been written."""
-        raise NotImplementedError
+        """Everything before *end* has been written: the broker is told, once.
+
+        Spark says so when the next batch has been planned, and never of the last one. But it asks for
+        the next one only when the one before is noted as done, so that is taken as saying so, too.
+        """
+        if end != self._settled:
+            self._settle(end)
+            self._settled = end
+
+    @abstractmethod
+    def _settle(self, end: dict[str, Any]) -> None:
+        """Tell the broker."""
 
     def stop(self) -> None:
         """The connection goes with the process."""
-
-    def _settle(self, start: Any) -> None:
-        """The next batch begins at *start*: what was before it is written.
-
-        Spark says so itself when the next batch has been planned, and never of the last one. But it
-        asks for the next one only when the one before is noted as done.
-        """
-        if start is not None and start != self._settled:
-            self.commit(start)
-            self._settled = start
 
     def _enough(self, available: int, *, ends: bool) -> bool:
         """Whether there is enough for a batch, or it has been waited for long enough."""
@@ -334,7 +335,8 @@ class LogStream(Stream):
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends, within the bounds of the options; *start* if it has to wait."""
-        self._settle(start)
+        if start is not None:
+            self.commit(start)
         states = self._latest = self._states()
         begin = positions_of(self.initialOffset() if start is None else start)
         end: Positions = {}
@@ -409,8 +411,10 @@ class LogStream(Stream):
         self._hold(begin, stop)
         return self._spans(begin, stop, states)
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Everything before *end* has been written: the group goes on there."""
+    # --- inside ---
+
+    def _settle(self, end: dict[str, Any]) -> None:
+        """The group goes on at *end*."""
         if not self.options.group:
             return
         for address, (incarnation, parts) in positions_of(end).items():
@@ -422,8 +426,6 @@ class LogStream(Stream):
                 group=self.options.group,
                 incarnation=incarnation,
             )
-
-    # --- inside ---
 
     def _initial(self, address: str, state: LogState) -> dict[int, int]:
         if not self._moving:

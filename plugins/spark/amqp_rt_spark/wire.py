@@ -137,10 +137,13 @@ class _Inbox(_End):
     def __init__(self, outcome: Any) -> None:
         super().__init__()
         self.ready: deque[bytes] = deque()
-        self.drained = False
+        #: Everything there is has been asked for, and so many messages came of it.
+        self.asked = False
+        self.came = 0
         self._outcome = outcome
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
+        self.came += len(deliveries)
         for delivery in deliveries:
             self.ready.append(delivery.payload)
             if not delivery.settled:
@@ -153,7 +156,7 @@ class _Inbox(_End):
         """Nobody waits for it."""
 
     def on_flow(self, link: Any) -> None:
-        self.drained = link.credit == 0
+        """Whoever waits for a drain looks at the credit."""
 
 
 class _Outbox(_End):
@@ -529,24 +532,25 @@ class Wire:
         return link
 
     def _next(self, link: Any, inbox: _Inbox, what: str, credit: int, *, draining: bool) -> None:
-        """Wait until something is ready, or with *draining* until there is nothing."""
-        if inbox.ready:
-            return
-        if draining:
-            inbox.drained = False
-            link.grant(credit)
-            link.drain()
-        elif link.credit <= credit // 2:
-            link.grant(credit)
-        self.wait(
-            lambda: inbox.ready or inbox.over or (draining and inbox.drained),
-            self.endpoint.timeout_s,
-        )
-        if draining and not inbox.over:
-            # All of it, so that the next credit is for what comes after.
-            self.wait(lambda: link.credit == 0 or inbox.over, self.endpoint.timeout_s)
-        if inbox.over and not inbox.ready:
-            raise inbox.failure(f"reading {what!r} has ended", LinkDetached)
+        """Wait until something is ready, or with *draining* until there is nothing.
+
+        No more is read from the socket than it takes: what is on its way waits there.
+        """
+        while not inbox.ready:
+            if draining and link.credit == 0:
+                if inbox.asked and not inbox.came:
+                    return
+                inbox.asked, inbox.came = True, 0
+                link.grant(credit)
+                link.drain()
+            elif not draining and link.credit <= credit // 2:
+                link.grant(credit)
+            self.wait(
+                lambda: inbox.ready or inbox.over or (draining and link.credit == 0),
+                self.endpoint.timeout_s,
+            )
+            if inbox.over and not inbox.ready:
+                raise inbox.failure(f"reading {what!r} has ended", LinkDetached)
 
     def _leave(self, link: Any, inbox: _Inbox) -> None:
         if inbox.over or self.connection.over:

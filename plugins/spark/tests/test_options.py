@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,12 @@ def test_what_makes_no_sense_is_one_sentence(given: dict[str, str], why: str) ->
 def test_what_a_sink_needs(given: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read_options(given, "sink")
+
+
+def test_the_guide_knows_every_option() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "spark.md"
+    text = guide.read_text("utf-8").partition("## Options")[2]
+    assert [option.name for option in OPTIONS.values() if f"`{option.name}`" not in text] == []
 
 
 def test_every_option_is_a_field_and_explained() -> None:

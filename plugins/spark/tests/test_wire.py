@@ -198,3 +198,21 @@ def test_two_connections_of_one_process_do_not_meet(served: Any) -> None:
         for it in (first, second, first):
             assert it.call("one", "READ")["kind"] == "log"
             assert offsets(it.read("one", 0, 0, 1)) == [(0, "a")]
+
+
+@pytest.mark.parametrize("way", ["browse", "selector", "log"])
+def test_what_is_not_taken_yet_waits_in_the_socket(served: Any, way: str) -> None:
+    """However large the messages are, and however many were asked for."""
+    count, size = 60, 200_000
+    served.send("in" if way == "browse" else "one", *(bytes(size) for _ in range(count)))
+    with Wire(served.endpoint) as it:
+        found: Any
+        if way == "browse":
+            found = it.browse("in")
+        else:
+            found = it.read("one", 0, 0, count, selector="" if way == "log" else "1 = 1")
+        taken = 0
+        for _ in found:
+            taken += 1
+            assert len(found.gi_frame.f_locals["inbox"].ready) < 10
+        assert taken == count

@@ -113,7 +113,7 @@ types: .venv/ready
 	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
 	$(call heading,Types)
 	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
-	$(BIN)/mypy $(wildcard plugins/*/amqp_rt_*)
+	$(BIN)/mypy $(filter-out %.egg-info,$(wildcard plugins/*/amqp_rt_*))
 
 # Both suites at once, since most of their time is spent waiting. What the compiled one has said comes
 # after the other.

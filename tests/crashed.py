@@ -1,21 +1,11 @@
-"""Stores in memory for tests: within virtual time, and as they are found after a crash."""
+"""Stores in memory as they are found after a crash."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
-
-import trio
 
 from amqp_rt.stores.base import Batch
 from amqp_rt.stores.memory import MemoryStore
-
-
-async def at_once(call: Callable[..., Any], *args: Any) -> Any:
-    """Runs calls of a store within virtual time."""
-    await trio.lowlevel.checkpoint()
-    return call(*args)
 
 
 class Photographed(MemoryStore):

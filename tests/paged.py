@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.queues import MessageQueue
 from amqp_rt.limits import Limits
+from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
 
 #: Some twenty messages of these tests are in memory.
@@ -94,3 +96,9 @@ async def world_of(
 def in_memory(queue: MessageQueue) -> int:
     """How many of the available messages are."""
     return queue.available - queue.paged
+
+
+def large(size: int = 100_000, seed: int = 1, **fields: Any) -> tuple[bytes, bytes]:
+    """A body, and the message that it is in."""
+    body = random.Random(seed).randbytes(size)
+    return body, bytes(Message(body, durable=True, **fields).encode())

@@ -90,6 +90,7 @@ from .termini import (
     Termini,
     Terminus,
     decode_kept,
+    key_of,
     read_described,
 )
 from .topics import MessageTopic, TopicLedger
@@ -277,10 +278,6 @@ def _way_in(
 def _locked(node: _Node, terms: Terms) -> bool:
     """Whether a consumer with *terms* has to stay away because of another one."""
     return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
-
-
-def _key(number: int) -> bytes:
-    return number.to_bytes(4, "big")
 
 
 def _described(declared: Declaration, virtual_host: str) -> bytes:
@@ -760,7 +757,7 @@ class BrokerHost:
         elif isinstance(declared, Log) and isinstance(held, MessageLog):
             held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
-            self.journal.loose.keep(NODE, _key(node.number), _described(declared, virtual_host))
+            self.journal.loose.keep(NODE, key_of(node.number), _described(declared, virtual_host))
 
     def delete(self, address: str, *, virtual_host: str = "") -> int:
         """Delete a node with its messages; its links are detached. How many messages it had.
@@ -837,7 +834,7 @@ class BrokerHost:
         if journal is not None and not transient:
             if new:
                 number = self._number
-                journal.loose.keep(NODE, _key(number), _described(declared, virtual_host))
+                journal.loose.keep(NODE, key_of(number), _described(declared, virtual_host))
             # Each partition of a log has a number of its own.
             taken = declared.partitions if isinstance(declared, Log) else 1
             self._number = max(self._number, number + taken)
@@ -944,7 +941,7 @@ class BrokerHost:
         held.on_unfinished = partial(self._look_on, held)
         self._logs[held] = number
         if new and self.journal is not None:
-            self.journal.loose.keep(INCARNATION, _key(number), held.incarnation.encode())
+            self.journal.loose.keep(INCARNATION, key_of(number), held.incarnation.encode())
         return held
 
     def _new_number(self) -> int:
@@ -1023,12 +1020,12 @@ class BrokerHost:
         held = node.held
         if node.number and self.journal is not None:
             unit = self.journal.loose
-            unit.forget(NODE, _key(node.number))
+            unit.forget(NODE, key_of(node.number))
             if isinstance(held, MessageLog):
-                unit.forget(INCARNATION, _key(node.number))
+                unit.forget(INCARNATION, key_of(node.number))
                 for kind, names in ((CURSOR, held.cursors), (HOLD, held.holds)):
                     for name in names:
-                        unit.forget(kind, _key(node.number) + name.encode())
+                        unit.forget(kind, key_of(node.number) + name.encode())
                 for partition in held.partitions:
                     unit.clear(partition.number)
             else:
@@ -1627,7 +1624,7 @@ class BrokerHost:
         node.termini.pop(terminus, None)
         if terminus.number and self.journal is not None:
             unit = self.journal.loose
-            key = _key(terminus.number)
+            key = key_of(terminus.number)
             unit.forget(TERMINUS, key)
             for kind, name in terminus.facts():
                 unit.forget(kind, key + name)
@@ -2104,7 +2101,7 @@ class BrokerHost:
         if journal is None or log.reading is None:
             await trio.lowlevel.checkpoint()
             return
-        key = _key(self._logs[log]) + name.encode()
+        key = key_of(self._logs[log]) + name.encode()
         if value is None:
             await journal.keep(lambda unit: unit.forget(kind, key))
         else:
@@ -2189,7 +2186,7 @@ class BrokerHost:
             log.sweep()
             for holder in log.expire_holds():
                 if number and self.journal is not None:
-                    self.journal.loose.forget(HOLD, _key(number) + holder.encode())
+                    self.journal.loose.forget(HOLD, key_of(number) + holder.encode())
 
     def catch_up(self) -> None:
         """The clock has been moved: do what is due now, and reckon anew when to wake up."""

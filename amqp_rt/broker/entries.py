@@ -13,7 +13,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from ..codec.sections import read_annotations, reencode, walk_head
+from ..codec.sections import (
+    MESSAGE_ANNOTATIONS,
+    read_annotations,
+    reencode,
+    walk_head,
+    write_annotations,
+)
 from ..errors import AmqpError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
@@ -36,6 +42,7 @@ __all__ = [
     "Entry",
     "Unwelcome",
     "annotate",
+    "annotated",
     "dead_letter",
     "departing",
     "head_of",
@@ -274,6 +281,19 @@ def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAU
     section = merge_annotations(head.message_annotations, changes, limits)
     if len(section) <= max(limits.annotations_max, len(head.message_annotations)):
         entry.payload = head.header + section + head.rest
+
+
+def annotated(payload: bytes, said: Mapping[Any, object]) -> Payload:
+    """A message to send, with *said* in its message annotations. It stays as it is where it is kept."""
+    head = walk_head(payload)
+    if head.message_annotations:
+        front = head.header + merge_annotations(head.message_annotations, said)
+    else:
+        out = bytearray(head.header)
+        write_annotations(out, MESSAGE_ANNOTATIONS, said)
+        front = bytes(out)
+    rest = head.rest
+    return front + rest if len(payload) < JOIN_MAX else [front, rest]
 
 
 def dead_letter(

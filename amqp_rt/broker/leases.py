@@ -22,27 +22,24 @@ import trio
 from msgspec import Struct
 
 from ..clock import Clock
-from ..codec.sections import MESSAGE_ANNOTATIONS, walk_head, write_annotations
 from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import Payload, SendingLink
 from ..limits import Limits
-from ..message import MESSAGE_FORMAT, merge_annotations
+from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, RELEASED, Error
 from ..values import Symbol
-from .entries import Entry, departing
+from .entries import Entry, annotated, departing
 from .journal import Journal, Unit
+from .logs import OFFSET, SEQUENCE_NUMBER
 from .queues import MessageQueue
 from .subscriptions import Subscription
+from .termini import key_of
 
 #: Properties of a link that reads what is leased: the group, and the first number and the one after the
 #: last.
 GROUP: Final = Symbol("amqp_rt:lease-group")
 FROM: Final = Symbol("amqp_rt:lease-from")
 TO: Final = Symbol("amqp_rt:lease-to")
-#: What each delivery says of its number, as those of a log do.
-OFFSET: Final = Symbol("x-opt-offset")
-SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")
-
 #: Kinds of facts: a group of a queue, by its number; and its messages, by that and their own numbers.
 LEASE_FACT: Final = "lease"
 LEASED_FACT: Final = "leased"
@@ -415,7 +412,7 @@ class Leases:
                 lease.next,
                 lease.ttl_s,
             )
-            unit.keep(LEASE_FACT, _key(lease.number), msgspec.msgpack.encode(known))
+            unit.keep(LEASE_FACT, key_of(lease.number), msgspec.msgpack.encode(known))
             if note is not None:
                 note(unit)
 
@@ -447,7 +444,7 @@ class Leases:
         self._end(lease, list(lease.held), RELEASED)
         lease.subscription.end()
         if lease.number and self.journal is not None:
-            self.journal.loose.forget(LEASE_FACT, _key(lease.number))
+            self.journal.loose.forget(LEASE_FACT, key_of(lease.number))
 
     # --- Time, restarts, ends ---
 
@@ -536,7 +533,9 @@ class LeaseReader:
                 entry = delivery.context
                 payload = departing(entry, self._leases.clock.wall())
                 if entry.message_format == MESSAGE_FORMAT:
-                    payload = _numbered(payload, self._at)
+                    whole = payload if isinstance(payload, bytes) else b"".join(payload)
+                    said = {OFFSET: str(self._at), SEQUENCE_NUMBER: self._at}
+                    payload = annotated(whole, said)
                 try:
                     link.send(payload, settled=True, message_format=entry.message_format)
                 except LocalProtocolError as error:
@@ -553,30 +552,12 @@ class LeaseReader:
         """The lease stays."""
 
 
-def _numbered(payload: Payload, number: int) -> Payload:
-    """The message with its number in its annotations."""
-    whole = payload if isinstance(payload, bytes) else b"".join(payload)
-    said = {OFFSET: str(number), SEQUENCE_NUMBER: number}
-    head = walk_head(whole)
-    if head.message_annotations:
-        front = head.header + merge_annotations(head.message_annotations, said)
-    else:
-        out = bytearray(head.header)
-        write_annotations(out, MESSAGE_ANNOTATIONS, said)
-        front = bytes(out)
-    return [front, head.rest]
-
-
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _key(number: int) -> bytes:
-    return number.to_bytes(4, "big")
-
-
 def _message_key(lease: Lease, place: int) -> bytes:
-    return _key(lease.number) + place.to_bytes(8, "big")
+    return key_of(lease.number) + place.to_bytes(8, "big")
 
 
 def _nothing_more(unit: Unit) -> None:

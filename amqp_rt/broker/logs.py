@@ -27,20 +27,18 @@ import trio
 from msgspec import Struct
 
 from ..codec.sections import (
-    MESSAGE_ANNOTATIONS,
     read_annotations,
     walk_head,
-    write_annotations,
 )
 from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, Payload, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..message import JOIN_MAX, MESSAGE_FORMAT, merge_annotations
+from ..message import MESSAGE_FORMAT
 from ..outcomes import Accepted, Error, Modified, Rejected, Released
 from ..stores.base import Batch, Chunk, Store
 from ..transactions import TransactionalState
 from ..values import Symbol, Timestamp, ULong
-from .entries import Entry
+from .entries import Entry, annotated
 from .journal import Journal, Unit, accept, refuse
 from .positions import Position
 from .queues import Counts, Memory
@@ -1005,15 +1003,7 @@ def dress(partition: int, offset: int, record: Record) -> Payload:
         STREAM_OFFSET: ULong(offset),
         PARTITION_ID: str(partition),
     }
-    head = walk_head(payload)
-    if head.message_annotations:
-        front = head.header + merge_annotations(head.message_annotations, said)
-    else:
-        out = bytearray(head.header)
-        write_annotations(out, MESSAGE_ANNOTATIONS, said)
-        front = bytes(out)
-    rest = head.rest
-    return front + rest if len(payload) < JOIN_MAX else [front, rest]
+    return annotated(payload, said)
 
 
 class Entrance:

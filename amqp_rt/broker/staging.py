@@ -32,14 +32,15 @@ from ..clock import Clock
 from ..errors import AmqpError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import Limits
-from ..outcomes import ACCEPTED, Error, Rejected
+from ..outcomes import Error
 from ..termini import Target
 from ..values import Symbol
 from .entries import Entry, head_of, restored
 from .expiry import NEVER
-from .journal import Journal, Unit
+from .journal import Journal, Unit, accept, refuse
 from .producers import WINDOW, Inlet, Intake, Producer
 from .queues import Memory
+from .termini import key_of
 
 _log = logging.getLogger("amqp_rt.broker")
 
@@ -205,15 +206,16 @@ class Stage:
             if not self.deleted:
                 for entry in entries:
                     self._count(entry)
-            answer(ACCEPTED)
+            for delivery in deliveries:
+                accept(delivery)
+            if done is not None:
+                done()
 
         def refused(error: Error) -> None:
-            self.area.grow(self, -sum(len(entry.payload) for entry in entries))
-            answer(Rejected(error))
-
-        def answer(outcome: Any) -> None:
+            if not self.deleted:
+                self.area.grow(self, -sum(len(entry.payload) for entry in entries))
             for delivery in deliveries:
-                delivery.settle(outcome)
+                refuse(delivery, error)
             if done is not None:
                 done()
 
@@ -336,7 +338,7 @@ class Staging:
         if number:
             assert self.journal is not None
             known = _KnownStage(destination.number, claim, stage.began)
-            self.journal.loose.keep(STAGE_FACT, _key(number), msgspec.msgpack.encode(known))
+            self.journal.loose.keep(STAGE_FACT, key_of(number), msgspec.msgpack.encode(known))
         inlet = destination.inlet
         endpoint = Producer(
             self._intake,
@@ -409,7 +411,7 @@ class Staging:
         if stage.number and self.journal is not None:
             unit = self.journal.loose
             unit.clear(stage.number)
-            unit.forget(STAGE_FACT, _key(stage.number))
+            unit.forget(STAGE_FACT, key_of(stage.number))
         stage.entries.clear()
         self.grow(stage, -stage.bytes)
 
@@ -679,9 +681,5 @@ def _stolen(description: str) -> Error:
     return Error("amqp:link:stolen", description)
 
 
-def _key(number: int) -> bytes:
-    return number.to_bytes(4, "big")
-
-
 def _producer_key(producer: EpochProducer) -> bytes:
-    return _key(producer.destination.number) + producer.name.encode()
+    return key_of(producer.destination.number) + producer.name.encode()

@@ -17,8 +17,7 @@ from ..errors import AmqpError
 from ..events import Peer
 from ..message import Message
 from ..security.access import Rights
-from ..values import Int
-from .node import Management
+from .node import Management, reply_of, text_of
 
 __all__ = ["COMMIT_EPOCH", "READ_EPOCH", "add_epochs"]
 
@@ -73,16 +72,12 @@ def add_epochs(management: Management, epochs: Epochs) -> None:
             asked.parts,
             virtual_host=peer.virtual_host,
         )
-        return _reply({"published": published})
+        return reply_of(200, {"published": published})
 
     async def read(entity: str, message: Message, peer: Peer) -> Message:
-        producer = message.application_properties.get("producer")
-        if not isinstance(producer, str):
-            raise AmqpError(
-                f"{READ_EPOCH} takes a property producer", condition="amqp:invalid-field"
-            )
-        epoch = epochs.committed_epoch(entity, str(producer), virtual_host=peer.virtual_host)
-        return _reply({"epoch": epoch})
+        producer = text_of(message, "producer")
+        epoch = epochs.committed_epoch(entity, producer, virtual_host=peer.virtual_host)
+        return reply_of(200, {"epoch": epoch})
 
     management.add_hook(COMMIT_EPOCH, commit, rights=Rights.SEND)
     management.add_hook(READ_EPOCH, read, rights=Rights.SEND)
@@ -99,8 +94,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
     return value
-
-
-def _reply(body: dict[str, Any]) -> Message:
-    said = {"statusCode": Int(200), "statusDescription": "OK"}
-    return Message(body, application_properties=said)

@@ -17,8 +17,7 @@ from ..errors import AmqpError
 from ..events import Peer
 from ..message import Message
 from ..security.access import Rights
-from ..values import Int
-from .node import Management
+from .node import Management, reply_of, text_of, whole_of
 
 __all__ = ["ACCEPT_LEASE", "LEASE", "LEASE_STATE", "OPEN_LEASE", "RELEASE_LEASE", "add_leases"]
 
@@ -70,11 +69,13 @@ def add_leases(management: Management, leases: Leases) -> None:
         if seconds is not None and (
             isinstance(seconds, bool) or not isinstance(seconds, int | float)
         ):
-            raise _wrong("seconds", "a number of seconds")
+            raise AmqpError(
+                f"seconds must be a number, not {seconds!r:.50}", condition="amqp:invalid-field"
+            )
         return _said(
             await leases.open_lease(
                 entity,
-                _text(message, "group"),
+                text_of(message, "group"),
                 None if seconds is None else float(seconds),
                 virtual_host=peer.virtual_host,
             )
@@ -82,16 +83,16 @@ def add_leases(management: Management, leases: Leases) -> None:
 
     async def state(entity: str, message: Message, peer: Peer) -> Any:
         await trio.lowlevel.checkpoint()
-        group = _text(message, "group")
+        group = text_of(message, "group")
         return _said(leases.lease_state(entity, group, virtual_host=peer.virtual_host))
 
     async def lease(entity: str, message: Message, peer: Peer) -> Any:
         return _said(
             await leases.lease(
                 entity,
-                _text(message, "group"),
-                _whole(message, "generation"),
-                _whole(message, "count"),
+                text_of(message, "group"),
+                whole_of(message, "generation"),
+                whole_of(message, "count"),
                 virtual_host=peer.virtual_host,
             )
         )
@@ -100,15 +101,15 @@ def add_leases(management: Management, leases: Leases) -> None:
         return _said(
             await leases.accept_lease(
                 entity,
-                _text(message, "group"),
-                _whole(message, "generation"),
-                _whole(message, "to"),
+                text_of(message, "group"),
+                whole_of(message, "generation"),
+                whole_of(message, "to"),
                 virtual_host=peer.virtual_host,
             )
         )
 
     async def release(entity: str, message: Message, peer: Peer) -> Any:
-        group = _text(message, "group")
+        group = text_of(message, "group")
         return {
             "released": await leases.release_lease(entity, group, virtual_host=peer.virtual_host)
         }
@@ -127,8 +128,7 @@ def _hook(
     answer: Callable[[str, Message, Peer], Awaitable[Any]],
 ) -> Callable[[str, Message, Peer], Awaitable[Message]]:
     async def hook(entity: str, message: Message, peer: Peer) -> Message:
-        said = {"statusCode": Int(200), "statusDescription": "OK"}
-        return Message(await answer(entity, message, peer), application_properties=said)
+        return reply_of(200, await answer(entity, message, peer))
 
     return hook
 
@@ -140,23 +140,3 @@ def _said(state: State) -> dict[str, int]:
         "next": state.next,
         "available": state.available,
     }
-
-
-def _wrong(name: str, what: str) -> AmqpError:
-    return AmqpError(
-        f"the property {name} of the request is {what}", condition="amqp:invalid-field"
-    )
-
-
-def _text(message: Message, name: str) -> str:
-    value = message.application_properties.get(name)
-    if not isinstance(value, str):
-        raise _wrong(name, "a text")
-    return str(value)
-
-
-def _whole(message: Message, name: str) -> int:
-    value = message.application_properties.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _wrong(name, "a whole number from 0 on")
-    return int(value)

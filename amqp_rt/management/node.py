@@ -35,6 +35,8 @@ PEEK_MAX: Final = 100
 PEEK_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _DESCRIPTION_MAX: Final = 500
+#: The highest number that a request may mean.
+WHOLE_MAX: Final = 2**63 - 1
 
 _STATUS: Final = {
     "amqp:internal-error": 500,
@@ -109,7 +111,10 @@ class _Failed(Exception):
         self.description = description
 
 
-def _reply(status: int, body: Any, description: str, condition: str | None = None) -> Message:
+def reply_of(
+    status: int, body: Any, description: str = "OK", condition: str | None = None
+) -> Message:
+    """The answer to a request."""
     said: dict[str, Any] = {
         "statusCode": Int(status),
         "statusDescription": description[:_DESCRIPTION_MAX],
@@ -124,9 +129,10 @@ def _request(message: Message, name: str) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def _whole(message: Message, name: str, default: int, most: int) -> int:
+def whole_of(message: Message, name: str, default: int | None = None, most: int = WHOLE_MAX) -> int:
+    """The property *name* of a request, a whole number; what exceeds *most* is that."""
     value = _request(message, name)
-    if value is None:
+    if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _Failed(400, f"{name} must be a whole number, not {value!r:.50}")
@@ -294,11 +300,11 @@ class Management:
                 return await hook(entity, message, peer)
             status, body = await self._perform(name, asked)
         except _Failed as failed:
-            return _reply(failed.status, {}, failed.description, "amqp:invalid-field")
+            return reply_of(failed.status, {}, failed.description, "amqp:invalid-field")
         except AmqpError as error:
             status = _STATUS.get(error.condition, 400)
-            return _reply(status, {}, error.description, error.condition)
-        reply = _reply(status, body, "OK")
+            return reply_of(status, {}, error.description, error.condition)
+        reply = reply_of(status, body)
         if name == "QUERY":
             reply.application_properties = {
                 **reply.application_properties,
@@ -391,7 +397,7 @@ class Management:
         return 204, {}
 
     async def _peek(self, asked: Asked) -> tuple[int, Any]:
-        count = _whole(asked.message, "count", 1, PEEK_MAX)
+        count = whole_of(asked.message, "count", 1, PEEK_MAX)
         return 200, await asked.managed.peek(asked.name, count, PEEK_BYTES_MAX)
 
     async def _purge(self, asked: Asked) -> tuple[int, Any]:
@@ -402,16 +408,16 @@ class Management:
         if not isinstance(to, str) or not to:
             raise _Failed(400, "where to? set the property to")
         self._check(asked.peer, Rights.MANAGE, to)
-        count = _whole(asked.message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
+        count = whole_of(asked.message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
         return 200, {"messages": await asked.managed.move(asked.name, to, count)}
 
     def _cursor(self, asked: Asked) -> tuple[int, Any]:
-        return 200, dict(asked.managed.cursor(asked.name, _text(asked.message, "group")))
+        return 200, dict(asked.managed.cursor(asked.name, text_of(asked.message, "group")))
 
     async def _set_cursor(self, asked: Asked) -> tuple[int, Any]:
         message = asked.message
         await asked.managed.set_cursor(
-            asked.name, _text(message, "group"), _offsets(message), _incarnation(message)
+            asked.name, text_of(message, "group"), _offsets(message), _incarnation(message)
         )
         return 200, {}
 
@@ -422,7 +428,7 @@ class Management:
             raise _Failed(400, "for how long? set the property seconds")
         await asked.managed.hold(
             asked.name,
-            _text(message, "holder"),
+            text_of(message, "holder"),
             _offsets(message),
             float(seconds),
             _incarnation(message),
@@ -436,9 +442,9 @@ class Management:
         wanted_type = _text_or(message, "entityType")
         rows = self._rows(asked, wanted_type)
         # The first rows only, however many there are: the peer asks for the next ones.
-        offset = _whole(message, "offset", 0, len(rows))
+        offset = whole_of(message, "offset", 0, len(rows))
         most = self._limits.management_rows_max
-        count = _whole(message, "count", most, most)
+        count = whole_of(message, "count", most, most)
         names: list[str] = []
         if isinstance(message.body, Mapping):
             given = message.body.get("attributeNames") or []
@@ -534,7 +540,7 @@ class Management:
         return 200, [ADDRESS, *self._registered]
 
     def _register(self, asked: Asked) -> tuple[int, Any]:
-        address = _text(asked.message, "address")
+        address = text_of(asked.message, "address")
         if len(self._registered) >= self._limits.management_nodes_max:
             raise AmqpError(
                 f"{len(self._registered)} management nodes are registered already",
@@ -544,7 +550,7 @@ class Management:
         return 200, {}
 
     def _deregister(self, asked: Asked) -> tuple[int, Any]:
-        self._registered.pop(_text(asked.message, "address"), None)
+        self._registered.pop(text_of(asked.message, "address"), None)
         return 200, {}
 
 
@@ -579,7 +585,8 @@ def _text_or(message: Message, name: str) -> str:
     return value
 
 
-def _text(message: Message, name: str) -> str:
+def text_of(message: Message, name: str) -> str:
+    """The property *name* of a request, a text."""
     value = _request(message, name)
     if not isinstance(value, str) or not value:
         raise _Failed(400, f"set the property {name} to a text")
@@ -587,7 +594,7 @@ def _text(message: Message, name: str) -> str:
 
 
 def _incarnation(message: Message) -> str | None:
-    return None if _request(message, "incarnation") is None else _text(message, "incarnation")
+    return None if _request(message, "incarnation") is None else text_of(message, "incarnation")
 
 
 def _offsets(message: Message) -> dict[int, int]:

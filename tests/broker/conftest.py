@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from amqp_rt.broker import pieces
 from amqp_rt.stores.base import Store
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
@@ -30,3 +31,10 @@ def kept_or_not(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], 
         store = MemoryStore()
         return lambda: store
     return lambda: SQLiteStore(tmp_path / "broker.db")
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of some ten thousand octets are in several pieces."""
+    monkeypatch.setattr(pieces, "PIECE", 7_000)
+    monkeypatch.setattr(pieces, "_AHEAD", 20_000)

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 import trio
 from brokers import Controller, World
+from paged import Gate
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker.duplicates import DUPLICATES
@@ -217,29 +218,6 @@ class Slow(MemoryStore):
         if self.full and batch.puts:
             raise StoreFull("the disk is full")
         super().commit(batch)
-
-
-class Gate:
-    """An executor that waits for a sign before it writes."""
-
-    def __init__(self) -> None:
-        self.opened = trio.Event()
-        self.opened.set()
-
-    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
-        if getattr(call, "__name__", "") == "commit":
-            await self.opened.wait()
-        await trio.lowlevel.checkpoint()
-        return call(*args)
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Gives the same store again, as it would be found after a restart."""
-    if request.param == "memory":
-        store = MemoryStore()
-        return lambda: store
-    return lambda: SQLiteStore(tmp_path / "broker.db")
 
 
 @pytest.mark.req("B13", "Z11", "B7")

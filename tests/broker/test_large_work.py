@@ -10,10 +10,9 @@ import pytest
 import trio
 import trio.testing
 from brokers import Controller
-from paged import PagedWorld, world_of
+from paged import PagedWorld, large, world_of
 
 from amqp_rt import Broker, Container
-from amqp_rt.broker import pieces
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError
 from amqp_rt.limits import Limits
@@ -24,19 +23,9 @@ from amqp_rt.transactions import Discharge, TransactionalState
 
 SMALL = Limits(message_size_max=20_000, frame_size_max=4_096)
 CLIENT = Limits(message_size_max=10_000_000, frame_size_max=4_096)
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 TOO_LARGE = "amqp:link:message-size-exceeded"
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 7_000)
-    monkeypatch.setattr(pieces, "_AHEAD", 20_000)
-
-
-def large(size: int = 100_000, seed: int = 1, **fields: Any) -> tuple[bytes, bytes]:
-    """A body, and the message that it is in."""
-    body = random.Random(seed).randbytes(size)
-    return body, bytes(Message(body, durable=True, **fields).encode())
 
 
 async def discharge(world: PagedWorld, control: Controller, txn_id: bytes, fail: bool) -> str:

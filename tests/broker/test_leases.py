@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from crashed import Photographed, at_once
+from crashed import Photographed
+from paged import in_line
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue
@@ -143,7 +144,7 @@ async def test_a_later_opening_replaces_an_earlier_one() -> None:
 
 async def test_a_lease_ends_without_a_word(autojump_clock: trio.testing.MockClock) -> None:
     store = MemoryStore()
-    async with Broker(store=store, executor=at_once) as broker, broker.local() as peer:
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
         await broker.declare(Queue("work"))
         await fill(peer, "a", "b", durable=True)
         await ask(peer, "OPEN-LEASE", seconds=60)

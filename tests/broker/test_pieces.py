@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,9 +10,8 @@ from typing import Any
 
 import pytest
 import trio
-from paged import PagedWorld, world_of
+from paged import PagedWorld, large, world_of
 
-from amqp_rt.broker import pieces
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
@@ -22,22 +20,12 @@ from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.termini import COPY
 from amqp_rt.values import Symbol
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
 #: What is larger than this comes in pieces.
 SMALL = Limits(message_size_max=20_000, frame_size_max=4_096)
 #: What the clients of these tests take.
 CLIENT = Limits(message_size_max=10_000_000, frame_size_max=4_096)
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 7_000)
-    monkeypatch.setattr(pieces, "_AHEAD", 20_000)
-
-
-def large(size: int = 100_000, seed: int = 1, **fields: Any) -> tuple[bytes, bytes]:
-    """A body, and the message that it is in."""
-    body = random.Random(seed).randbytes(size)
-    return body, bytes(Message(body, durable=True, **fields).encode())
 
 
 async def send(world: PagedWorld, *payloads: bytes, **options: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import trio
-from crashed import Photographed, at_once
+from crashed import Photographed
+from paged import Gate, in_line
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue, Topic
@@ -26,7 +27,7 @@ from amqp_rt.broker.staging import (
 )
 from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkDetached, LinkRefused
 from amqp_rt.limits import Limits
-from amqp_rt.stores.base import Batch, Store, StoreFull
+from amqp_rt.stores.base import Batch, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import Described, Symbol
@@ -290,7 +291,7 @@ async def test_there_is_a_bound_to_what_is_staged() -> None:
 async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     store = MemoryStore()
     async with (
-        Broker(store=store, executor=at_once, limits=Limits(stage_s=60)) as broker,
+        Broker(store=store, executor=in_line, limits=Limits(stage_s=60)) as broker,
         broker.local() as peer,
     ):
         await broker.declare(Queue("out"))
@@ -323,6 +324,50 @@ async def test_a_node_takes_what_is_staged_along() -> None:
             await broker.host.commit_epoch("out", "job", "one", 0, [])
 
 
+class Unsteady(MemoryStore):
+    """A disk that is full, or fails, as soon as it is told to."""
+
+    full = fails = False
+
+    def commit(self, batch: Batch) -> None:
+        if self.full and batch.puts:
+            raise StoreFull("the disk is full")
+        if self.fails:
+            raise StoreFailed("the disk failed")
+        super().commit(batch)
+
+
+async def test_what_is_refused_after_its_node_has_gone_takes_no_room() -> None:
+    gate, store = Gate(), Unsteady()
+    async with Broker(store=store, executor=gate) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        async with peer.sender("out", properties=claim()) as out:
+            await out.send("kept", durable=True)
+            gate.opened = trio.Event()
+            out.send_nowait("not kept", durable=True)
+            with trio.move_on_after(0.05):
+                await out.flush()
+            store.full = True
+            broker.host.delete("out")
+            gate.opened.set()
+            with pytest.raises(LinkDetached):
+                await out.send("too late", durable=True)
+        await broker.host.wait_kept()
+        assert broker.host.staging.bytes == 0
+
+
+async def test_nothing_is_said_of_what_may_have_been_kept() -> None:
+    store = Unsteady()
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        async with peer.sender("out", properties=claim()) as out:
+            await out.send("kept", durable=True)
+            store.fails = True
+            # Neither accepted nor rejected.
+            with pytest.raises(LinkDetached):
+                await out.send("in doubt", durable=True)
+
+
 class Limited(MemoryStore):
     """A disk on which no message can be put into a node for a while."""
 
@@ -337,7 +382,7 @@ class Limited(MemoryStore):
 async def test_what_is_committed_waits_for_room(autojump_clock: trio.testing.MockClock) -> None:
     store = Limited()
     async with (
-        Broker(store=store, executor=at_once) as broker,
+        Broker(store=store, executor=in_line) as broker,
         broker.local() as peer,
         trio.open_nursery() as nursery,
     ):
@@ -364,7 +409,7 @@ async def test_what_was_decided_is_published_after_a_restart(
 ) -> None:
     store = Limited()
     async with (
-        Broker(store=store, executor=at_once) as broker,
+        Broker(store=store, executor=in_line) as broker,
         broker.local() as peer,
         trio.open_nursery() as nursery,
     ):
@@ -376,7 +421,7 @@ async def test_what_was_decided_is_published_after_a_restart(
         assert await bodies(broker) == []
         nursery.cancel_scope.cancel()
     store.full = False
-    async with Broker(store=store, executor=at_once) as broker, broker.local() as peer:
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
         await trio.sleep(3)
         assert await bodies(broker) == [0, 0, 1, 1, 2, 2]
         assert await commit(peer, parts) is False

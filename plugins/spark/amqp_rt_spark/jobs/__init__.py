@@ -1,0 +1,1 @@
+"""Ready-made jobs over queues, logs and dead letters: for the command line, notebooks and clusters."""

@@ -222,8 +222,8 @@ class Watch:
 
 
 def _encoded(event: _Event) -> bytes:
-    at, address, name, message_id, sequence, size, delivery_count, *rest = event
-    container, link, reason, attempt, micros = rest
+    at, address, name, message_id, sequence, size, delivery_count = event[:7]
+    container, link, reason, attempt, micros = event[7:]
     said: dict[str, Any] = {
         "event": name,
         "address": address,

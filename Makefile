@@ -57,7 +57,7 @@ peers: .venv/ready
 
 .venv/spark: .venv/ready $(SPARK)/pyproject.toml
 	mkdir -p .build
-	$(BIN)/$(PIP) install --editable ./$(SPARK) &>.build/spark.log
+	$(BIN)/$(PIP) install --editable './$(SPARK)[jobs,lake]' &>.build/spark.log
 	touch $@
 
 .venv/amqp091: .venv/ready $(AMQP091)/pyproject.toml

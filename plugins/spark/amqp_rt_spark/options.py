@@ -267,7 +267,7 @@ _DECLARED: Final = (
         "mode",
         _one_of("auto", "log", "lease", "browse"),
         SOURCE,
-        "log; lease (streams only: messages of a queue are set aside for a group until they are written); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
+        "log; lease (messages of a queue are set aside for a group until a stream has written them; a batch reads what the group has); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
     ),
     Option(
         "group",

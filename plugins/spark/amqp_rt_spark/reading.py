@@ -546,8 +546,6 @@ class Batch(_Reading):
         super().__init__(options)
         if options.starting_offsets == "committed" and not options.group:
             raise ValueError("startingOffsets=committed needs the option group")
-        if options.mode == "lease":
-            raise ValueError("a lease is for streams: a batch browses the queue, with mode=browse")
         self.bounds = Bounds()
 
     def partitions(self) -> list[Span | Snapshot]:

@@ -35,3 +35,22 @@ def test_example(example: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_without_spark_the_main_job_says_what_to_install(ci: str, code: int) -> None:
+    program = (
+        "import pathlib, sys, trio; sys.modules['pyspark'] = None; import main;"
+        "sys.exit(not trio.run(main.in_spark, None, '', 1, pathlib.Path('unused')))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT / "examples" / "flights",
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == code, run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert "pyspark cannot be imported; pip install" in run.stderr.replace("amqp_rt_spark, ", "")

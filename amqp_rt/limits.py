@@ -174,6 +174,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0
+    #: Messages of one node of which the journal knows for how long they have been there.
+    journal_timed_max: int = 100_000
     #: Bytes that are staged for epochs, attempts that have staged something, and seconds after which
     #: what nobody has committed is forgotten.
     staged_bytes_max: int = 1024 * MIB

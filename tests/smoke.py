@@ -45,6 +45,11 @@ def check_command_line() -> None:
         amqp_rt_command("--version"), check=True, capture_output=True, text=True, timeout=30
     )
     assert amqp_rt.__version__ in told.stdout, told.stdout
+    missing = subprocess.run(
+        amqp_rt_command("pipeline"), check=False, capture_output=True, text=True, timeout=30
+    )
+    assert missing.returncode == 1
+    assert "pip install 'amqp-rt-spark" in missing.stderr, missing.stderr
 
 
 def check_a_message() -> None:

@@ -85,7 +85,7 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.net.blocking", "amqp_rt.broker.bindings", "amqp_rt.fronts.amqp10"),
     # The vocabulary of all parts: values of the wire, and what is said with them.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
-    *("amqp_rt.addresses", "amqp_rt.clock"),
+    *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.settings"),
 }
 
 #: Names that hide what a module is about.

@@ -1950,6 +1950,24 @@ class BrokerHost:
         node = self._find(self._space(virtual_host), address)
         return await self.leases.accept(node, group, generation, to)
 
+    async def return_lease(
+        self,
+        address: str,
+        group: str,
+        generation: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        virtual_host: str = "",
+    ) -> LeaseState:
+        """Give some of what *group* has back to the queue.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.leases.Leases.give_back`, or there is no such
+                queue.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.leases.give_back(node, group, generation, ranges)
+
     async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int:
         """Forget *group*; how many messages go back to the queue.
 

@@ -3,8 +3,9 @@
 Who computes in steps, each of which may be done again after a failure, cannot work with messages that
 are gone when they have been read. A *group* takes ranges instead: it asks the queue for more
 (:meth:`Leases.extend`), which sets messages aside as any consumer would and numbers them; reads what it
-has, by number and from any connection, as often as it likes (:class:`LeaseReader`); and accepts all
-below a number when it is done with them. The queue stays a queue for everybody else.
+has, by number and from any connection, as often as it likes (:class:`LeaseReader`); gives those back
+that it does not want (:meth:`Leases.give_back`); and accepts all below a number when it is done with
+them. The queue stays a queue for everybody else.
 
 In a store a lease outlives the process: which message has which number is on the disk before anybody
 hears of it. A group has a *generation*, which each opening raises: what somebody does with an older one
@@ -13,8 +14,9 @@ is refused with ``amqp:link:stolen``, so that two never work on the same message
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from secrets import token_hex
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -26,7 +28,7 @@ from ..errors import AmqpError, LocalProtocolError
 from ..fronts.base import Payload, SendingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT
-from ..outcomes import ACCEPTED, RELEASED, Error
+from ..outcomes import ACCEPTED, RELEASED, Error, Modified
 from ..values import Symbol
 from .entries import Entry, annotated, departing
 from .journal import Journal, Unit
@@ -58,6 +60,8 @@ class LeaseState(Struct, frozen=True):
     next: int
     #: Messages that wait in the queue.
     available: int
+    #: Tells the group from others of its name, before it and after it, whose numbers mean other messages.
+    id: str = ""
 
 
 class _Known(Struct, array_like=True):
@@ -69,6 +73,7 @@ class _Known(Struct, array_like=True):
     first: int
     next: int
     ttl_s: float | None
+    id: str = ""
 
 
 class Queued(Protocol):
@@ -144,9 +149,12 @@ class _Inward:
 class Lease:
     """What one group has of one queue."""
 
-    def __init__(self, node: Queued, name: str, number: int, subscription: Subscription) -> None:
+    def __init__(
+        self, node: Queued, name: str, number: int, subscription: Subscription, id_: str
+    ) -> None:
         self.node = node
         self.name = name
+        self.id = id_
         #: Its number in the store, 0 if it is in memory only.
         self.number = number
         self.subscription = subscription
@@ -159,6 +167,8 @@ class Lease:
         self.arrived = trio.Event()
         #: Held by whoever asks for more.
         self.busy = trio.Lock()
+        #: It has given messages back, which its subscription does not get again.
+        self.picky = False
         self.ttl_s: float | None = None
         self.ends_at = inf
         self.over = False
@@ -197,6 +207,8 @@ class Leases:
     async def open(self, node: Queued, group: str, ttl_s: float | None = None) -> LeaseState:
         """Begin, or go on after a failure: whoever had the group before has it no more.
 
+        What the group gave back it may get again, unless it still has others from then.
+
         Args:
             node: The queue.
             group: Its name; made if there is none.
@@ -225,7 +237,9 @@ class Leases:
                     condition="amqp:resource-limit-exceeded",
                 )
             number = self._new_number() if node.number else 0
-            lease = groups[group] = self._make(node, group, number)
+            lease = groups[group] = self._make(node, group, number, token_hex(8))
+        elif lease.picky and not any(lease.held):
+            self._subscribe(lease)
         lease.generation += 1
         lease.ttl_s = ttl_s
         self._touch(lease)
@@ -239,7 +253,7 @@ class Leases:
             AmqpError: There is no such group.
         """
         lease = self._find(node, group)
-        return LeaseState(lease.generation, lease.first, lease.next, node.held.available)
+        return LeaseState(lease.generation, lease.first, lease.next, node.held.available, lease.id)
 
     async def extend(self, node: Queued, group: str, generation: int, count: int) -> LeaseState:
         """Set up to *count* more messages aside; what is there, without waiting for more.
@@ -309,6 +323,47 @@ class Leases:
             await self._keep(lease)
         return self.state(node, group)
 
+    async def give_back(
+        self, node: Queued, group: str, generation: int, ranges: Sequence[tuple[int, int]]
+    ) -> LeaseState:
+        """Give messages back to the queue, at their old places; the others of the group stay with it.
+
+        The group does not get them again until it is opened again.
+
+        Args:
+            node: The queue.
+            group: Its name.
+            generation: What opening it has said.
+            ranges: First numbers, and those after the last ones; in order.
+
+        Raises:
+            AmqpError: As for :meth:`extend`, or the ranges are out of order or not there.
+        """
+        lease = self._current(node, group, generation)
+        at = lease.first
+        for begin, end in ranges:
+            if not at <= begin <= end <= lease.next:
+                raise AmqpError(
+                    f"{group!r} has the messages {lease.first} to {lease.next - 1}, and {begin} to "
+                    f"{end - 1} are not among them, or not in order",
+                    condition="amqp:invalid-field",
+                )
+            at = end
+        done = []
+        for begin, end in ranges:
+            for place in range(begin, end):
+                delivery = lease.held[place - lease.first]
+                if delivery is not None:
+                    lease.held[place - lease.first] = None
+                    done.append(delivery)
+                    if lease.number and self.journal is not None:
+                        self.journal.loose.forget(LEASED_FACT, _message_key(lease, place))
+        if done:
+            lease.picky = True
+            self._settle(lease, done, Modified(undeliverable_here=True))
+            await self._keep(lease)
+        return self.state(node, group)
+
     async def release(self, node: Queued, group: str) -> int:
         """Forget the group; what it has goes back to the queue. How many messages that were.
 
@@ -356,7 +411,7 @@ class Leases:
 
     # --- Inside ---
 
-    def _make(self, node: Queued, group: str, number: int) -> Lease:
+    def _make(self, node: Queued, group: str, number: int, id_: str) -> Lease:
         queue = node.held
         if not isinstance(queue, MessageQueue):
             raise AmqpError("only queues have leases", condition="amqp:not-allowed")
@@ -370,10 +425,20 @@ class Leases:
                 "the queue has a consumer that wants to be the only one",
                 condition="amqp:resource-locked",
             )
-        subscription = queue.subscribe(default_outcome=RELEASED)
-        lease = Lease(node, group, number, subscription)
-        subscription.link = _Inward(lease, f"lease {group}", self.limits.message_size_max)
+        lease = Lease(node, group, number, queue.subscribe(default_outcome=RELEASED), id_)
+        lease.subscription.link = self._inward(lease)
         return lease
+
+    def _inward(self, lease: Lease) -> _Inward:
+        return _Inward(lease, f"lease {lease.name}", self.limits.message_size_max)
+
+    def _subscribe(self, lease: Lease) -> None:
+        """Look at the queue with new eyes: nothing is held back from a new subscription."""
+        before = lease.subscription
+        lease.subscription = lease.node.held.subscribe(default_outcome=RELEASED)
+        lease.subscription.link = self._inward(lease)
+        lease.picky = False
+        before.end()
 
     def _find(self, node: Queued, group: str) -> Lease:
         lease = self._leases.get(node, {}).get(group)
@@ -411,6 +476,7 @@ class Leases:
                 lease.first,
                 lease.next,
                 lease.ttl_s,
+                lease.id,
             )
             unit.keep(LEASE_FACT, key_of(lease.number), msgspec.msgpack.encode(known))
             if note is not None:
@@ -483,7 +549,7 @@ class Leases:
             if node is None or not isinstance(node.held, MessageQueue):
                 journal.loose.forget(LEASE_FACT, key)
                 continue
-            lease = found[number] = self._make(node, known.name, number)
+            lease = found[number] = self._make(node, known.name, number, known.id)
             self._leases.setdefault(node, {})[known.name] = lease
             lease.generation = known.generation
             lease.first = known.first

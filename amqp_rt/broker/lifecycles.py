@@ -25,6 +25,7 @@ from ..values import Symbol, Timestamp, UInt
 from .entries import Entry
 from .keyed import Field
 from .nodes import similar
+from .observed import ACCEPTED, DELIVERED, MODIFIED, PUBLISHED, REJECTED, RELEASED
 from .views import MessageView
 
 #: Its address.
@@ -85,8 +86,14 @@ def life_cycles_by(text: str) -> LifeCycles:
         raise AmqpError(f"{text!r}: {error}", condition="amqp:invalid-field") from error
 
 
-#: When, at which node, what, the message, its place, the link, the reason.
-_Event = tuple[float, str, str, str, int, int, int, str, str, str]
+#: What a delivery ends in; then it is said how long it was held, and else how long it waited.
+_OUTCOMES: Final = frozenset((ACCEPTED, REJECTED, RELEASED, MODIFIED))
+#: After these, the message is there for another while, of which the end is waited for.
+_GOES_ON: Final = frozenset((DELIVERED, RELEASED, MODIFIED))
+
+#: When, at which node, what, the message, its place, the link, the reason, which of its deliveries it
+#: is about, and the microseconds since what happened to it before (-1 if unknown).
+_Event = tuple[float, str, str, str, int, int, int, str, str, str, int, int]
 
 
 class Recorder:
@@ -159,12 +166,15 @@ class Watch:
         self._recorder = recorder
         self._address = address
         self._every = recorder.options.every
+        #: Place of a message → when it came, came back, or was delivered.
+        self._since: dict[int, float] = {}
 
     def note(self, event: str, entry: Entry, sequence: int, link: Any, reason: str) -> None:
         """*event* has happened to *entry*, on *link* if there is one."""
         if sequence % self._every:
             return
         recorder = self._recorder
+        micros = self._lap(event, sequence)
         recorder.note(
             (
                 recorder.clock.wall(),
@@ -177,8 +187,29 @@ class Watch:
                 (entry.publisher or "") if link is None else link.peer.container_id,
                 "" if link is None else link.name,
                 reason,
+                entry.attempts,
+                micros,
             )
         )
+
+    def _lap(self, event: str, sequence: int) -> int:
+        """Microseconds since what happened to the message before, -1 if that is not known.
+
+        It is not known of what was there before the broker started, nor of what came when as many
+        others as may be were being followed.
+        """
+        now = self._recorder.clock.monotonic()
+        since = self._since
+        if event == PUBLISHED:
+            if len(since) < self._recorder.limits.journal_timed_max:
+                since[sequence] = now
+            return -1
+        before = since.pop(sequence, None)
+        if before is None:
+            return -1
+        if event in _GOES_ON:
+            since[sequence] = now
+        return int((now - before) * 1_000_000)
 
     def _message_id(self, entry: Entry) -> str:
         if entry.message_format != MESSAGE_FORMAT:
@@ -191,7 +222,8 @@ class Watch:
 
 
 def _encoded(event: _Event) -> bytes:
-    at, address, name, message_id, sequence, size, delivery_count, container, link, reason = event
+    at, address, name, message_id, sequence, size, delivery_count = event[:7]
+    container, link, reason, attempt, micros = event[7:]
     said: dict[str, Any] = {
         "event": name,
         "address": address,
@@ -200,6 +232,10 @@ def _encoded(event: _Event) -> bytes:
         "delivery-count": UInt(delivery_count),
         "time": Timestamp(int(at * 1000)),
     }
+    if attempt and (name == DELIVERED or name in _OUTCOMES):
+        said["attempt"] = UInt(attempt)
+    if micros >= 0:
+        said["held-us" if name in _OUTCOMES else "waited-us"] = micros
     for key, text in (
         ("message-id", message_id),
         ("container", container),

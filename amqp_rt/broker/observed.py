@@ -15,12 +15,16 @@ from .subscriptions import Subscription
 
 PUBLISHED: Final = "published"
 DELIVERED: Final = "delivered"
+ACCEPTED: Final = "accepted"
+REJECTED: Final = "rejected"
+RELEASED: Final = "released"
+MODIFIED: Final = "modified"
 #: What outcomes are called.
 _OUTCOMES: Final[dict[Any, str]] = {
-    Accepted: "accepted",
-    Rejected: "rejected",
-    Released: "released",
-    Modified: "modified",
+    Accepted: ACCEPTED,
+    Rejected: REJECTED,
+    Released: RELEASED,
+    Modified: MODIFIED,
 }
 EXPIRED: Final = "expired"
 DEAD_LETTER: Final = "dead-lettered"
@@ -47,7 +51,7 @@ class ObservedQueue(MessageQueue):
         if handed:
             self.watch.note(DELIVERED, entry, entry.sequence, subscription.link, "")
             if subscription.settled and subscription.acquiring is None:
-                self.watch.note(_OUTCOMES[Accepted], entry, entry.sequence, subscription.link, "")
+                self.watch.note(ACCEPTED, entry, entry.sequence, subscription.link, "")
         return handed
 
     def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:

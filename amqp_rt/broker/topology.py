@@ -65,8 +65,9 @@ _ROUTING_KEY: Final = Symbol("x-routing-key")
 
 def exchange_address(name: str, key: str = "") -> str:
     """The address by which rights to an exchange are given, and 1.0 peers reach it."""
-    address = EXCHANGES + quote(name, safe="")
-    return f"{address}/{quote(key, safe='')}" if key else address
+    # Whoever names an exchange in octets that are no text hears that there is none.
+    address = EXCHANGES + quote(name, safe="", errors="surrogateescape")
+    return f"{address}/{quote(key, safe='', errors='surrogateescape')}" if key else address
 
 
 def split_exchange(address: str) -> tuple[str, str] | None:
@@ -74,7 +75,7 @@ def split_exchange(address: str) -> tuple[str, str] | None:
     if not address.startswith(EXCHANGES):
         return None
     name, _, key = address.removeprefix(EXCHANGES).partition("/")
-    return unquote(name), unquote(key)
+    return unquote(name, errors="surrogateescape"), unquote(key, errors="surrogateescape")
 
 
 #: Kinds of fact: what is durable of queues, exchanges and bindings.
@@ -512,6 +513,7 @@ class Topology:
     def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
         """Make a queue, or find the equal one that there is."""
         name = wanted.name
+        _check_texts(name, wanted.arguments)
         if name:
             if self._host.has(name, virtual_host=self._virtual_host):
                 self._judge(Rights.MANAGE, name)
@@ -624,6 +626,7 @@ class Topology:
 
     def declare_exchange(self, wanted: Exchange) -> None:
         """Make an exchange, or find the equal one that there is."""
+        _check_texts(wanted.name, wanted.arguments)
         self._judge(Rights.MANAGE, exchange_address(wanted.name))
         if self._space.exchanges.declare(wanted):
             self._all.keep_exchange(self._space, wanted)
@@ -667,6 +670,7 @@ class Topology:
     def _bind(
         self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
     ) -> None:
+        _check_texts(key, arguments)
         self._judge_binding(exchange, where)
         binding = self._space.exchanges.bind(exchange, where, key, arguments)
         if binding is not None:
@@ -715,6 +719,16 @@ class Topology:
         refused = self._all.decide(self._peer, wanted, address)
         if refused is not None:
             raise refused.raised_as(AmqpError)
+
+
+def _check_texts(name: str, arguments: Mapping[str, object]) -> None:
+    """Refuse what could neither be kept nor said to a peer of AMQP 1.0, such as octets that are no
+    text, before anything is done.
+
+    Raises:
+        EncodeError: It is so.
+    """
+    write_value(bytearray(), [name, dict(arguments)])
 
 
 def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:

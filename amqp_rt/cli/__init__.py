@@ -1,22 +1,90 @@
 """The command ``amqp-rt``: serve a broker, and talk to one from a terminal.
 
 A user's mistake is one sentence on standard error and exit code 1 or 2, never a traceback.
+
+A command is imported when it is used, so that ``--help`` and completion are there at once. A plug-in
+adds a command by an entry point of the group ``amqp_rt.commands``, whose name is the command's and
+whose object is a ``click.Command``.
 """
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
 import click
 
 from .. import __version__
-from .messages import receive, request, send
-from .nodes import node
-from .serve import serve
-from .stores import store
-from .trace import trace
-from .users import user
+
+_COMMANDS: Final = "amqp_rt.commands"
+
+#: Our commands: the module of this package, where each is found under its own name, and what it does.
+_OURS: Final = {
+    "serve": ("serve", "Run a broker, or the nodes of a file."),
+    "send": ("messages", "Send a message to an address."),
+    "receive": ("messages", "Receive messages from an address."),
+    "request": ("messages", "Send a request and print the reply."),
+    "node": ("nodes", "Look at the nodes of a running broker, and tidy them up."),
+    "store": ("stores", "Look at a broker's file, copy it, upgrade it."),
+    "user": ("users", "Say who may log in."),
+    "trace": ("trace", "Draw the frames of a connection as a ladder."),
+}
+
+#: Commands of plug-ins that are not installed, and the distribution that brings each.
+_ELSEWHERE: Final = {"pipeline": ("amqp-rt-spark[all]", "Jobs of Apache Spark over nodes.")}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands by their names, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_OURS, *sorted(_installed() | dict.fromkeys(_ELSEWHERE))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _OURS:
+            module = import_module(f"{__name__}.{_OURS[cmd_name][0]}")
+            command: click.Command = getattr(module, cmd_name)
+            return command
+        if found := _installed().get(cmd_name):
+            loaded: click.Command = found.load()
+            return loaded
+        if cmd_name in _ELSEWHERE:
+            raise click.ClickException(
+                f"amqp-rt {cmd_name} comes with a plug-in: pip install '{_ELSEWHERE[cmd_name][0]}'"
+            )
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            # click would compare with commands that have been imported.
+            for meant in get_close_matches(args[0], self.list_commands(ctx), 1):
+                said = f"{error.message} Did you mean {meant!r}?"
+                raise click.UsageError(said, error.ctx) from None
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        installed = _installed()
+        known = {name: said for name, (_, said) in _OURS.items()}
+        for name, (distribution, said) in _ELSEWHERE.items():
+            known[name] = said if name in installed else f"{said} Comes with {distribution}."
+        for name, found in installed.items():
+            owner = f"Comes with {found.dist.name}." if found.dist else ""
+            known.setdefault(name, owner)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, known[name]) for name in self.list_commands(ctx)])
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {each.name: each for each in entry_points(group=_COMMANDS) if each.name not in _OURS}
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="amqp-rt")
 def main() -> None:
     """AMQP from the command line: a broker, its nodes, and messages in and out.
@@ -28,7 +96,3 @@ def main() -> None:
 
     The broker to talk to is --url, else $AMQP_URL, else amqp://127.0.0.1:5672.
     """  # noqa: D301  # click takes \b for "do not wrap"
-
-
-for command in (serve, send, receive, request, node, store, user, trace):
-    main.add_command(command)

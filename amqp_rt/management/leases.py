@@ -1,14 +1,15 @@
 """Leases at ``<queue>/$management``: who may receive from a queue may take messages of it aside.
 
 ``OPEN-LEASE`` (*group*, *seconds* if it is to end), ``LEASE-STATE`` (*group*), ``LEASE`` (*group*,
-*generation*, *count*), ``ACCEPT-LEASE`` (*group*, *generation*, *to*) and ``RELEASE-LEASE`` (*group*)
+*generation*, *count*), ``ACCEPT-LEASE`` (*group*, *generation*, *to*), ``RETURN-LEASE`` (*group*,
+*generation*, and a body that lists the ranges ``[from, to]`` that go back) and ``RELEASE-LEASE`` (*group*)
 take application-properties, and answer with the state of the group: *generation*, *first*, *next*,
-*available*.
+*available*, *id*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import trio
@@ -19,12 +20,21 @@ from ..message import Message
 from ..security.access import Rights
 from .node import Management, reply_of, text_of, whole_of
 
-__all__ = ["ACCEPT_LEASE", "LEASE", "LEASE_STATE", "OPEN_LEASE", "RELEASE_LEASE", "add_leases"]
+__all__ = [
+    "ACCEPT_LEASE",
+    "LEASE",
+    "LEASE_STATE",
+    "OPEN_LEASE",
+    "RELEASE_LEASE",
+    "RETURN_LEASE",
+    "add_leases",
+]
 
 OPEN_LEASE: Final = "OPEN-LEASE"
 LEASE_STATE: Final = "LEASE-STATE"
 LEASE: Final = "LEASE"
 ACCEPT_LEASE: Final = "ACCEPT-LEASE"
+RETURN_LEASE: Final = "RETURN-LEASE"
 RELEASE_LEASE: Final = "RELEASE-LEASE"
 
 
@@ -39,6 +49,8 @@ class State(Protocol):
     def next(self) -> int: ...
     @property
     def available(self) -> int: ...
+    @property
+    def id(self) -> str: ...
 
 
 class Leases(Protocol):
@@ -56,6 +68,16 @@ class Leases(Protocol):
 
     async def accept_lease(
         self, address: str, group: str, generation: int, to: int, *, virtual_host: str = ""
+    ) -> State: ...
+
+    async def return_lease(
+        self,
+        address: str,
+        group: str,
+        generation: int,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        virtual_host: str = "",
     ) -> State: ...
 
     async def release_lease(self, address: str, group: str, *, virtual_host: str = "") -> int: ...
@@ -108,6 +130,17 @@ def add_leases(management: Management, leases: Leases) -> None:
             )
         )
 
+    async def give_back(entity: str, message: Message, peer: Peer) -> Any:
+        return _said(
+            await leases.return_lease(
+                entity,
+                text_of(message, "group"),
+                whole_of(message, "generation"),
+                _ranges(message.body),
+                virtual_host=peer.virtual_host,
+            )
+        )
+
     async def release(entity: str, message: Message, peer: Peer) -> Any:
         group = text_of(message, "group")
         return {
@@ -119,6 +152,7 @@ def add_leases(management: Management, leases: Leases) -> None:
         (LEASE_STATE, state),
         (LEASE, lease),
         (ACCEPT_LEASE, accept),
+        (RETURN_LEASE, give_back),
         (RELEASE_LEASE, release),
     ):
         management.add_hook(operation, _hook(answer), rights=Rights.LISTEN)
@@ -133,10 +167,32 @@ def _hook(
     return hook
 
 
-def _said(state: State) -> dict[str, int]:
+def _ranges(body: Any) -> list[tuple[int, int]]:
+    """The pairs of numbers that *body* lists.
+
+    Raises:
+        AmqpError: It does not.
+    """
+    found = []
+    for each in body if isinstance(body, list) else [body]:
+        if (
+            not isinstance(each, list)
+            or len(each) != 2
+            or not all(isinstance(number, int) for number in each)
+        ):
+            raise AmqpError(
+                f"the body of {RETURN_LEASE} is a list of ranges, each of them [from, to]",
+                condition="amqp:invalid-field",
+            )
+        found.append((int(each[0]), int(each[1])))
+    return found
+
+
+def _said(state: State) -> dict[str, Any]:
     return {
         "generation": state.generation,
         "first": state.first,
         "next": state.next,
         "available": state.available,
+        "id": state.id,
     }

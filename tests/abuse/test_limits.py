@@ -205,6 +205,9 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "log_holds_max": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
     ),
+    "journal_timed_max": (
+        "broker/test_lifecycles.py::test_as_many_messages_are_timed_as_may_be_and_no_more",
+    ),
     "staged_bytes_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "stages_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),

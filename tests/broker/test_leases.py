@@ -24,16 +24,22 @@ from amqp_rt.stores.sqlite import SQLiteStore
 pytestmark = pytest.mark.req("K5")
 
 
-async def ask(peer: Connection, operation: str, **given: Any) -> Any:
-    """The state that is answered, or the condition of a refusal."""
+async def ask(peer: Connection, operation: str, body: Any = None, **given: Any) -> Any:
+    """The state that is answered, without what is another one each time; or the condition of a
+    refusal."""
     given = {"group": "job", **given}
-    asked = Message(None, application_properties={"operation": operation, **given})
+    asked = Message(
+        body, body_kind="value", application_properties={"operation": operation, **given}
+    )
     try:
         reply = await peer.call("work/$management", asked, reply=Message, within=60)
     except CallFailed as error:
         return error.condition
-    body = reply.body
-    return LeaseState(**body) if "next" in body else body
+    found = reply.body
+    if "next" not in found:
+        return found
+    assert len(found.pop("id")) == 16
+    return LeaseState(**found)
 
 
 async def read(peer: Connection, begin: int, end: int) -> list[Any]:
@@ -201,6 +207,60 @@ async def test_a_queue_takes_its_leases_along() -> None:
         assert store.facts("lease") == store.facts("leased") == []
         await broker.declare(Queue("work"))
         assert await ask(peer, "LEASE-STATE") == "amqp:not-found"
+
+
+async def test_what_is_not_wanted_goes_back(kept_or_not: Callable[[], Store | None]) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, *"abcdefg")
+        await ask(peer, "OPEN-LEASE")
+        await ask(peer, "LEASE", generation=1, count=5)
+        back = await ask(peer, "RETURN-LEASE", [[0, 1], [2, 4]], generation=1)
+        assert back == LeaseState(1, 0, 5, 5)
+        assert await read(peer, 0, 5) == [(1, "b"), (4, "e")]
+        await broker.host.wait_kept()
+        assert await available(broker) == ["a", "c", "d", "f", "g"]
+        # What it did not want it does not get again, and everybody else does.
+        assert (await ask(peer, "LEASE", generation=1, count=9)).next == 7
+        assert [body for _, body in await read(peer, 0, 7)] == ["b", "e", "f", "g"]
+        async with peer.receiver("work") as messages:
+            delivery = await messages.receive()
+            assert delivery.body == "a"
+            delivery.release()
+        # Those are gone already.
+        assert (await ask(peer, "RETURN-LEASE", [[0, 2]], generation=1)).available == 4
+        await ask(peer, "ACCEPT-LEASE", generation=1, to=7)
+        assert (await ask(peer, "LEASE", generation=1, count=9)).next == 7
+        # Opened again, it looks with new eyes.
+        assert await ask(peer, "OPEN-LEASE") == LeaseState(2, 7, 7, 4)
+        assert (await ask(peer, "LEASE", generation=2, count=9)).next == 11
+        assert [body for _, body in await read(peer, 7, 11)] == ["a", "b", "c", "d"]
+        for wrong in ([[7, 12]], [[6, 8]], [[8, 7]], [[9, 10], [8, 9]], [[7]], [7], {}, [["a", 8]]):
+            found = await ask(peer, "RETURN-LEASE", wrong, generation=2)
+            assert found == "amqp:invalid-field"
+        stolen = await ask(peer, "RETURN-LEASE", [], generation=1)
+        assert stolen == "amqp:link:stolen"
+
+
+async def test_what_was_given_back_is_not_leased_after_a_restart(tmp_path: Path) -> None:
+    names = []
+    for round_ in range(2):
+        store = SQLiteStore(tmp_path / "broker.db")
+        async with Broker(store=store) as broker, broker.local() as peer:
+            if not round_:
+                await broker.declare(Queue("work"))
+                await fill(peer, *"abcd", durable=True)
+                await ask(peer, "OPEN-LEASE")
+                await ask(peer, "LEASE", generation=1, count=4)
+                await ask(peer, "RETURN-LEASE", [[1, 3]], generation=1)
+            assert await read(peer, 0, 4) == [(0, "a"), (3, "d")]
+            assert await available(broker) == ["b", "c"]
+            names.append(broker.host.lease_state("work", "job").id)
+            if round_:
+                await ask(peer, "RELEASE-LEASE")
+                names.append((await broker.host.open_lease("work", "job")).id)
+    # It is the same group, until it is another one.
+    assert names[0] == names[1] != names[2]
 
 
 class Limited(MemoryStore):

@@ -16,6 +16,7 @@ from amqp_rt.broker.observed import ObservedQueue
 from amqp_rt.broker.positions import Position
 from amqp_rt.broker.queues import MessageQueue
 from amqp_rt.errors import AmqpError
+from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Modified, Rejected
 from amqp_rt.values import Described, Symbol
 
@@ -101,6 +102,52 @@ def test_what_ends_by_itself() -> None:
         ("dropped", "plain", 2, "purged"),
         ("delivered", "other", 0, None),
         ("accepted", "other", 0, None),
+    ]
+
+
+@pytest.mark.req("K8")
+def test_what_a_message_waited_and_for_how_long_it_was_held() -> None:
+    world = observed(Queue("q", ttl_s=10, dead_letter="dead"))
+    world.client().sender("q").send("a", "b")
+    world.time.now += 2
+    taker = world.client().receiver("q", credit=1)
+    world.time.now += 0.25
+    taker.settle(RELEASED, 0)
+    world.time.now += 1
+    taker.grant(1)
+    world.time.now += 0.5
+    taker.settle(ACCEPTED, 1)
+    world.time.now += 20
+    world.host.sweep()
+    assert events(world, "event", "sequence", "attempt", "waited-us", "held-us") == [
+        ("published", 0, None, None, None),
+        ("published", 1, None, None, None),
+        ("delivered", 0, 1, 2_000_000, None),
+        ("released", 0, 1, None, 250_000),
+        ("delivered", 0, 2, 1_000_000, None),
+        ("accepted", 0, 2, None, 500_000),
+        ("expired", 1, None, 23_750_000, None),
+        ("published", 0, None, None, None),
+        ("dead-lettered", 1, None, None, None),
+    ]
+
+
+@pytest.mark.req("K8")
+def test_as_many_messages_are_timed_as_may_be_and_no_more() -> None:
+    world = World(Queue("q"), life_cycles=LifeCycles(), limits=Limits(journal_timed_max=2))
+    world.client().sender("q").send(*range(4))
+    taker = world.client().receiver("q", credit=4, settle=ACCEPTED)
+    assert taker.error is None
+    timed = [
+        each for each in events(world, "event", "sequence", "waited-us") if each[2] is not None
+    ]
+    assert timed == [("delivered", 0, 0), ("delivered", 1, 0)]
+    # What has gone makes room for others.
+    world.client().sender("q").send(5)
+    taker.grant(1)
+    assert events(world, "event", "sequence", "waited-us")[-2:] == [
+        ("delivered", 4, 0),
+        ("accepted", 4, None),
     ]
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -564,3 +565,48 @@ def test_a_broker_without_sasl() -> None:
         ok("send", "work", "hello", url=served.url)
     finally:
         served.stop()
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    told = ok("--help")
+    for name in ("serve", "send", "receive", "request", "node", "store", "user", "trace"):
+        assert f"\n  {name} " in told
+        assert ok(name, "--help").startswith("Usage:")
+    seen = subprocess.run(
+        [sys.executable, "-X", "importtime", *COMMAND[1:], "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "click" in seen.stderr
+    assert " trio" not in seen.stderr
+
+
+def test_what_was_meant_by_a_misspelt_command() -> None:
+    done = amqp_rt("snd")
+    assert done.returncode == 2
+    assert done.stderr.endswith("Error: No such command 'snd'. Did you mean 'send'?\n")
+
+
+def test_a_plugin_adds_a_command(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "import click\n"
+        "@click.command()\n"
+        "def orders():\n"
+        '    """Show orders."""\n'
+        "    click.echo('no orders')\n"
+    )
+    about = tmp_path / "shop-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[amqp_rt.commands]\norders = shop:orders\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    told = [
+        subprocess.run(
+            [*COMMAND, argument], capture_output=True, text=True, env=environ, check=True
+        ).stdout
+        for argument in ("orders", "--help")
+    ]
+    assert told[0] == "no orders\n"
+    assert "\n  orders    Comes with shop.\n" in told[1]

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
-from amqp_rt.fronts import DEFAULT_LIMITS, Limits, Message, Symbol, Timestamp, UByte, UInt
+from amqp_rt.fronts import (
+    DEFAULT_LIMITS,
+    AmqpError,
+    Limits,
+    Message,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+)
 
 from .codec import Decimal, Seconds
 from .methods import BasicProperties
@@ -101,9 +110,10 @@ def to_message(
     if properties.expiration is not None:
         annotations[EXPIRATION] = properties.expiration
     timestamp = properties.timestamp
-    sections = body if properties.type == AMQP10 else None
+    said, kind = _sections(body) if properties.type == AMQP10 else (body, None)
     message = Message(
-        body if sections is None else b"",
+        said,
+        body_kind=kind,
         durable=properties.delivery_mode == 2,
         priority=priority,
         ttl_ms=_ttl_ms(properties.expiration),
@@ -117,12 +127,23 @@ def to_message(
         creation_time=None if timestamp is None else min(timestamp, _SECONDS_MAX) * 1000,
         application_properties=plain or None,
     )
-    if sections is None:
-        return message.encode()
-    return message.encode_front() + sections
+    return message.encode()
 
 
 _SECONDS_MAX: Final = (1 << 63) // 1000 - 1
+
+
+def _sections(body: bytes) -> tuple[Any, Any]:
+    """The body of 1.0 that *body* spells out, and its kind. Whoever says so of other octets has said
+    nothing about them."""
+    try:
+        found = Message.decode(body)
+        alone = Message(found.body, body_kind=found.body_kind)
+    except AmqpError:
+        return body, None
+    if found.body_kind is None or found.footer or found.encode_front() != alone.encode_front():
+        return body, None
+    return found.body, found.body_kind
 
 
 def _octets(text: str) -> bytes:
@@ -188,11 +209,9 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
     said: BasicProperties = BasicProperties()
     headers: dict[str, object] = {}
     told = annotations.get(HEADERS)
-    for name, value in message.application_properties.items():
-        headers[str(name)] = _from_value(value)
+    headers |= _table(message.application_properties)
     if isinstance(told, Mapping):
-        for name, value in told.items():
-            headers[str(name)] = _from_value(value)
+        headers |= _table(told)
     if header.delivery_count:
         headers.setdefault("x-delivery-count", header.delivery_count)
     said.message_id = _id(stated.message_id, _MESSAGE_ID_TYPE, headers)
@@ -253,8 +272,8 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
     return Content(
         said,
         body,
-        str(annotations.get(EXCHANGE, "")),
-        str(annotations.get(ROUTING_KEY, address)),
+        _short(annotations.get(EXCHANGE)) or "",
+        _short(annotations.get(ROUTING_KEY, address)) or "",
         header.delivery_count > 0,
     )
 
@@ -271,10 +290,13 @@ _OURS: Final = frozenset(
 
 def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object]) -> None:
     """What others have annotated, such as why it is a dead letter, is told in headers."""
-    for name, value in annotations.items():
-        ours = not isinstance(name, str) or not name.startswith("x-") or name in _OURS
-        if not ours and len(_octets(name)) <= _SHORT_MAX:
-            headers.setdefault(str(name), _from_value(value))
+    others = {
+        name: value
+        for name, value in annotations.items()
+        if isinstance(name, str) and name.startswith("x-") and name not in _OURS
+    }
+    for name, value in _table(others).items():
+        headers.setdefault(name, value)
 
 
 def _tell_deaths(history: list[Any], exchange: str, key: str, headers: dict[str, object]) -> None:
@@ -327,6 +349,15 @@ def _id(value: object, told_in: str, headers: dict[str, object]) -> str | None:
     return _short(str(value))
 
 
+def _table(values: Mapping[Any, Any]) -> dict[str, object]:
+    """A map of 1.0 as a field table, which has no names of more than 255 octets."""
+    return {
+        str(name): _from_value(value)
+        for name, value in values.items()
+        if 0 < len(_octets(str(name))) <= _SHORT_MAX
+    }
+
+
 def _from_value(value: object) -> object:
     """A value of 1.0 as a field value."""
     if isinstance(value, Timestamp):
@@ -337,8 +368,10 @@ def _from_value(value: object) -> object:
         return str(value)
     if isinstance(value, Mapping):
         if value.keys() == {"scale", "value"} and isinstance(value["scale"], UByte):
-            return Decimal(int(value["scale"]), int(value["value"]))
-        return {str(name): _from_value(each) for name, each in value.items()}
+            number = value["value"]
+            if isinstance(number, int) and -(1 << 31) <= number < 1 << 31:
+                return Decimal(int(value["scale"]), int(number))
+        return _table(value)
     if isinstance(value, str | bytes | bool | int | float | type(None)):
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             return str(value)

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from amqp_rt_amqp091.codec import Decimal, Seconds
+from amqp_rt_amqp091.frames import content_frames
 from amqp_rt_amqp091.messages import Invalid, from_message, to_message
-from amqp_rt_amqp091.methods import BasicProperties
+from amqp_rt_amqp091.methods import BasicDeliver, BasicProperties
 from hypothesis import given
 from hypothesis import strategies as st
+from typed_values import scalars, values
 
 from amqp_rt import Message
 from amqp_rt.fronts import (
@@ -199,3 +201,77 @@ def test_several_data_sections_are_one_body() -> None:
 def test_an_expiration_is_a_number(expiration: str) -> None:
     with pytest.raises(Invalid):
         to_message(BasicProperties(expiration=expiration), b"", exchange="", routing_key="q")
+
+
+#: Names that mean something here, names that do not, and some that 0-9-1 has no room for.
+_NAMES = (
+    st.sampled_from(
+        [
+            *("x-exchange", "x-routing-key", "x-basic-type", "x-basic-app-id", "x-basic-headers"),
+            *("x-basic-priority", "x-basic-delivery-mode", "x-basic-expiration"),
+            *("x-opt-dead-letter-history", "x-opt-note", "", "x" * 256, "\u20ac" * 86),
+        ]
+    )
+    | _NAME
+)
+_LONG = _TEXT | st.just("long" * 80)
+
+
+@pytest.mark.req("N19")
+@given(
+    annotations=st.dictionaries(_NAMES.map(lambda n: Symbol(n.replace("\u20ac", "e"))), values),
+    application=st.dictionaries(_NAMES, scalars),
+    properties=st.fixed_dictionaries(
+        {},
+        optional={
+            "message_id": _LONG | st.binary(max_size=200) | st.uuids() | st.integers(0, 1 << 63),
+            "correlation_id": _LONG | st.binary(max_size=200),
+            "user_id": st.binary(max_size=300),
+            "to": _LONG,
+            "subject": _LONG,
+            "reply_to": _LONG,
+            "group_id": _LONG,
+            "creation_time": st.integers(-(1 << 63), (1 << 63) - 1).map(Timestamp),
+            "absolute_expiry_time": st.integers(-(1 << 63), (1 << 63) - 1).map(Timestamp),
+            "ttl_ms": st.integers(0, (1 << 32) - 1),
+            "priority": st.integers(0, 255),
+            "group_sequence": st.integers(0, (1 << 32) - 1),
+        },
+    ),
+    body=values,
+)
+def test_whatever_a_peer_of_1_0_sends_can_be_said(
+    annotations: Any, application: Any, properties: Any, body: Any
+) -> None:
+    payload = Message(
+        body,
+        body_kind="value",
+        message_annotations=annotations,
+        application_properties=application,
+        **properties,
+    ).encode()
+    found = from_message(payload, "q" * 300)
+    method = BasicDeliver(exchange=found.exchange, routing_key=found.routing_key)
+    content_frames(1, method, found.properties, found.body, 1 << 20)
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no sections at all",
+        b"\x00\x53\x70\xc0",
+        b"",
+        Message(b"body", message_annotations={Symbol("x-exchange"): "forged"}).encode(),
+        Message(b"body", durable=True).encode(),
+        Message("text", application_properties={"a": 1}).encode(),
+    ],
+)
+def test_sections_are_taken_for_such_only_if_they_are_a_body(body: bytes) -> None:
+    said = BasicProperties(type="amqp-1.0")
+    message = Message.decode(to_message(said, body, exchange="e", routing_key="k"))
+    assert (message.body_kind, message.body) == ("data", body)
+    assert message.message_annotations["x-exchange"] == "e"
+    assert not message.durable
+    again = from_message(message.encode(), "q")
+    assert (again.body, again.properties.type) == (body, "amqp-1.0")

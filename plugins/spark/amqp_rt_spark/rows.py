@@ -168,21 +168,27 @@ def _id(value: Any) -> tuple[str | None, str | None]:
 
 
 def _properties(message: Message, place: Place) -> tuple[Any, ...]:
-    found: list[Any] = []
-    properties = message.properties
-    for name in _PROPERTIES:
-        value = getattr(properties, name)
-        if name in _IDS:
-            found += _id(value)
-        elif name in _MOMENTS:
-            found.append(_micros(value))
-        elif name == "group_sequence":
-            found.append(None if value is None else int(value))
-        elif name == "user_id" or value is None:
-            found.append(value)
-        else:
-            found.append(str(value))
-    return tuple(found)
+    found = message.properties
+    return (
+        *_id(found.message_id),
+        found.user_id,
+        _string(found.to),
+        _string(found.subject),
+        _string(found.reply_to),
+        *_id(found.correlation_id),
+        _string(found.content_type),
+        _string(found.content_encoding),
+        _micros(found.absolute_expiry_time),
+        _micros(found.creation_time),
+        _string(found.group_id),
+        None if found.group_sequence is None else int(found.group_sequence),
+        _string(found.reply_to_group_id),
+    )
+
+
+def _string(value: str | None) -> str | None:
+    """Symbols as the strings that they are."""
+    return None if value is None else str(value)
 
 
 def _application_properties(message: Message, place: Place) -> tuple[bytes, bytes] | None:

@@ -40,15 +40,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import Row, StructType
 
+from .arrow import batches
 from .leasing import LeaseStream
 from .options import SINK, SOURCE, Options, read_options
 from .reading import Batch, Bounds, LogStream
 from .schema import ddl_of
 from .spooling import SpoolStream
 from .writing import Sink, Task, Written
-
-#: Rows of one Arrow batch: larger ones are slower to make, and their first row comes later.
-_ROWS: Final = 1_000
 
 
 class AmqpPartition(InputPartition):
@@ -100,34 +98,7 @@ class AmqpDataSource(DataSource):
 
 
 def _batches(rows: Iterator[tuple[Any, ...]], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """*rows* in Arrow's form, which Spark takes as it is."""
-    arrow = to_arrow_schema(schema, timezone="UTC")
-    waiting: list[tuple[Any, ...]] = []
-    for row in rows:
-        waiting.append(row)
-        if len(waiting) >= _ROWS:
-            yield _batch(waiting, arrow)
-            waiting = []
-    if waiting:
-        yield _batch(waiting, arrow)
-
-
-def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        pa.array(_fitting(values, field.type), type=field.type)
-        for values, field in zip(zip(*rows, strict=True), schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _fitting(values: tuple[Any, ...], kind: pa.DataType) -> Iterable[Any]:
-    """Structs by the names of their fields: so Arrow takes them whatever their fields hold."""
-    if not pa.types.is_struct(kind):
-        return values
-    names = [kind.field(each).name for each in range(kind.num_fields)]
-    if names == ["value", "metadata"] or names == ["metadata", "value"]:
-        names = ["value", "metadata"]
-    return [None if value is None else dict(zip(names, value, strict=True)) for value in values]
+    return batches(rows, to_arrow_schema(schema, timezone="UTC"))
 
 
 class AmqpReader(DataSourceReader):

@@ -10,11 +10,14 @@ with ``raw=true``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
+
+from msgspec import Struct
 
 from amqp_rt.values import (
     Array,
@@ -27,8 +30,10 @@ from amqp_rt.values import (
     Int,
     Map,
     Short,
+    Symbol,
     Timestamp,
     UByte,
+    UInt,
     ULong,
     UShort,
 )
@@ -52,14 +57,74 @@ def encode(value: Any) -> tuple[bytes, bytes]:
     Raises:
         ValueError: It is nested too deeply, or is nothing that AMQP or JSON have.
     """
+    scalar = _SCALARS.get(type(value))
+    if scalar is not None:
+        return scalar(value), _NO_NAMES
+    # What is decoded is one of these two; to ask an abstract class takes longer than the rest of it.
+    if type(value) in (dict, MappingProxyType):
+        found = _flat(value)
+        if found is not None:
+            return found
     names: dict[str, None] = {}
     _gather(value, names, 0)
     # In order: then the fields of an object are in order by their numbers, too.
     keys = sorted(names, key=_octets)
     numbers = {name: number for number, name in enumerate(keys)}
-    out = bytearray()
-    _write(out, value, numbers)
-    return bytes(out), _metadata(keys)
+    return _written(value, numbers), _metadata(keys)
+
+
+class _Shape(Struct, frozen=True):
+    """How objects with the same names begin, and in which order their values come."""
+
+    metadata: bytes
+    keys: tuple[str, ...]
+    #: Before the offsets of the values: the header of an object with short ones, the count, the names.
+    begin: bytes
+
+
+#: Shapes of the maps that have come, by their keys in order: those of one application are alike.
+_SHAPES: Final[dict[tuple[str, ...], _Shape]] = {}
+#: Peers name the keys: so many shapes are remembered, of so many names each, with so many octets.
+_SHAPES_MAX: Final = 256
+_SHAPE_KEYS_MAX: Final = 64
+_SHAPE_OCTETS_MAX: Final = 1_024
+
+
+def _flat(value: Mapping[Any, Any]) -> tuple[bytes, bytes] | None:
+    """A map from names to values without parts, which most are; None if it is another one."""
+    keys = tuple(value)
+    shape = _SHAPES.get(keys)
+    if shape is None:
+        shape = _shape(keys)
+        if shape is None:
+            return None
+    parts = [b""]
+    for key in shape.keys:
+        each = value[key]
+        scalar = _SCALARS.get(type(each))
+        if scalar is None:
+            return None
+        parts.append(scalar(each))
+    ends = list(accumulate(map(len, parts)))
+    if ends[-1] > 0xFF:
+        return None
+    parts[0] = shape.begin + bytes(ends)
+    return b"".join(parts), shape.metadata
+
+
+def _shape(keys: tuple[Any, ...]) -> _Shape | None:
+    """The shape of maps with *keys*, from now on remembered; None if it is an unusual one."""
+    # Keys of another type may be equal to each other and have different names.
+    if len(keys) > _SHAPE_KEYS_MAX or not all(isinstance(key, str) for key in keys):
+        return None
+    if sum(map(len, keys)) > _SHAPE_OCTETS_MAX:
+        return None
+    names = tuple(sorted(map(str, keys), key=_octets))
+    begin = bytes((_OBJECT, len(names), *range(len(names))))
+    if len(_SHAPES) >= _SHAPES_MAX:
+        _SHAPES.clear()
+    found = _SHAPES[keys] = _Shape(_metadata(list(names)), names, begin)
+    return found
 
 
 def _octets(name: str) -> bytes:
@@ -103,79 +168,138 @@ def _metadata(keys: list[str]) -> bytes:
     return bytes(out)
 
 
-def _primitive(out: bytearray, kind: int, octets: bytes = b"") -> None:
-    out.append(kind << 2 | _PRIMITIVE)
-    out += octets
+_NO_NAMES: Final = _metadata([])
 
 
-def _long(out: bytearray, value: int) -> None:
+# Values without parts. Each is a tag and octets.
+
+_TAGGED_INT8: Final = struct.Struct("<Bb").pack
+_TAGGED_INT16: Final = struct.Struct("<Bh").pack
+_TAGGED_INT32: Final = struct.Struct("<Bi").pack
+_TAGGED_INT64: Final = struct.Struct("<Bq").pack
+_TAGGED_SIZE: Final = struct.Struct("<BI").pack
+_TAGGED_DOUBLE: Final = struct.Struct("<Bd").pack
+_SHORT_STRINGS: Final = [bytes((size << 2 | _SHORT_STRING,)) for size in range(64)]
+
+
+def _null(value: object) -> bytes:
+    return b"\x00"
+
+
+def _boolean(value: object) -> bytes:
+    return b"\x04" if value else b"\x08"
+
+
+def _string(value: str) -> bytes:
+    octets = value.encode()
+    size = len(octets)
+    if size < 64:
+        return _SHORT_STRINGS[size] + octets
+    return _TAGGED_SIZE(_STRING << 2, size) + octets
+
+
+def _binary(value: Any) -> bytes:
+    octets = bytes(value)
+    return _TAGGED_SIZE(_BINARY << 2, len(octets)) + octets
+
+
+def _int8(value: int) -> bytes:
+    return _TAGGED_INT8(_INT8 << 2, value)
+
+
+def _int16(value: int) -> bytes:
+    return _TAGGED_INT16(_INT16 << 2, value)
+
+
+def _int32(value: int) -> bytes:
+    return _TAGGED_INT32(_INT32 << 2, value)
+
+
+def _int64(value: int) -> bytes:
     if -_LONG_MAX - 1 <= value <= _LONG_MAX:
-        _primitive(out, _INT64, struct.pack("<q", value))
-    else:
-        _primitive(out, _DECIMAL16, b"\0" + value.to_bytes(16, "little", signed=True))
+        return _TAGGED_INT64(_INT64 << 2, value)
+    return bytes((_DECIMAL16 << 2, 0)) + value.to_bytes(16, "little", signed=True)
 
 
-def _sized(out: bytearray, kind: int, octets: bytes) -> None:
-    _primitive(out, kind, struct.pack("<I", len(octets)) + octets)
+def _timestamp(value: int) -> bytes:
+    # Milliseconds that a peer gave, within what fits.
+    moment = max(-_LONG_MAX - 1, min(int(value) * 1000, _LONG_MAX))
+    return _TAGGED_INT64(_TIMESTAMP << 2, moment)
 
 
-def _write(out: bytearray, value: Any, numbers: dict[str, int]) -> None:
-    if value is None:
-        _primitive(out, _NULL)
-    elif isinstance(value, bool):
-        _primitive(out, _TRUE if value else _FALSE)
-    elif isinstance(value, str):
-        octets = value.encode()
-        if len(octets) < 64:
-            out.append(len(octets) << 2 | _SHORT_STRING)
-            out += octets
-        else:
-            _sized(out, _STRING, octets)
-    elif isinstance(value, int):
-        _integer(out, value)
-    elif isinstance(value, Float32):
-        _primitive(out, _FLOAT, struct.pack("<I", value.bits))
-    elif isinstance(value, float):
-        _primitive(out, _DOUBLE, struct.pack("<d", value))
-    elif isinstance(value, bytes | bytearray | memoryview):
-        _sized(out, _BINARY, bytes(value))
-    elif isinstance(value, UUID):
-        _primitive(out, _UUID, value.bytes)
-    elif isinstance(value, Mapping | Map):
-        _object(out, value, numbers)
-    elif isinstance(value, list | tuple | Array):
-        _array(out, value, numbers)
-    elif isinstance(value, Described):
-        _write(out, value.value, numbers)
-    elif isinstance(value, Decimal32 | Decimal64 | Decimal128):
-        _sized(out, _BINARY, value.octets)
-    else:
-        raise ValueError(f"a VARIANT holds no {type(value).__name__}")
+def _float(value: Float32) -> bytes:
+    return _TAGGED_SIZE(_FLOAT << 2, value.bits)
 
 
-def _integer(out: bytearray, value: int) -> None:
-    if isinstance(value, Timestamp):
-        _primitive(out, _TIMESTAMP, struct.pack("<q", _microseconds(value)))
-    elif isinstance(value, Byte):
-        _primitive(out, _INT8, struct.pack("<b", value))
-    elif isinstance(value, Short | UByte):
-        _primitive(out, _INT16, struct.pack("<h", value))
-    elif isinstance(value, Int | UShort):
-        _primitive(out, _INT32, struct.pack("<i", value))
-    else:
-        _long(out, value)
+def _double(value: float) -> bytes:
+    return _TAGGED_DOUBLE(_DOUBLE << 2, value)
 
 
-def _microseconds(moment: int) -> int:
-    """Milliseconds that a peer gave, within what fits."""
-    return max(-_LONG_MAX - 1, min(int(moment) * 1000, _LONG_MAX))
+def _uuid(value: UUID) -> bytes:
+    return bytes((_UUID << 2,)) + value.bytes
 
 
-def _parts(
-    out: bytearray, kind: int, ids: list[int] | None, parts: list[bytes], names: int
-) -> None:
+def _decimal(value: Decimal32 | Decimal64 | Decimal128) -> bytes:
+    return _binary(value.octets)
+
+
+#: By the type itself, which is what most values have, and in the order in which others are looked for.
+_SCALARS: Final[dict[type, Callable[[Any], bytes]]] = {
+    type(None): _null,
+    bool: _boolean,
+    str: _string,
+    Symbol: _string,
+    Timestamp: _timestamp,
+    Byte: _int8,
+    Short: _int16,
+    UByte: _int16,
+    Int: _int32,
+    UShort: _int32,
+    UInt: _int64,
+    ULong: _int64,
+    int: _int64,
+    Float32: _float,
+    float: _double,
+    bytes: _binary,
+    bytearray: _binary,
+    memoryview: _binary,
+    UUID: _uuid,
+    Decimal32: _decimal,
+    Decimal64: _decimal,
+    Decimal128: _decimal,
+}
+
+
+def _written(value: Any, numbers: dict[str, int]) -> bytes:
+    """*value*, whose names have these *numbers*."""
+    scalar = _SCALARS.get(type(value))
+    if scalar is not None:
+        return scalar(value)
+    if isinstance(value, Mapping | Map):
+        return _object(value, numbers)
+    if isinstance(value, list | tuple | Array):
+        parts = [_written(each, numbers) for each in value]
+        return _joined(_ARRAY, None, parts, len(numbers))
+    if isinstance(value, Described):
+        return _written(value.value, numbers)
+    for kind, scalar in _SCALARS.items():
+        if isinstance(value, kind):
+            return scalar(value)
+    raise ValueError(f"a VARIANT holds no {type(value).__name__}")
+
+
+def _object(value: Any, numbers: dict[str, int]) -> bytes:
+    # Keys that differ in type only are one name; the last one stays.
+    fields = {numbers[_name(key)]: each for key, each in value.items()}
+    ids = sorted(fields)
+    parts = [_written(fields[number], numbers) for number in ids]
+    return _joined(_OBJECT, ids, parts, len(numbers))
+
+
+def _joined(kind: int, ids: list[int] | None, parts: list[bytes], names: int) -> bytes:
     """An object or an array: its header, where each part begins, and the parts."""
-    offset_width = _width(sum(map(len, parts)))
+    ends = list(accumulate(map(len, parts), initial=0))
+    offset_width = _width(ends[-1])
     large = len(parts) > 0xFF
     header = offset_width - 1
     id_width = 0
@@ -184,38 +308,14 @@ def _parts(
     else:
         id_width = _width(max(names - 1, 0))
         header |= (id_width - 1) << 2 | large << 4
-    out.append(header << 2 | kind)
+    out = bytearray((header << 2 | kind,))
     out += len(parts).to_bytes(4 if large else 1, "little")
     for number in ids or ():
         out += number.to_bytes(id_width, "little")
-    at = 0
-    for part in parts:
-        out += at.to_bytes(offset_width, "little")
-        at += len(part)
-    out += at.to_bytes(offset_width, "little")
-    for part in parts:
-        out += part
-
-
-def _object(out: bytearray, value: Any, numbers: dict[str, int]) -> None:
-    # Keys that differ in type only are one name; the last one stays.
-    fields = {numbers[_name(key)]: each for key, each in value.items()}
-    ids = sorted(fields)
-    parts = []
-    for number in ids:
-        part = bytearray()
-        _write(part, fields[number], numbers)
-        parts.append(bytes(part))
-    _parts(out, _OBJECT, ids, parts, len(numbers))
-
-
-def _array(out: bytearray, value: Any, numbers: dict[str, int]) -> None:
-    parts = []
-    for each in value:
-        part = bytearray()
-        _write(part, each, numbers)
-        parts.append(bytes(part))
-    _parts(out, _ARRAY, None, parts, len(numbers))
+    for end in ends:
+        out += end.to_bytes(offset_width, "little")
+    out += b"".join(parts)
+    return bytes(out)
 
 
 # --- Decoding ------------------------------------------------------------------------------------

@@ -571,8 +571,9 @@ class Wire:
                 if not inbox.ready:
                     break
                 while inbox.ready and expected < end:
-                    message = Message.decode(inbox.ready.popleft())
-                    offset = int(message.message_annotations[SEQUENCE_NUMBER])
+                    payload = inbox.ready.popleft()
+                    message = Message.decode(payload)
+                    offset = _number(payload, message)
                     if offset > expected and not selector and not may_lose:
                         raise DataLost(lost(node, expected, min(offset, end)))
                     expected = offset + 1
@@ -592,7 +593,7 @@ class Wire:
             self._next(link, inbox, node, 1, draining=True)
             if not inbox.ready:
                 return None
-            return int(Message.decode(inbox.ready[0]).message_annotations[SEQUENCE_NUMBER])
+            return _number(inbox.ready[0], Message.decode(inbox.ready[0]))
         finally:
             self._leave(link, inbox)
 
@@ -736,6 +737,30 @@ def offset_spec(position: Any) -> Described:
 def selector_filter(selector: str) -> Described:
     """A filter by an SQL-like condition."""
     return Described(Symbol("apache.org:selector-filter:string"), selector)
+
+
+_HEADER_BEGIN: Final = b"\x00\x53\x70\xc0"
+_ANNOTATIONS_BEGIN: Final = b"\x00\x53\x72\xc1"
+_FIRST_KEY: Final = b"\xa3\x0cx-opt-offset\xa1"
+_SECOND_KEY: Final = b"\xa3\x15x-opt-sequence-number"
+
+
+def _number(payload: bytes, message: Message) -> int:
+    """The number of a record in its partition.
+
+    Most records have the annotations that a log gives them, and no other: then it is found by its
+    place, and the map stays as it came until somebody asks for it.
+    """
+    at = 5 + payload[4] if payload.startswith(_HEADER_BEGIN) else 0
+    if payload.startswith(_ANNOTATIONS_BEGIN, at) and payload.startswith(_FIRST_KEY, at + 6):
+        # Past the first key, and its text with its size.
+        at += 21
+        at += 1 + int.from_bytes(payload[at : at + 1])
+        if payload.startswith(_SECOND_KEY, at):
+            number = payload[at + 23 : at + 32]
+            if number[:1] == b"\x81" and len(number) == 9:
+                return int.from_bytes(number[1:], signed=True)
+    return int(message.message_annotations[SEQUENCE_NUMBER])
 
 
 def lost(node: str, first: int, end: int) -> str:

@@ -105,6 +105,21 @@ def sorted_maps(value: Any) -> Any:
     return [sorted_maps(each) for each in value] if isinstance(value, list) else value
 
 
+@given(st.dictionaries(st.one_of(st.text(max_size=5), st.integers(0, 1), st.booleans()), values))
+def test_the_short_way_makes_the_same_variant(value: dict[Any, Any]) -> None:
+    """Maps of values without parts, whose shapes are remembered: a Map goes the long way."""
+    for _ in range(2):
+        assert variant.encode(value) == variant.encode(Map(value.items()))
+
+
+def test_peers_do_not_fill_the_memory_with_shapes() -> None:
+    for number in range(2_000):
+        variant.encode({f"k{number}": number})
+    variant.encode({"k" * 100_000: 1})
+    assert len(variant._SHAPES) <= variant._SHAPES_MAX
+    assert sum(len(key) for shape in variant._SHAPES for key in shape) < 100_000
+
+
 @given(values)
 def test_whatever_amqp_has_becomes_a_variant(value: object) -> None:
     variant.decode(*variant.encode(value))

@@ -16,6 +16,7 @@ from amqp_rt import Message, sync
 from amqp_rt.broker import Log, Queue
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkRefused
 from amqp_rt.limits import Limits
+from amqp_rt.values import Symbol
 
 pytestmark = pytest.mark.req("L1")
 
@@ -34,6 +35,26 @@ def test_a_range_of_a_log_is_read_again_and_again(served: Any) -> None:
         assert offsets(it.read("one", 0, 50, 50)) == []
         selected = it.read("one", 0, 0, 50, selector="n = 1")
         assert offsets(selected) == []
+
+
+def test_a_record_says_its_number_whatever_else_it_says(served: Any) -> None:
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"durable": True, "priority": 9},
+        {"delivery_annotations": {Symbol("x-d"): 1}},
+        {"message_annotations": {Symbol("x-own"): "a"}},
+        # As a log would say it, and untrue.
+        {"message_annotations": {Symbol("x-opt-offset"): "7", Symbol("x-opt-sequence-number"): 7}},
+        {"message_annotations": {Symbol("x-opt-offset"): b"\xa3\x15x-opt-sequence-numberU\x05"}},
+        {"message_annotations": {Symbol("x-big"): "y" * 300}},
+    ]
+    said = [Message(number, **kinds[number % len(kinds)]) for number in range(300)]
+    served.send("one", *said)
+    with Wire(served.endpoint) as it:
+        found = list(it.read("one", 0, 0, 300))
+    assert [(offset, message.body) for offset, message in found] == [(n, n) for n in range(300)]
+    for offset, message in found:
+        assert message.message_annotations["x-opt-sequence-number"] == offset
 
 
 def test_a_selector_leaves_records_out_and_the_range_still_ends(served: Any) -> None:

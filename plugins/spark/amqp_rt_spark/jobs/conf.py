@@ -1,0 +1,223 @@
+"""How jobs are declared: one Struct for each, which the command line, a TOML file and a notebook share.
+
+A field is an option: ``max_messages`` is ``--max-messages`` on the command line and ``max_messages = 100``
+in the file; its description is the help. Whoever makes a Struct in a notebook gets the same checks, in the
+same words. Secrets are never in here, only where they are kept, so that all of it may be shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from amqp_rt.addresses import parse_url
+from amqp_rt.errors import ConnectFailed
+
+from ..wire import Endpoint
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|m|h|d)")
+
+
+def seconds(text: str) -> float:
+    """How long *text* is: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``; a bare number is seconds.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    found = _SECONDS.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r:.80} is not a time such as 30s, 500ms, 5m or 2h")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def per_second(text: str) -> float:
+    """How many a second *text* is: ``200/s``, ``1000/m``, ``5/h``; never 0.
+
+    Raises:
+        ValueError: It is no rate.
+    """
+    found = _RATE.fullmatch(text.strip())
+    rate = float(found[1]) / _UNITS[found[2]] if found else 0.0
+    if not rate:
+        raise ValueError(f"{text!r:.80} is not a rate such as 200/s or 1000/m")
+    return rate
+
+
+class Written(Struct, frozen=True):
+    """Beside a type: the field is text, which *read* has to understand. The job reads it again."""
+
+    read: Callable[[str], Any]
+
+
+#: Types of fields that are text with a meaning. An empty text is none, where that is the default.
+Duration = Annotated[str, Written(seconds)]
+Rate = Annotated[str, Written(per_second)]
+
+
+class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every job is told: where the broker is, and who we are there.
+
+    Derived Structs say ``kw_only=True``, too. Making one checks types, times and rates.
+
+    Raises:
+        ValueError: One sentence says which field is wrong, and what to do.
+    """
+
+    url: Annotated[
+        str, Meta(description="The broker: amqp://HOST[:PORT], amqps://… or amqp+unix://PATH.")
+    ] = "amqp://127.0.0.1:5672"
+    credentials_file: Annotated[
+        str, Meta(description="A file on each machine that holds one line, user:password.")
+    ] = ""
+    credentials_env: Annotated[
+        str, Meta(description="An environment variable on each machine that holds user:password.")
+    ] = ""
+    mechanism: Annotated[
+        str,
+        Meta(
+            description="PLAIN, SCRAM-SHA-256, EXTERNAL or ANONYMOUS; by default what fits the credentials."
+        ),
+    ] = ""
+    tls_ca: Annotated[
+        str, Meta(description="PEM file of the authorities to believe; by default the system's.")
+    ] = ""
+    tls_cert: Annotated[
+        str, Meta(description="PEM file of our certificate, for brokers that ask for one.")
+    ] = ""
+    tls_key: Annotated[str, Meta(description="PEM file of its key, if that is another one.")] = ""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            given = getattr(self, name)
+            try:
+                one = isinstance(given, str) and get_origin(bare(kind)) is tuple
+                value = msgspec.convert((given,) if one else given, kind)
+                # No text is no answer: only a default may be one.
+                for read in readers(kind) if value else ():
+                    read(value)
+            except msgspec.ValidationError as error:
+                said = str(error).partition(" - at `$")[0]
+                raise ValueError(f"{name} is {given!r:.80}: {said[:1].lower()}{said[1:]}") from None
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            if value is not given:
+                msgspec.structs.force_setattr(self, name, value)
+        try:
+            url = parse_url(self.url)
+        except ConnectFailed as error:
+            raise ValueError(f"url: {error.description}") from None
+        if url.user is not None:
+            raise ValueError(
+                "url holds a user or a password, which Spark would show in plans and logs: "
+                "name credentials_file or credentials_env instead"
+            )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the broker is, for :mod:`amqp_rt_spark.wire`."""
+        return Endpoint(
+            url=self.url,
+            credentials_file=self.credentials_file,
+            credentials_env=self.credentials_env,
+            mechanism=self.mechanism,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+        )
+
+    def options(self, **further: Any) -> dict[str, str]:
+        """The options of ``format("amqp")`` that reach this broker, and *further* ones that are not
+        None or empty."""
+        given = {
+            "url": self.url,
+            "credentialsFile": self.credentials_file,
+            "credentialsEnv": self.credentials_env,
+            "sasl.mechanism": self.mechanism,
+            "tls.ca": self.tls_ca,
+            "tls.cert": self.tls_cert,
+            "tls.key": self.tls_key,
+            **further,
+        }
+        return {name: _said(value) for name, value in given.items() if value not in (None, "", ())}
+
+
+class StreamConf(JobConf, frozen=True, kw_only=True):
+    """What every job is told that runs until it is stopped."""
+
+    checkpoint: Annotated[
+        str, Meta(description="Folder in which Spark keeps how far the job has got.")
+    ] = ""
+    once: Annotated[bool, Meta(description="Do what there is now, and end: for cron.")] = False
+    every: Annotated[
+        Duration, Meta(description="How often to look for more, while it goes on.")
+    ] = "10s"
+    max_messages: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Messages in one micro-batch at most.")
+    ] = None
+
+    @property
+    def trigger(self) -> dict[str, Any]:
+        """The arguments of ``DataStreamWriter.trigger``."""
+        if self.once:
+            return {"availableNow": True}
+        return {"processingTime": f"{round(seconds(self.every) * 1000)} milliseconds"}
+
+
+def readers(kind: Any) -> list[Callable[[str], Any]]:
+    """What has to understand a text of the type *kind*."""
+    found = [each.read for each in getattr(kind, "__metadata__", ()) if isinstance(each, Written)]
+    for each in get_args(kind):
+        found += readers(each)
+    return list(dict.fromkeys(found))
+
+
+def bare(kind: Any) -> Any:
+    """The type *kind* without what is annotated, and without None."""
+    if get_origin(kind) is Annotated:
+        return bare(get_args(kind)[0])
+    if isinstance(kind, UnionType) or get_origin(kind) is Union:
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+        return bare(kind)
+    return kind
+
+
+def _said(value: Any) -> str:
+    """*value* as an option of Spark, which is text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+class Job(Struct, frozen=True):
+    """A job: where its function and its Struct are, and what it is for.
+
+    Attributes:
+        name: Of the command.
+        place: ``module:function:Struct``; the module is one of this package, and imported when used.
+        help: One line.
+        stream: It runs until it is stopped, and its function takes ``watch`` (:mod:`.running`).
+    """
+
+    name: str
+    place: str
+    help: str
+    stream: bool = False
+
+    def load(self) -> tuple[Callable[..., Any], type[JobConf]]:
+        """Its function, and the type of its conf."""
+        module, function, conf = self.place.split(":")
+        found = import_module(f"{__package__}.{module}")
+        return getattr(found, function), getattr(found, conf)
+
+
+JOBS: Final[tuple[Job, ...]] = ()

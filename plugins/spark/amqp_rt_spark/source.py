@@ -45,6 +45,7 @@ from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
 from .reading import Batch, Bounds, LogStream
 from .schema import ddl_of
+from .spooling import SpoolStream
 from .writing import Sink, Task, Written
 
 
@@ -82,6 +83,8 @@ class AmqpDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = read_options(self.options, SOURCE)
+        if options.mode == "spool":
+            return SpoolStreamReader(options, schema)
         kind = LeaseStreamReader if options.mode == "lease" else LogStreamReader
         return kind(options, schema)
 
@@ -257,6 +260,22 @@ class LeaseStreamReader(LeaseStream, _Limited):
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return _batches(LeaseStream.read(self, partition.value), self._schema)
+
+
+class SpoolStreamReader(SpoolStream, _Limited):
+    """Streams messages of queues, which are in files by then."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options)
+        self._schema = schema
+
+    def partitions(  # type: ignore[override]
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[InputPartition]:
+        return [AmqpPartition(share) for share in SpoolStream.partitions(self, start, end)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return _batches(SpoolStream.read(self, partition.value), self._schema)
 
 
 def _task(epoch: int) -> Task:

@@ -220,4 +220,10 @@ class Job(Struct, frozen=True):
         return getattr(found, function), getattr(found, conf)
 
 
-JOBS: Final[tuple[Job, ...]] = ()
+JOBS: Final[tuple[Job, ...]] = (
+    Job(
+        "deadletters",
+        "deadletters:deadletters:Deadletters",
+        "Dead letters by source, reason and shape; and back to where they came from.",
+    ),
+)

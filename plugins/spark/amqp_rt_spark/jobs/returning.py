@@ -249,12 +249,12 @@ class Return:
 
 def _ranges(numbers: list[int]) -> Iterator[list[int]]:
     """*numbers*, which rise, as ranges without their ends."""
-    begin = end = None
+    begin = end = -1
     for number in numbers:
         if number != end:
-            if begin is not None:
+            if begin >= 0:
                 yield [begin, end]
             begin = number
         end = number + 1
-    if begin is not None:
+    if begin >= 0:
         yield [begin, end]

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from brokers import Receiving, World
 
+from amqp_rt.broker.logs import Record, dress
 from amqp_rt.broker.nodes import Log, Queue
 from amqp_rt.errors import AmqpError
 from amqp_rt.fronts.base import SND_SETTLED
 from amqp_rt.limits import Limits
+from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, rejected
 from amqp_rt.values import Described, Symbol, Timestamp, ULong
 
@@ -86,6 +88,38 @@ def test_a_delivery_says_where_its_record_is() -> None:
     world.host.delete("log")
     world.host.declare(Log("log"))
     assert world.host.log_stats("log").incarnation != incarnation
+
+
+@pytest.mark.req("K4")
+@pytest.mark.parametrize("offset", [0, 127, 128, 2**40, 2**63 - 1])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"durable": True, "ttl_ms": 5},
+        {"delivery_annotations": {Symbol("x-hop"): 1}, "priority": 9},
+        {"body": bytes(40_000), "message_id": 1},
+    ],
+)
+def test_the_place_of_a_record_is_written_as_a_map_of_annotations_is(
+    offset: int, said: dict[str, Any]
+) -> None:
+    """Records with annotations of their own, which are the long way, and those without."""
+    own = {Symbol("x-opt-mine"): "kept"}
+    plain, marked = (
+        Message(**said, message_annotations=annotations).encode() for annotations in (None, own)
+    )
+
+    def sent(payload: bytes) -> Message:
+        pieces = dress(1_023, offset, Record(1_700_000_000_123, payload))
+        return Message.decode(pieces if isinstance(pieces, bytes) else b"".join(pieces))
+
+    short, long = sent(plain), sent(marked)
+    assert own | dict(short.message_annotations) == dict(long.message_annotations)
+    for key, value in short.message_annotations.items():
+        assert type(value) is type(long.message_annotations[key])
+    assert (short.bare, short.header) == (long.bare, long.header)
+    assert short.bare == Message.decode(plain).bare
 
 
 #: A second passes between two of the ten records, which are enqueued from 1,000,000 s on.

@@ -7,6 +7,7 @@ for and does without, so that it is started by a script which leaves that argume
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shlex
@@ -89,9 +90,14 @@ def _described(version: int | None) -> str:
     return "holds no Java" if version is None else f"is Java {version}"
 
 
+@lru_cache(maxsize=8)
 def shimmed(home: Path) -> Path:
-    """A folder whose ``bin/java`` starts the one of *home* as Spark needs it."""
+    """A folder whose ``bin/java`` starts the one of *home* as Spark needs it, one for this process.
+
+    It goes with the process; the Java that it has started by then needs it no more.
+    """
     made = Path(tempfile.mkdtemp(prefix="amqp-rt-java-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
     (made / "bin").mkdir()
     java = made / "bin" / "java"
     java.write_text(_SHIM.format(java=shlex.quote(str(home / "bin" / "java"))), encoding="utf-8")

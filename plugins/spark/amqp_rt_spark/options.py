@@ -284,7 +284,7 @@ _DECLARED: Final = (
         "mode",
         _one_of("auto", "log", "lease", "spool", "browse"),
         SOURCE,
-        "log; lease (streams only: messages of a queue are set aside for a group until they are written); spool (streams only: messages of a queue of any broker are kept in spoolDir); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
+        "log; lease (messages of a queue are set aside for a group until a stream has written them; a batch reads what the group has); spool (streams only: messages of a queue of any broker are kept in spoolDir); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
     ),
     Option(
         "group",

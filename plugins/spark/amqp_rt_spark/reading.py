@@ -546,10 +546,8 @@ class Batch(_Reading):
         super().__init__(options)
         if options.starting_offsets == "committed" and not options.group:
             raise ValueError("startingOffsets=committed needs the option group")
-        if options.mode in ("lease", "spool"):
-            raise ValueError(
-                f"mode={options.mode} is for streams: a batch browses the queue, with mode=browse"
-            )
+        if options.mode == "spool":
+            raise ValueError("a spool is for streams: a batch browses the queue, with mode=browse")
         self.bounds = Bounds()
 
     def partitions(self) -> list[Span | Snapshot]:

@@ -41,7 +41,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import Row, StructType
 
 from .arrow import batches
-from .leasing import LeaseStream
+from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
 from .reading import Batch, Bounds, LogStream
 from .schema import ddl_of
@@ -75,6 +75,8 @@ class AmqpDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options, SOURCE)
+        if options.mode == "lease":
+            return LeasedReader(options, schema)
         # Spark refuses a reader that takes filters unless its own switch is on, too.
         kind = FilteredReader if options.filter_pushdown else AmqpReader
         return kind(options, schema)
@@ -124,6 +126,20 @@ class FilteredReader(AmqpReader):
         for each in filters:
             if not push(self._batch.bounds, each, logs=logs):
                 yield each
+
+
+class LeasedReader(DataSourceReader):
+    """Reads what a group has of queues."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._batch = LeaseBatch(options)
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        return [AmqpPartition(span) for span in self._batch.partitions()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _batches(self._batch.read(partition.value), self._schema)
 
 
 _COMPARED: Final = (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, EqualTo)

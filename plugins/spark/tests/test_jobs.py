@@ -114,6 +114,7 @@ def test_the_options_of_the_source_are_text() -> None:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_each_job_is_a_command_with_all_its_options(job: Any) -> None:
+    pytest.importorskip("pyspark")
     function, conf = job.load()
     assert function.__doc__
     assert issubclass(conf, JobConf)

@@ -25,7 +25,7 @@ from amqp_rt.settings import SettingsError, read_settings, suggestion
 from ..java import NoJava, java_home
 from .checkpoints import local_path
 from .conf import JOBS, Job, JobConf, bare
-from .launching import sentence_of, signals, start
+from .launching import NO_SPARK, sentence_of, signals, start
 from .report import MissingExtra, Report, extra
 from .running import Batch, Watch
 from .submitting import package, submit_line
@@ -64,7 +64,12 @@ class _Jobs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for job in JOBS:
             if job.name == cmd_name:
-                return command_of(job)
+                try:
+                    return command_of(job)
+                except ModuleNotFoundError as error:
+                    if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
+                        raise
+                    raise click.ClickException(NO_SPARK) from None
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(
@@ -311,7 +316,7 @@ def submit(only_print: bool, archive: str | None, name: str, arguments: tuple[st
     if (program := shutil.which(line[0])) is None:
         found = find_spec("pyspark")
         if found is None or found.origin is None:
-            raise click.ClickException("Spark is not installed: pip install amqp-rt-spark")
+            raise click.ClickException(NO_SPARK)
         program = str(Path(found.origin).parent / "bin" / line[0])
     run = subprocess.run([program, *line[1:]], check=False)  # noqa: S603 - what the user has said
     raise click.exceptions.Exit(run.returncode)

@@ -244,6 +244,7 @@ def _report(conf: Ingest, form: Format, run: Run) -> Report:
             "rows": run.rows,
             "quarantined": quarantined,
             "batches": run.batches,
+            "last_batch": run.history[-1].number if run.history else None,
             "seconds": round(run.seconds, 3),
             "behind": run.behind,
         },

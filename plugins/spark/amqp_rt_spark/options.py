@@ -39,6 +39,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     url: str = ""
     addresses: tuple[str, ...] = ()
+    address_pattern: str = ""
     credentials_file: str = ""
     credentials_env: str = ""
     mechanism: str = ""
@@ -78,6 +79,9 @@ class Options(Struct, frozen=True, kw_only=True):
     on_reject: str = "fail"
     durable: bool = True
     ordering_key: str = ""
+    dedup_column: str = ""
+    settle_timeout: float | None = None
+    dead_letter_address: str = ""
     ignore_unknown_columns: bool = False
 
     @property
@@ -228,6 +232,13 @@ _DECLARED: Final = (
         _names,
         "",
         "The node. A source of logs takes several, with commas between them.",
+    ),
+    Option(
+        "addressPattern",
+        "address_pattern",
+        _text,
+        SOURCE,
+        "Instead of address: all logs whose names are like this, with * for anything and ? for one character. A stream looks for new ones before each micro-batch, and reads them from their start.",
     ),
     Option(
         "credentialsFile",
@@ -454,9 +465,23 @@ _DECLARED: Final = (
     Option(
         "onReject",
         "on_reject",
-        _one_of("fail", "skip"),
+        _one_of("fail", "skip", "deadletter"),
         SINK,
-        "A message that the broker does not take ends the query (fail, the default), or is left out (skip).",
+        "A message that the broker does not take ends the query (fail, the default), is left out (skip), or is sent to deadLetterAddress (deadletter), at least once.",
+    ),
+    Option(
+        "deadLetterAddress",
+        "dead_letter_address",
+        _text,
+        SINK,
+        "Where messages go that the broker does not take, with onReject=deadletter; annotations say from where, and why.",
+    ),
+    Option(
+        "settleTimeout",
+        "settle_timeout",
+        _seconds,
+        SINK,
+        "How long the broker may take to say what became of a message. Default connectTimeout.",
     ),
     Option(
         "durable",
@@ -471,6 +496,13 @@ _DECLARED: Final = (
         _text,
         SINK,
         "A column by which messages choose their partition of a log.",
+    ),
+    Option(
+        "dedupColumn",
+        "dedup_column",
+        _text,
+        SINK,
+        "A column that says of each message which one it is, for brokers that pass over what they have had: it becomes the message-id, and what Artemis looks at.",
     ),
     Option(
         "ignoreUnknownColumns",
@@ -513,8 +545,14 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
     options = Options(**found)
     if not options.url:
         raise ValueError("amqp needs the option url, such as amqp://localhost")
-    if not options.addresses:
+    if options.address_pattern and options.addresses:
+        raise ValueError("give address or addressPattern, not both")
+    if options.address_pattern and options.mode not in ("auto", "log"):
+        raise ValueError("addressPattern is for logs: name the queues with address")
+    if not options.addresses and not options.address_pattern:
         raise ValueError("amqp needs the option address: the node to read or to write to")
+    if (options.on_reject == "deadletter") != bool(options.dead_letter_address):
+        raise ValueError("onReject=deadletter and deadLetterAddress go together")
     if side == SINK and len(options.addresses) > 1:
         raise ValueError("a sink has one address")
     if options.starting_timestamp is not None and options.starting_offsets != "earliest":

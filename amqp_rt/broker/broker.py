@@ -1920,13 +1920,15 @@ class BrokerHost:
         node = self._find(self._space(virtual_host), address)
         return await self.leases.open(node, group, ttl_s)
 
-    def lease_state(self, address: str, group: str, *, virtual_host: str = "") -> LeaseState:
-        """How far *group* has come.
+    def lease_state(
+        self, address: str, group: str, id_: object = None, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """How far *group* has come, which has to be the one known as *id_*.
 
         Raises:
             AmqpError: There is no such queue, or no such group.
         """
-        return self.leases.state(self._find(self._space(virtual_host), address), group)
+        return self.leases.state(self._find(self._space(virtual_host), address), group, id_)
 
     async def lease(
         self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""

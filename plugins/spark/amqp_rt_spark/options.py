@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -67,6 +68,7 @@ class Options(Struct, frozen=True, kw_only=True):
     raw: bool = False
     hold: float = 3_600.0
     lease_ttl: float | None = None
+    spool_dir: str = ""
     on_undecodable: str = "fail"
     filter_pushdown: bool = False
     # Sink.
@@ -125,6 +127,21 @@ def _positive(text: str) -> int:
     if not _whole(text):
         raise ValueError("it is a whole number from 1 on")
     return int(text)
+
+
+def _folder(text: str) -> str:
+    """A path, or a URL of one on the machine itself."""
+    given = _text(text)
+    scheme, colon, path = given.partition(":")
+    if scheme.lower() == "file" and colon:
+        given = "/" + path.lstrip("/")
+    elif "://" in given:
+        raise ValueError("it is a folder of a file system that every machine mounts, not a URL")
+    if not os.path.isabs(given):
+        raise ValueError(
+            "it is a path from the root on, since each process has a folder of its own"
+        )
+    return given
 
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
@@ -265,9 +282,9 @@ _DECLARED: Final = (
     Option(
         "mode",
         "mode",
-        _one_of("auto", "log", "lease", "browse"),
+        _one_of("auto", "log", "lease", "spool", "browse"),
         SOURCE,
-        "log; lease (streams only: messages of a queue are set aside for a group until they are written); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
+        "log; lease (messages of a queue are set aside for a group until a stream has written them; a batch reads what the group has); spool (streams only: messages of a queue of any broker are kept in spoolDir); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
     ),
     Option(
         "group",
@@ -391,6 +408,13 @@ _DECLARED: Final = (
         _seconds,
         SOURCE,
         "After how long without a word from the query its messages go back to the queue. By default they stay aside until the query goes on.",
+    ),
+    Option(
+        "spoolDir",
+        "spool_dir",
+        _folder,
+        SOURCE,
+        "A folder that the driver and all workers see under one path, where mode=spool keeps messages until they are written. Of this query alone, like its checkpoint.",
     ),
     Option(
         "onUndecodable",

@@ -110,7 +110,7 @@ def log_state(options: Options, address: str) -> LogState:
     found = wire.call(options.endpoint, address, "READ")
     if found["kind"] != "log":
         raise ValueError(
-            f"{address!r} is a {found['kind']}, not a log: stream a queue with mode=lease, and read what "
+            f"{address!r} is a {found['kind']}, not a log: stream a queue with mode=lease or mode=spool, and read what "
             "waits there with a batch"
         )
     return LogState(
@@ -546,8 +546,8 @@ class Batch(_Reading):
         super().__init__(options)
         if options.starting_offsets == "committed" and not options.group:
             raise ValueError("startingOffsets=committed needs the option group")
-        if options.mode == "lease":
-            raise ValueError("a lease is for streams: a batch browses the queue, with mode=browse")
+        if options.mode == "spool":
+            raise ValueError("a spool is for streams: a batch browses the queue, with mode=browse")
         self.bounds = Bounds()
 
     def partitions(self) -> list[Span | Snapshot]:

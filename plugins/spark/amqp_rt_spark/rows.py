@@ -24,7 +24,7 @@ from .options import Options
 from .schema import COLUMNS, columns_of
 
 #: What a log says of a record's place in it. It is no part of a message that is sent elsewhere.
-_PLACE: Final = frozenset(
+PLACE: Final = frozenset(
     (
         "x-opt-offset",
         "x-opt-sequence-number",
@@ -330,7 +330,7 @@ def _typed_map(value: Any, what: str) -> dict[Any, Any]:
 
 def _annotations_of(row: Mapping[str, Any], options: Options) -> dict[Any, Any]:
     found = _typed_map(row.get("message_annotations"), "message_annotations")
-    annotations = {Symbol(key): each for key, each in found.items() if key not in _PLACE}
+    annotations = {Symbol(key): each for key, each in found.items() if key not in PLACE}
     if options.ordering_key:
         value = row.get(options.ordering_key)
         if value is not None:

@@ -41,10 +41,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import Row, StructType
 
 from .arrow import batches
-from .leasing import LeaseStream
+from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
 from .reading import Batch, Bounds, LogStream
 from .schema import ddl_of
+from .spooling import SpoolStream
 from .writing import Sink, Task, Written
 
 
@@ -74,12 +75,16 @@ class AmqpDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options, SOURCE)
+        if options.mode == "lease":
+            return LeasedReader(options, schema)
         # Spark refuses a reader that takes filters unless its own switch is on, too.
         kind = FilteredReader if options.filter_pushdown else AmqpReader
         return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = read_options(self.options, SOURCE)
+        if options.mode == "spool":
+            return SpoolStreamReader(options, schema)
         kind = LeaseStreamReader if options.mode == "lease" else LogStreamReader
         return kind(options, schema)
 
@@ -121,6 +126,20 @@ class FilteredReader(AmqpReader):
         for each in filters:
             if not push(self._batch.bounds, each, logs=logs):
                 yield each
+
+
+class LeasedReader(DataSourceReader):
+    """Reads what a group has of queues."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._batch = LeaseBatch(options)
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        return [AmqpPartition(span) for span in self._batch.partitions()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _batches(self._batch.read(partition.value), self._schema)
 
 
 _COMPARED: Final = (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, EqualTo)
@@ -241,6 +260,22 @@ class LeaseStreamReader(LeaseStream, _Limited):
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return _batches(LeaseStream.read(self, partition.value), self._schema)
+
+
+class SpoolStreamReader(SpoolStream, _Limited):
+    """Streams messages of queues, which are in files by then."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options)
+        self._schema = schema
+
+    def partitions(  # type: ignore[override]
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[InputPartition]:
+        return [AmqpPartition(share) for share in SpoolStream.partitions(self, start, end)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return _batches(SpoolStream.read(self, partition.value), self._schema)
 
 
 def _task(epoch: int) -> Task:

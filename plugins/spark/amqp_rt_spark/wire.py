@@ -8,6 +8,7 @@ again: a task is then not charged a handshake.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -48,6 +49,8 @@ _CLOCK: Final = SystemClock()
 #: peer may have said meanwhile that it is over.
 _IDLE_S: Final = 1.0
 _GLANCE_S: Final = 0.01
+#: For an answer that some brokers do not give.
+_ECHO_S: Final = 1.0
 
 
 class DataLost(AmqpError):
@@ -140,6 +143,8 @@ class _Inbox(_End):
         #: Everything there is has been asked for, and so many messages came of it.
         self.asked = False
         self.came = 0
+        #: The sender has spoken of its credit.
+        self.answered = False
         self._outcome = outcome
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
@@ -156,7 +161,29 @@ class _Inbox(_End):
         """Nobody waits for it."""
 
     def on_flow(self, link: Any) -> None:
-        """Whoever waits for a drain looks at the credit."""
+        self.answered = True
+
+
+class _Basket(_End):
+    """Keeps deliveries until they are taken, and says nothing of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: list[Any] = []
+        #: The broker has spoken of the credit that was granted last.
+        self.answered = False
+
+    def deliver(self, link: Any, deliveries: list[Any]) -> None:
+        self.ready += deliveries
+
+    def on_data(self, link: Any, deliveries: list[Any]) -> None:
+        """Nothing is streamed here."""
+
+    def on_settled(self, link: Any, deliveries: list[Any]) -> None:
+        """What the broker has settled by itself is answered all the same, in vain."""
+
+    def on_flow(self, link: Any) -> None:
+        self.answered = True
 
 
 class _Outbox(_End):
@@ -263,6 +290,103 @@ class Outlet:
         return len(self._unanswered)
 
 
+class Drain:
+    """Takes what waits in a queue, and leaves it unsettled until it is said what becomes of it.
+
+    The link has a session of its own, with which it goes: some brokers keep what is unsettled on a link
+    that is gone until its session ends (RabbitMQ 3), and all give it back then.
+
+    Raises:
+        LinkRefused: The queue cannot be read.
+        AmqpError: The broker knows no selector, and would give messages that are not wanted.
+    """
+
+    def __init__(self, wire: Wire, address: str, *, selector: str = "") -> None:
+        self._wire = wire
+        self._address = address
+        self._basket = _Basket()
+        self._session = wire.engine.begin()
+        filters: dict[Any, Any] | None = None
+        if selector:
+            filters = {Symbol("selector"): selector_filter(selector)}
+        try:
+            self._link = wire.receive(
+                address,
+                self._basket,
+                Source(address=address, filter=filters),
+                session=self._session,
+            )
+            # RabbitMQ before 4.0 says yes to any filter, and has none.
+            known = not wire.engine.peer_miscounts and (self._link.source.filter or {})
+            if selector and not (known and Symbol("selector") in known):
+                raise AmqpError(
+                    f"{address!r} cannot be read with a selector: the broker passes it over",
+                    condition="amqp:not-implemented",
+                )
+            if self._link.snd_settle_mode == 1:
+                raise AmqpError(
+                    f"{address!r} sends messages settled: what it sends is lost if it is not kept in time",
+                    condition="amqp:not-implemented",
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    @property
+    def over(self) -> bool:
+        """The link has ended: others get what was taken and not settled."""
+        return self._basket.over or self._wire.over
+
+    def take(self, most: int) -> list[Any]:
+        """Up to *most* deliveries: fewer only if the queue had no more when it was asked.
+
+        Raises:
+            LinkDetached: The link has ended.
+        """
+        link, basket = self._link, self._basket
+        basket.answered = False
+        # RabbitMQ before 4.0 ends the session when it has less than it is to drain; but it says how much
+        # there is.
+        crashes = self._wire.engine.peer_miscounts
+        link.grant(most, echo=crashes)
+        if not crashes:
+            link.drain()
+
+        def done() -> bool:
+            if basket.over:
+                return True
+            none_left = link.credit == 0 or (crashes and basket.answered and link.available == 0)
+            return none_left and not link.arriving
+
+        self._wire.wait(done, self._wire.endpoint.timeout_s)
+        if basket.over:
+            raise basket.failure(f"reading {self._address!r} has ended", LinkDetached)
+        found, basket.ready = basket.ready, []
+        return found
+
+    def close(self) -> None:
+        """Let the link go; what has no outcome goes back. What was settled is settled afterwards."""
+        connection = self._wire.connection
+        if connection.over:
+            return
+        try:
+            if not self._basket.over and self._basket.attached:
+                # The answer says that everything before it has been heard.
+                self._link.detach()
+                self._wire.wait(lambda: self._basket.over, self._wire.endpoint.timeout_s)
+            self._session.end()
+            connection.flush(timeout_s=self._wire.endpoint.timeout_s)
+        except AmqpError:
+            # Whoever uses the connection next will see that.
+            pass
+
+
 class Wire:
     """A connection to the broker at *endpoint*, and what is done there.
 
@@ -295,7 +419,7 @@ class Wire:
             hostname=url.virtual_host or url.host or None,
             mechanisms=(_mechanism(endpoint),),
         )
-        engine = amqp10.client(options, _CLOCK.monotonic())
+        engine = self.engine = amqp10.client(options, _CLOCK.monotonic())
         self._used_at = _CLOCK.monotonic()
         self.connection = connect_blocking(url, engine, tls=tls, timeout_s=endpoint.timeout_s)
         try:
@@ -333,7 +457,8 @@ class Wire:
         """Nothing can be done with it any more."""
         if not self.connection.over and _CLOCK.monotonic() - self._used_at > _IDLE_S:
             self.connection.run_for(_GLANCE_S)
-        return self.connection.over
+        # Some brokers end the session where others refuse a link.
+        return self.connection.over or self.session.ended
 
     # --- requests ---
 
@@ -432,7 +557,7 @@ class Wire:
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
         inbox = _Inbox(ACCEPTED)
-        link = self._receiver(node, inbox, Source(address=node, filter=filters))
+        link = self.receive(node, inbox, Source(address=node, filter=filters))
         found = str(link.properties.get(INCARNATION, ""))
         try:
             if incarnation and found != incarnation:
@@ -463,7 +588,7 @@ class Wire:
         node = f"{address}/partitions/{partition}"
         filters: dict[Any, Any] = {Symbol("start"): offset_spec(position)}
         inbox = _Inbox(ACCEPTED)
-        link = self._receiver(node, inbox, Source(address=node, filter=filters))
+        link = self.receive(node, inbox, Source(address=node, filter=filters))
         try:
             self._next(link, inbox, node, 1, draining=True)
             if not inbox.ready:
@@ -477,6 +602,9 @@ class Wire:
     ) -> Iterator[Message]:
         """Copies of what waits in a queue, *most* of them at most; nothing is taken away.
 
+        Without *most* it is as many as the broker says that there are, if it says so; else it ends when
+        there are no more for a moment.
+
         Raises:
             AmqpError: The queue cannot be read, or not without taking messages away.
         """
@@ -485,16 +613,19 @@ class Wire:
             filters[Symbol("selector")] = selector_filter(selector)
         inbox = _Inbox(RELEASED)
         source = Source(address=address, distribution_mode=COPY, filter=filters or None)
-        link = self._receiver(address, inbox, source)
+        link = self.receive(address, inbox, source)
         taken = 0
         try:
-            if link.source.distribution_mode != COPY:
+            # RabbitMQ before 4.0 says yes to this, too, and takes them.
+            if link.source.distribution_mode != COPY or self.engine.peer_miscounts:
                 raise AmqpError(
                     f"{address!r} cannot be browsed: the broker would take messages away",
                     condition="amqp:not-implemented",
                 )
+            if most is None:
+                most = self._available(link, inbox)
             while most is None or taken < most:
-                self._next(link, inbox, address, credit, draining=True)
+                self._next(link, inbox, address, credit, draining=True, short=most is None)
                 if not inbox.ready:
                     return
                 while inbox.ready and (most is None or taken < most):
@@ -509,7 +640,7 @@ class Wire:
         """Copies of messages that a group has leased; *properties* say which ones."""
         inbox = _Inbox(ACCEPTED)
         source = Source(address=address, distribution_mode=COPY)
-        link = self._receiver(address, inbox, source, properties)
+        link = self.receive(address, inbox, source, properties)
         try:
             while True:
                 self._next(link, inbox, address, credit, draining=True)
@@ -520,11 +651,24 @@ class Wire:
         finally:
             self._leave(link, inbox)
 
-    def _receiver(
-        self, what: str, inbox: _Inbox, source: Source, properties: Mapping[Any, Any] | None = None
+    def receive(
+        self,
+        what: str,
+        inbox: _Inbox | _Basket,
+        source: Source,
+        properties: Mapping[Any, Any] | None = None,
+        *,
+        session: Any = None,
     ) -> Any:
-        link = self.session.attach_receiver(
-            self.name(), inbox, source=source, snd_settle_mode=1, properties=properties
+        """A link from *source* to *inbox*: a basket is sent nothing that is settled already, others are
+        sent nothing else.
+
+        Raises:
+            LinkRefused: *what* cannot be read.
+        """
+        settled = 0 if isinstance(inbox, _Basket) else 1
+        link = (session or self.session).attach_receiver(
+            self.name(), inbox, source=source, snd_settle_mode=settled, properties=properties
         )
         self.wait(lambda: inbox.over or inbox.attached, self.endpoint.timeout_s)
         if inbox.over or link.source is None:
@@ -532,14 +676,31 @@ class Wire:
             raise inbox.failure(f"{what!r} cannot be read", LinkRefused)
         return link
 
-    def _next(self, link: Any, inbox: _Inbox, what: str, credit: int, *, draining: bool) -> None:
-        """Wait until something is ready, or with *draining* until there is nothing.
+    def _available(self, link: Any, inbox: _Inbox) -> int | None:
+        """How many messages there are for *link*, if its sender says so."""
+        link.grant(0, echo=True)
+        with contextlib.suppress(DeadlineExceeded):
+            self.wait(lambda: inbox.over or inbox.answered, _ECHO_S)
+        return int(link.available) or None
+
+    def _next(
+        self,
+        link: Any,
+        inbox: _Inbox,
+        what: str,
+        credit: int,
+        *,
+        draining: bool,
+        short: bool = False,
+    ) -> None:
+        """Wait until something is ready, or with *draining* until there is nothing; with *short* until
+        there was nothing once.
 
         No more is read from the socket than it takes: what is on its way waits there.
         """
         while not inbox.ready:
-            if draining and link.credit == 0:
-                if inbox.asked and not inbox.came:
+            if draining and link.credit == 0 and not link.arriving:
+                if inbox.asked and inbox.came < (credit if short else 1):
                     return
                 inbox.asked, inbox.came = True, 0
                 link.grant(credit)
@@ -547,7 +708,11 @@ class Wire:
             elif not draining and link.credit <= credit // 2:
                 link.grant(credit)
             self.wait(
-                lambda: inbox.ready or inbox.over or (draining and link.credit == 0),
+                lambda: (
+                    inbox.ready
+                    or inbox.over
+                    or (draining and link.credit == 0 and not link.arriving)
+                ),
                 self.endpoint.timeout_s,
             )
             if inbox.over and not inbox.ready:

@@ -91,31 +91,21 @@ class Sink:
             AmqpError: The broker does not take them, or a later run of the query has taken over.
             ValueError: A row makes no message.
         """
-        options = self.options
-        (address,) = options.addresses
-        producer = options.producer or task.query
+        return self.send_payloads((payload_of(row, self.options) for row in rows), task)
+
+    def send_payloads(self, payloads: Iterable[bytes], task: Task) -> Written:
+        """Send encoded messages, or stage them.
+
+        Raises:
+            AmqpError: As for :meth:`send`.
+        """
+        producer = self.options.producer or task.query
         run = task.run or self._run
-        claim: dict[Any, Any] | None = None
-        if self.staged:
-            claim = {
-                _PRODUCER: producer,
-                _RUN: run,
-                _EPOCH: task.epoch,
-                _PART: task.part,
-                _ATTEMPT: task.attempt,
-            }
-        out = wire.Outlet(
-            wire.wire(options.endpoint),
-            address,
-            properties=claim,
-            max_in_flight=options.max_in_flight,
-            timeout_s=options.connect_timeout,
-            skip=options.on_reject == "skip",
-        )
+        out = self._outlet(producer, run, task)
         try:
             if not self.staged or not self._done_before(out, producer, task.epoch):
-                for row in rows:
-                    out.send(payload_of(row, options))
+                for payload in payloads:
+                    out.send(payload)
             out.finish()
         finally:
             out.close()
@@ -131,14 +121,49 @@ class Sink:
             self.staged,
         )
 
-    def _done_before(self, out: wire.Outlet, producer: str, epoch: int) -> bool:
-        """Whether this epoch is published already, so that nothing has to be sent for it."""
+    def committed(self, task: Task) -> int:
+        """The epoch that the producer has published last, -1 if none. Who published under its name
+        before *task* can do so no more.
+
+        Raises:
+            AmqpError: The broker cannot publish by epochs, or nothing can be sent there.
+        """
+        out = self._outlet(self.options.producer or task.query, task.run or self._run, task)
+        out.close()
+        return self._last(out)
+
+    def _outlet(self, producer: str, run: str, task: Task) -> wire.Outlet:
+        options = self.options
+        (address,) = options.addresses
+        claim: dict[Any, Any] | None = None
+        if self.staged:
+            claim = {
+                _PRODUCER: producer,
+                _RUN: run,
+                _EPOCH: task.epoch,
+                _PART: task.part,
+                _ATTEMPT: task.attempt,
+            }
+        return wire.Outlet(
+            wire.wire(options.endpoint),
+            address,
+            properties=claim,
+            max_in_flight=options.max_in_flight,
+            timeout_s=options.connect_timeout,
+            skip=options.on_reject == "skip",
+        )
+
+    def _last(self, out: wire.Outlet) -> int:
         if _CAPABILITY not in out.capabilities:
             raise AmqpError(
                 "the broker cannot publish a micro-batch in one step: set delivery=at-least-once",
                 condition="amqp:not-implemented",
             )
-        committed = int(out.properties.get(_COMMITTED, -1))
+        return int(out.properties.get(_COMMITTED, -1))
+
+    def _done_before(self, out: wire.Outlet, producer: str, epoch: int) -> bool:
+        """Whether this epoch is published already, so that nothing has to be sent for it."""
+        committed = self._last(out)
         if committed > epoch:
             # Spark does the last micro-batch again, and none before it.
             raise ValueError(

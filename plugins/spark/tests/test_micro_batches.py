@@ -12,8 +12,11 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +25,12 @@ from amqp_rt_spark.leasing import LeaseStream
 from amqp_rt_spark.options import Options, read_options
 from amqp_rt_spark.reading import LogStream
 from amqp_rt_spark.schema import columns_of
+from amqp_rt_spark.spooling import SpoolFile, SpoolStream
 from amqp_rt_spark.writing import Sink, Task, Written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from amqp_rt import sync
+from amqp_rt import Message, sync
 from amqp_rt.broker import Log, Queue
 from amqp_rt.errors import AmqpError
 
@@ -37,6 +41,10 @@ NEVER = 1_000_000
 
 class DriverEnded(Exception):
     """The driver's process is killed here."""
+
+
+class TaskEnded(Exception):
+    """The process of a task is killed here."""
 
 
 class Checkpoint:
@@ -127,8 +135,8 @@ class Driver:
         self.trace: list[str] = []
         self._left = ends_at
         # Made in one process, used in another.
-        kind = LeaseStream if source.mode == "lease" else LogStream
-        self.reader: Any = moved(kind(source))
+        kinds: dict[str, Any] = {"lease": LeaseStream, "spool": SpoolStream}
+        self.reader: Any = moved(kinds.get(source.mode, LogStream)(source))
         self._attempts = 0
 
     def arrow(self, name: str) -> None:
@@ -139,7 +147,10 @@ class Driver:
 
     def call(self, name: str, *args: Any) -> Any:
         self.arrow(f"before {name}")
-        found = getattr(self.reader, name)(*(json.loads(json.dumps(each)) for each in args))
+        try:
+            found = getattr(self.reader, name)(*(json.loads(json.dumps(each)) for each in args))
+        except TaskEnded:
+            raise DriverEnded(name) from None
         self.arrow(f"after {name}")
         return found
 
@@ -174,7 +185,7 @@ class Driver:
     def batch(self, number: int) -> None:
         start, end = self.before(number), self.checkpoint.offsets[number]
         spans = moved(self.call("partitions", json.loads(start), json.loads(end)))
-        parts = [list(moved(self.reader).read(span)) for span in spans]
+        parts = [self.rows(span) for span in spans]
         if self.early:
             self.call("commit", json.loads(end))
         if self.shuffle:
@@ -190,6 +201,15 @@ class Driver:
         self.arrow("the sink has committed")
         self.checkpoint.commits.add(number)
         self.arrow("the batch is noted")
+
+    def rows(self, span: Any) -> list[tuple[Any, ...]]:
+        """What a task reads, which is done again if it fails."""
+        for _ in range(4):
+            try:
+                return list(moved(self.reader).read(span))
+            except TaskEnded:
+                continue
+        raise DriverEnded("a task has failed too often")
 
     def task(self, number: int, part: int, rows: list[tuple[Any, ...]]) -> Any:
         while True:
@@ -219,10 +239,20 @@ def anywhere() -> Iterator[Any]:
         wire.forget(read_options({"url": url, "address": "x"}, "source").endpoint)
 
 
-def fill(broker: Any, address: str, first: int, end: int) -> None:
+def fill(broker: Any, address: str, first: int, end: int, *, named: bool = True) -> None:
     with broker.local() as peer, peer.sender(address) as out:
         for number in range(first, end):
-            out.send(str(number))
+            name = {"message_id": f"message {number}"} if named else {}
+            out.send(Message(str(number), **name))
+
+
+def unsettled(endpoint: wire.Endpoint, queue: str) -> bool:
+    """Whether somebody still has messages of *queue*, who may have been dead for a moment."""
+    for _ in range(200):
+        if not wire.call(endpoint, queue, "READ")["acquired"]:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def lives(
@@ -235,6 +265,7 @@ def lives(
     *,
     shuffle: bool,
     early: bool = False,
+    named: bool = True,
     **options: str,
 ) -> Any:
     """Runs the query as often as it takes, and ends at *ends*; its sink."""
@@ -242,7 +273,7 @@ def lives(
     chance = random.Random(seed)
     checkpoint = Checkpoint()
     sink = None
-    fill(broker, log, 0, MESSAGES // 2)
+    fill(broker, log, 0, MESSAGES // 2, named=named)
     for life, end in enumerate([*ends, NEVER, NEVER]):
         # What may change from one start to the next.
         given = {
@@ -256,6 +287,8 @@ def lives(
             **options,
         }
         source = read_options(given, "source")
+        if source.mode == "spool":
+            assert not unsettled(source.endpoint, log)
         if sink is None:
             sink = sink_of(source)
         driver = Driver(
@@ -264,10 +297,11 @@ def lives(
         try:
             driver.run()
         except DriverEnded:
-            if chance.random() < 0.5:
+            if chance.random() < 0.5 or source.mode == "spool":
+                # Also so that what it has not settled is not its own any more.
                 wire.forget(source.endpoint)
         if life == 0:
-            fill(broker, log, MESSAGES // 2, MESSAGES)
+            fill(broker, log, MESSAGES // 2, MESSAGES, named=named)
     return sink
 
 
@@ -433,7 +467,8 @@ def test_a_queue_that_is_streamed_is_still_a_queue(anywhere: Any) -> None:
             delivery = messages.receive()
             assert delivery.body == str(number)
             delivery.accept()
-    assert stream.reportLatestOffset() == {"leases": {queue: 10}, "v": 1}
+    known = start["leases"][queue]["id"]
+    assert stream.reportLatestOffset() == {"leases": {queue: {"id": known, "n": 10}}, "v": 1}
     # Nothing more is there, and what was written is gone.
     assert stream.latestOffset(end, None) == end
     assert found(url, queue) == Counter()
@@ -459,15 +494,30 @@ def test_a_group_has_one_query(anywhere: Any) -> None:
     with pytest.raises(wire.DataLost, match=r"the lease has ended: .*no group 'g'"):
         list(two.read(spans[0]))
     three = LeaseStream(read_options(given_, "source"))
-    with pytest.raises(wire.DataLost, match="the lease has ended"):
-        three.partitions(start, end)
-    with pytest.raises(wire.DataLost, match="the lease has ended"):
-        three.latestOffset(end, None)
     # With a new checkpoint they are read as new ones.
     begin = three.initialOffset()
     later = three.latestOffset(begin, None)
     rows = [row for span in three.partitions(begin, later) for row in three.read(span)]
     assert [row[2] for row in rows] == [*range(10)]
+    # The numbers are the same, and the messages are not: what is about the old ones is refused.
+    assert later["leases"][queue]["n"] == end["leases"][queue]["n"]
+    for refused in (lambda: three.partitions(start, end), lambda: three.latestOffset(end, None)):
+        with pytest.raises(wire.DataLost, match="was released, or has ended after its leaseTtl"):
+            refused()
+    with pytest.raises(wire.DataLost, match="was released, or has ended, and was opened again"):
+        list(two.read(spans[0]))
+    with pytest.raises(AmqpError, match="was opened again"):
+        two.commit(end)
+    lax = LeaseStream(read_options(given_ | {"failOnDataLoss": "false"}, "source"))
+    assert lax.partitions(start, end) == []
+    again = lax.latestOffset(end, None)
+    assert again == later
+    rows = [row for span in lax.partitions(end, again) for row in lax.read(span)]
+    assert [row[2] for row in rows] == [*range(10)]
+    lax.commit(end)
+    lax.commit(again)
+    assert lax.latestOffset(again, None) == again
+    assert found(url, queue) == Counter()
 
 
 @pytest.mark.parametrize(
@@ -483,6 +533,110 @@ def test_what_a_lease_cannot_do(options: dict[str, str], why: str) -> None:
     given_ = {"url": "amqp://h", "address": "q", "mode": "lease", **options}
     with pytest.raises(ValueError, match=why):
         LeaseStream(read_options(given_, "source"))
+
+
+# --- Any queue, by files -------------------------------------------------------------------------
+
+
+class Killed:
+    """Ends tasks, and the driver, while they keep what they have taken.
+
+    Args:
+        patch: Undoes it.
+        ends: At which files, counted from the first: before it is there, or after it and before
+            anything of it is accepted.
+        endpoint: Where they are connected.
+    """
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, ends: dict[int, str], endpoint: wire.Endpoint
+    ) -> None:
+        #: Messages in files that were not accepted.
+        self.doubtful = 0
+        publish = SpoolFile.publish
+        numbers = count()
+
+        def publishing(file: SpoolFile, *, dry: bool) -> bool:
+            end = ends.get(next(numbers))
+            done = end != "before" and publish(file, dry=dry)
+            if end is not None:
+                self.doubtful += file.count if done else 0
+                wire.forget(endpoint)
+                raise TaskEnded
+            return done
+
+        patch.setattr(SpoolFile, "publish", publishing)
+
+
+def spool(
+    anywhere: Any, ends: list[int], kills: dict[int, str], seed: int, folder: Path, **options: Any
+) -> tuple[Counter[Any], int]:
+    """What came out of a queue that was streamed by files; and how much of it may be double."""
+    broker, url, fresh = anywhere
+    _, out = fresh()
+    queue = out.replace("out", "in")
+    endpoint = read_options({"url": url, "address": queue}, "source").endpoint
+
+    def sink(source: Options) -> StagedSink:
+        return StagedSink(read_options({"url": url, "address": out}, "sink"), source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        killed = Killed(patch, kills, endpoint)
+        given_ = {"mode": "spool", "spoolDir": str(folder / queue), **options}
+        # Each kill may take the driver's life, too.
+        ends = [*ends, *[NEVER] * len(kills)]
+        lives(broker, url, (queue, out), sink, ends, seed, **given_)
+    assert not unsettled(endpoint, queue)
+    assert found(url, queue) == Counter()
+    return found(url, out), killed.doubtful
+
+
+kills = st.dictionaries(st.integers(0, 12), st.sampled_from(["before", "after"]), max_size=4)
+
+
+@pytest.mark.req("K6")
+@steady
+@given(crashes, kills, st.integers(0, 2**16), st.booleans())
+def test_files_lose_nothing_wherever_driver_and_tasks_end(
+    anywhere: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    ends: list[int],
+    kills: dict[int, str],
+    seed: int,
+    shuffle: bool,
+) -> None:
+    """At least once: what is double was in a file that was not accepted, and has no name."""
+    folder = tmp_path_factory.mktemp("spool")
+    out, doubtful = spool(anywhere, ends, kills, seed, folder, shuffle=shuffle, named=False)
+    assert set(out) == set(ALL)
+    assert out.total() - MESSAGES <= doubtful
+
+
+@pytest.mark.req("K6")
+@steady
+@given(crashes, kills, st.integers(0, 2**16), st.booleans())
+def test_messages_with_names_come_once(
+    anywhere: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    ends: list[int],
+    kills: dict[int, str],
+    seed: int,
+    shuffle: bool,
+) -> None:
+    """Those that come again are found in the files that are left."""
+    folder = tmp_path_factory.mktemp("spool")
+    out, _ = spool(anywhere, ends, kills, seed, folder, shuffle=shuffle)
+    assert out == ALL
+
+
+@pytest.mark.req("K6")
+def test_without_a_look_into_the_files_they_would_be_double(
+    anywhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    monkeypatch.setattr(SpoolStream, "_live", lambda stream, folder: set())
+    out, doubtful = spool(anywhere, [], {2: "after"}, 5, tmp_path, shuffle=False)
+    assert MESSAGES < out.total() <= MESSAGES + doubtful
 
 
 # --- The sink alone ------------------------------------------------------------------------------

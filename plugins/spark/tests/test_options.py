@@ -54,7 +54,7 @@ def test_values(name: str, text: str, field: str, value: Any) -> None:
         ({"maxMessagesPerTrigger": "0"}, "a whole number from 1 on"),
         ({"maxMessagesPerTrigger": "ten"}, "a whole number"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
-        ({"mode": "queue"}, "one of auto, log, lease, browse"),
+        ({"mode": "queue"}, "one of auto, log, lease, spool, browse"),
         ({"startingOffsets": "now"}, "it is earliest, latest, committed, or offsets as JSON"),
         ({"startingOffsets": "[1]"}, "or offsets as JSON"),
         ({"startingTimestamp": "2026-01-01T00:00:00"}, "with its zone"),

@@ -308,8 +308,6 @@ def test_a_batch_is_between_two_places(served: Any) -> None:
         offsets(endingOffsets='{"one": {"0": 70}}')
     with pytest.raises(ValueError, match="needs the option group"):
         offsets(startingOffsets="committed")
-    with pytest.raises(ValueError, match="for streams"):
-        offsets(mode="lease", group="g")
     with pytest.raises(AmqpError, match="nowhere"):
         Batch(options(served, address="nowhere")).partitions()
 

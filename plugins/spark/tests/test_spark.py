@@ -153,6 +153,25 @@ def test_a_queue_is_consumed_once(spark: Any, served: Any, tmp_path: Path) -> No
     }
 
 
+@pytest.mark.req("K6")
+def test_a_queue_is_streamed_by_files(spark: Any, served: Any, tmp_path: Path) -> None:
+    for round_ in range(2):
+        served.send("in", *(f"{round_} {number}" for number in range(30)), durable=True)
+        spool = str(tmp_path / "spool")
+        source = at(spark.readStream, served, "in", mode="spool", spoolDir=spool, minPartitions="3")
+        rows = source.option("maxMessagesPerTrigger", "20").load().selectExpr("body", "body_kind")
+        place = str(tmp_path / "checkpoint")
+        sink = at(rows.writeStream, served, "out").option("checkpointLocation", place)
+        query = sink.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        state = wire.call(served.endpoint, "in", "READ")
+        assert (state["available"], state["acquired"]) == (0, 0)
+    assert Counter(served.bodies("out")) == Counter(
+        f"{round_} {number}".encode() for round_ in range(2) for number in range(30)
+    )
+
+
 @pytest.mark.req("K1")
 def test_octet_for_octet(spark: Any, served: Any, tmp_path: Path) -> None:
     served.broker.declare(Log("copy", partitions=1))

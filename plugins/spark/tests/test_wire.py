@@ -117,6 +117,26 @@ def test_browsing_takes_nothing(served: Any) -> None:
         assert [each.body for each in it.browse("in")] == list(range(40))
 
 
+@pytest.mark.req("K6")
+@pytest.mark.parametrize("says", [True, False])
+def test_a_queue_that_is_being_filled_has_an_end(
+    served: Any, says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the broker says how many there are: some do not."""
+    if not says:
+        monkeypatch.setattr(Wire, "_available", lambda wire, link, inbox: None)
+    served.send("in", *range(40))
+    found = []
+    with Wire(served.endpoint) as it:
+        for message in it.browse("in", credit=15):
+            found.append(message.body)
+            if len(found) % 2:
+                served.send("in", "more")
+    assert found[:40] == list(range(40))
+    # The one that does not say it has had no more once, which was after a while.
+    assert len(found) == 40 if says else 40 < len(found) < 90
+
+
 def test_staging_and_a_commit(served: Any) -> None:
     claimed = {
         "amqp_rt:producer": "job",

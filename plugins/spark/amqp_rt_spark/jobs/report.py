@@ -177,7 +177,7 @@ class Report(msgspec.Struct, kw_only=True):
                         console.print(text(note))
         if plots:
             console.print(f"\n{plots} plot{'s' if plots > 1 else ''} in the HTML report")
-        return out.getvalue()
+        return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
     def html(self) -> str:
         """The report as one page that needs nothing else: no network, no script.

@@ -1,0 +1,633 @@
+"""A client of AMQP 0-9-1 for trio (0-9-1 §2.4, API layer), of any broker that speaks it.
+
+::
+
+    async with connect("amqp://127.0.0.1") as connection, connection.channel() as channel:
+        await channel.declare_queue("orders", durable=True)
+        await channel.publish(b"an order", key="orders")
+        async with channel.consume("orders") as deliveries:
+            async for delivery in deliveries:
+                delivery.ack()
+
+What the server refuses raises :class:`~amqp_rt.AmqpError` with a condition of AMQP 1.0, as everything of
+this package does, and the server's words. Who is cancelled while waiting for an answer has said what
+was said: the channel stays in order, and the answer is dropped.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import trio
+
+from amqp_rt import ClientTls
+from amqp_rt.addresses import parse_url
+from amqp_rt.errors import (
+    AmqpError,
+    AuthenticationFailed,
+    ConnectFailed,
+    DeliveryNotAccepted,
+    DeliveryRejected,
+)
+from amqp_rt.fronts import (
+    DEFAULT_LIMITS,
+    Closed,
+    ConnectionFailed,
+    Error,
+    Event,
+    Limits,
+    Opened,
+    QueueState,
+)
+from amqp_rt.fronts.amqp10 import ClientMechanism
+from amqp_rt.net.dial import dial
+from amqp_rt.net.driver import run_connection
+
+from . import methods as m
+from .client_engine import (
+    ClientEngine,
+    ClientOptions,
+    Content,
+    EngineChannel,
+    OnAnswer,
+    Plain,
+)
+from .faults import RESOURCE_ERROR, Fault, condition_of
+from .methods import BasicProperties
+
+T = TypeVar("T", bound=m.Method)
+
+
+class Delivery:
+    """A message that the server has sent."""
+
+    def __init__(self, channel: EngineChannel, content: Content) -> None:
+        self._channel = channel
+        self._tag: int = content.method.delivery_tag
+        self.body: bytes = content.body
+        self.properties: BasicProperties = content.properties
+        self.exchange: str = content.method.exchange
+        self.routing_key: str = content.method.routing_key
+        #: Somebody had it before, and may have done something about it.
+        self.redelivered: bool = content.method.redelivered
+
+    def ack(self, *, multiple: bool = False) -> None:
+        """It is dealt with; with *multiple*, so are all before it on the channel."""
+        self._channel.say(m.BasicAck(delivery_tag=self._tag, multiple=multiple))
+
+    def nack(self, *, multiple: bool = False, requeue: bool = True) -> None:
+        """It is not: back to the queue, or to the dead letters without *requeue*."""
+        self._channel.say(m.BasicNack(delivery_tag=self._tag, multiple=multiple, requeue=requeue))
+
+
+class _Mandatory:
+    """A message that may come back."""
+
+    def __init__(self, exchange: str, key: str, body: bytes) -> None:
+        self.exchange = exchange
+        self.key = key
+        self.body = body
+        self.returned = False
+
+    def is_same(self, back: m.BasicReturn, body: bytes) -> bool:
+        """Whether it is this that came back, or one that cannot be told from it."""
+        same = (self.exchange, self.key) == (back.exchange, back.routing_key)
+        return same and self.body == body
+
+
+class Consumer:
+    """Messages of one queue: iterate over it. It ends when the server ends it, as with its queue."""
+
+    def __init__(self, tag: str, limits: Limits) -> None:
+        self.tag = tag
+        self._limits = limits
+        #: What has come and was not asked for yet, and its octets.
+        self._waiting: deque[Delivery] = deque()
+        self._size = 0
+        self._ended = False
+        self._fault: Fault | None = None
+        self._came = trio.Event()
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        """The next message.
+
+        Raises:
+            AmqpError: The channel or its connection is over, and why.
+        """
+        await trio.lowlevel.checkpoint()
+        while not self._waiting:
+            if self._fault is not None:
+                raise _said(self._fault)
+            if self._ended:
+                raise StopAsyncIteration
+            self._came = trio.Event()
+            await self._came.wait()
+        delivery = self._waiting.popleft()
+        self._size -= len(delivery.body)
+        return delivery
+
+    def _put(self, delivery: Delivery) -> bool:
+        """Keep *delivery* until it is asked for; whether there was room."""
+        size = self._size + len(delivery.body)
+        limits = self._limits
+        if self._waiting and (
+            len(self._waiting) >= limits.session_window or size > limits.session_window_bytes
+        ):
+            return False
+        self._size = size
+        self._waiting.append(delivery)
+        self._came.set()
+        return True
+
+    def _end(self, fault: Fault | None) -> None:
+        self._ended = True
+        self._fault = self._fault or fault
+        self._came.set()
+
+
+class ClientChannel:
+    """One channel. Make it by :meth:`ClientConnection.channel`."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._consumers: dict[str, Consumer] = {}
+        self._numbers = 0
+        #: What is mandatory and not confirmed, in order: exchange, key and body, and that it came back.
+        self._mandatory: list[_Mandatory] = []
+        self._flows = trio.Event()
+        self._flows.set()
+
+    def _opened(self, half: EngineChannel) -> None:
+        self._half = half
+        half.on_message = self._on_message
+        half.on_cancel = self._on_cancel
+        half.on_flow = self._on_flow
+        half.on_end = self._on_end
+
+    # --- what the server says ---
+
+    def _on_message(self, content: Content) -> None:
+        if isinstance(content.method, m.BasicReturn):
+            # Its confirm follows (RabbitMQ's promise, and ours).
+            back = content.method
+            for each in self._mandatory:
+                if not each.returned and each.is_same(back, content.body):
+                    each.returned = True
+                    break
+            return
+        consumer = self._consumers.get(content.method.consumer_tag)
+        if consumer is not None and not consumer._put(Delivery(self._half, content)):
+            # With acknowledgements it would have been bounded by the prefetch.
+            del self._consumers[consumer.tag]
+            self._half.say(m.BasicCancel(consumer_tag=consumer.tag, no_wait=True))
+            consumer._end(Fault(RESOURCE_ERROR, "messages come faster than they are taken"))
+
+    def _on_cancel(self, tag: str) -> None:
+        consumer = self._consumers.pop(tag, None)
+        if consumer is not None:
+            consumer._end(None)
+
+    def _on_flow(self) -> None:
+        if self._half.flowing:
+            self._flows.set()
+        else:
+            self._flows = trio.Event()
+
+    def _on_end(self, fault: Fault | None) -> None:
+        self._flows.set()
+        consumers, self._consumers = self._consumers, {}
+        for consumer in consumers.values():
+            consumer._end(fault)
+
+    # --- what is asked ---
+
+    async def _ask(self, method: m.Method) -> m.Method | Content:
+        return await self._connection._ask(lambda on_answer: self._half.ask(method, on_answer))
+
+    async def _answer(self, method: m.Method, kind: type[T]) -> T:
+        answer = await self._ask(method)
+        assert isinstance(answer, kind)
+        return answer
+
+    async def declare_queue(
+        self,
+        name: str = "",
+        *,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        passive: bool = False,
+        arguments: Mapping[str, object] | None = None,
+    ) -> QueueState:
+        """Make a queue, find the equal one, or only look for it if *passive*. Without a *name* the
+        server gives it one."""
+        answer = await self._answer(
+            m.QueueDeclare(
+                queue=name,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                passive=passive,
+                arguments=dict(arguments or {}),
+            ),
+            m.QueueDeclareOk,
+        )
+        return QueueState(
+            name=answer.queue, messages=answer.message_count, consumers=answer.consumer_count
+        )
+
+    async def delete_queue(
+        self, name: str, *, if_unused: bool = False, if_empty: bool = False
+    ) -> int:
+        """Delete a queue; how many messages it had."""
+        answer = await self._answer(
+            m.QueueDelete(queue=name, if_unused=if_unused, if_empty=if_empty), m.QueueDeleteOk
+        )
+        return answer.message_count
+
+    async def purge_queue(self, name: str) -> int:
+        """Drop what waits in a queue; how many messages there were."""
+        return (await self._answer(m.QueuePurge(queue=name), m.QueuePurgeOk)).message_count
+
+    async def bind_queue(
+        self,
+        name: str,
+        exchange: str,
+        key: str = "",
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
+        """Let *exchange* lead to queue *name*."""
+        await self._ask(
+            m.QueueBind(
+                queue=name, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
+            )
+        )
+
+    async def unbind_queue(
+        self,
+        name: str,
+        exchange: str,
+        key: str = "",
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
+        """Undo that."""
+        await self._ask(
+            m.QueueUnbind(
+                queue=name, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
+            )
+        )
+
+    async def declare_exchange(
+        self,
+        name: str,
+        type: str = "direct",  # noqa: A002 - the standard's word
+        *,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        passive: bool = False,
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
+        """Make an exchange, find the equal one, or only look for it if *passive*."""
+        await self._ask(
+            m.ExchangeDeclare(
+                exchange=name,
+                type=type,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                passive=passive,
+                arguments=dict(arguments or {}),
+            )
+        )
+
+    async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange with its bindings."""
+        await self._ask(m.ExchangeDelete(exchange=name, if_unused=if_unused))
+
+    async def bind_exchange(
+        self,
+        name: str,
+        source: str,
+        key: str = "",
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
+        """Let exchange *source* lead to exchange *name*."""
+        await self._ask(
+            m.ExchangeBind(
+                destination=name, source=source, routing_key=key, arguments=dict(arguments or {})
+            )
+        )
+
+    async def publish(
+        self,
+        body: bytes,
+        *,
+        key: str = "",
+        exchange: str = "",
+        properties: BasicProperties | None = None,
+        mandatory: bool = False,
+    ) -> None:
+        """Publish a message, and wait until the server has it, unless the channel has no confirms.
+
+        Cancelled, the message may be there or not.
+
+        Raises:
+            DeliveryRejected: The server does not take it.
+            DeliveryNotAccepted: It is *mandatory*, and goes nowhere.
+            AmqpError: The channel is closed, or a property cannot be said.
+        """
+        await self._connection._room(self._flows)
+        method = m.BasicPublish(exchange=exchange, routing_key=key, mandatory=mandatory)
+        done = trio.Event()
+        awaited = _Mandatory(exchange, key, body)
+        taken = False
+
+        def confirmed(acknowledged: bool) -> None:
+            nonlocal taken
+            taken = acknowledged
+            if mandatory:
+                self._mandatory.remove(awaited)
+            done.set()
+
+        try:
+            self._half.publish(method, properties or BasicProperties(), body, confirmed)
+        except Fault as fault:
+            raise _said(fault) from None
+        except ValueError as error:
+            raise AmqpError(str(error), condition="amqp:invalid-field") from error
+        if not self._confirms:
+            await trio.lowlevel.checkpoint()
+            return
+        if mandatory:
+            self._mandatory.append(awaited)
+        await done.wait()
+        if self._half.fault is not None and not taken:
+            raise _said(self._half.fault)
+        if awaited.returned:
+            raise DeliveryNotAccepted(
+                f"nothing is bound for {key!r:.100}", condition="amqp:not-found"
+            )
+        if not taken:
+            raise DeliveryRejected(
+                "the server does not take the message", condition="amqp:resource-limit-exceeded"
+            )
+
+    async def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
+        """One message of *queue*, None if it has none."""
+        answer = await self._ask(m.BasicGet(queue=queue, no_ack=no_ack))
+        return Delivery(self._half, answer) if isinstance(answer, Content) else None
+
+    async def qos(self, count: int, *, whole_channel: bool = False) -> None:
+        """Bound the messages that each consumer to come, or all of the channel, has unanswered."""
+        await self._ask(m.BasicQos(prefetch_count=count, global_=whole_channel))
+
+    @asynccontextmanager
+    async def consume(
+        self,
+        queue: str,
+        *,
+        no_ack: bool = False,
+        exclusive: bool = False,
+        arguments: Mapping[str, object] | None = None,
+    ) -> AsyncIterator[Consumer]:
+        """Consume from *queue* within the block. What is not answered is so until the channel ends.
+
+        With *no_ack* nothing has to be answered, and nothing holds the server back: a consumer
+        that takes its messages too slowly ends.
+        """
+        self._numbers += 1
+        tag = f"ctag-{self._numbers}"
+        consumer = self._consumers[tag] = Consumer(tag, self._connection._engine.limits)
+        try:
+            await self._ask(
+                m.BasicConsume(
+                    queue=queue,
+                    consumer_tag=tag,
+                    no_ack=no_ack,
+                    exclusive=exclusive,
+                    arguments=dict(arguments or {}),
+                )
+            )
+            yield consumer
+        finally:
+            if self._consumers.pop(tag, None) is not None:
+                self._half.say(m.BasicCancel(consumer_tag=tag, no_wait=True))
+
+    async def select(self) -> None:
+        """Have transactions from now on: what is published and answered counts when it is committed."""
+        await self._ask(m.TxSelect())
+
+    async def commit(self) -> None:
+        """Let what was said since the last commit count, all of it or nothing."""
+        await self._ask(m.TxCommit())
+
+    async def rollback(self) -> None:
+        """Let none of it have been said."""
+        await self._ask(m.TxRollback())
+
+    _confirms = False
+    _half: EngineChannel
+
+
+class ClientConnection:
+    """A connection. Make it by :func:`connect`."""
+
+    def __init__(self, engine: ClientEngine) -> None:
+        self._engine = engine
+        self._opened = trio.Event()
+        self._over = trio.Event()
+        self._error: Error | None = None
+        #: Set while there is room for what is published.
+        self._writable = trio.Event()
+        self._writable.set()
+        engine.on_room = self._look
+
+    @property
+    def server_properties(self) -> Mapping[object, object]:
+        """What the server said of itself."""
+        return self._engine.peer.properties
+
+    @property
+    def blocked(self) -> str | None:
+        """Why the server wants nothing published now, None if it does. Publishing waits so long."""
+        return self._engine.blocked
+
+    @asynccontextmanager
+    async def channel(
+        self, *, confirms: bool = True, prefetch: int = 100
+    ) -> AsyncIterator[ClientChannel]:
+        """Open a channel for the block.
+
+        Args:
+            confirms: ``publish`` waits until the server has the message. Not with transactions.
+            prefetch: Unanswered messages that each consumer has at most; 0 for any number.
+        """
+        channel = ClientChannel(self)
+
+        def ask(on_answer: OnAnswer) -> None:
+            try:
+                channel._opened(self._engine.open_channel(on_answer))
+            except Fault as fault:
+                on_answer(fault)
+
+        await self._ask(ask)
+        try:
+            if confirms:
+                await self._ask(channel._half.confirm)
+                channel._confirms = True
+            if prefetch:
+                await channel.qos(prefetch)
+            yield channel
+        finally:
+            channel._half.close()
+
+    async def update_secret(self, secret: str, reason: str = "") -> None:
+        """Show a new secret, such as a token, before the old one expires.
+
+        Raises:
+            AmqpError: The server does not accept it.
+        """
+        await self._ask(
+            lambda on_answer: self._engine.update_secret(secret.encode(), reason, on_answer)
+        )
+
+    # --- the driver ---
+
+    async def _ask(self, ask: Callable[[OnAnswer], None]) -> m.Method | Content:
+        done = trio.Event()
+        found: list[m.Method | Content | Fault] = []
+
+        def answered(answer: m.Method | Content | Fault) -> None:
+            found.append(answer)
+            done.set()
+
+        ask(answered)
+        await done.wait()
+        (answer,) = found
+        if isinstance(answer, Fault):
+            raise _said(answer)
+        return answer
+
+    async def _room(self, flows: trio.Event) -> None:
+        """Until the server takes messages, and there is room for them."""
+        self._look()
+        while not (flows.is_set() and self._writable.is_set()):
+            await flows.wait()
+            await self._writable.wait()
+
+    def _look(self) -> None:
+        """Whether there is room for what is published."""
+        engine = self._engine
+        blocked = engine.blocked is not None or engine.output_size >= engine.limits.output_max
+        if not blocked or engine.finished:
+            self._writable.set()
+        elif self._writable.is_set():
+            self._writable = trio.Event()
+
+    def _hear(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Closed | ConnectionFailed):
+                self._error = event.error
+                self._over.set()
+            if isinstance(event, Opened | Closed | ConnectionFailed):
+                self._opened.set()
+        self._look()
+
+    async def _close(self) -> None:
+        self._engine.close()
+        await self._over.wait()
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    tls: ClientTls | ssl.SSLContext | None = None,
+    name: str = "",
+    mechanisms: tuple[ClientMechanism, ...] | None = None,
+    heartbeat_s: int = 60,
+    limits: Limits = DEFAULT_LIMITS,
+) -> AsyncIterator[ClientConnection]:
+    """Connect to the server at *url*, ``amqp://USER:PASSWORD@HOST/VHOST`` or ``amqps://...``, for the block.
+
+    Without a user it is ``guest``, without a virtual host ``/``, as with every client of 0-9-1. A
+    channel that ends by a fault leaves the connection and its other channels as they are.
+
+    Args:
+        url: Where the server is.
+        tls: Whom to believe, for ``amqps``; those whom the system believes by default.
+        name: Called so where connections are listed.
+        mechanisms: How to log in, in order of preference; with the user and password of the URL by
+            PLAIN by default. ``External()`` is for the certificate of *tls*.
+        heartbeat_s: Seconds between heartbeats at the most, 0 for none. A server that is
+            silent for two of them is gone.
+        limits: Bounds on what the server may take.
+
+    Raises:
+        ConnectFailed: There is no way to the server, or it is none of 0-9-1.
+        AuthenticationFailed: It does not let us in.
+    """
+    where = parse_url(url)
+    if where.scheme in ("ws", "wss", "memory"):
+        raise ConnectFailed(
+            f"cannot connect to {where}: AMQP 0-9-1 has no {where.scheme}; use amqp or amqps",
+            condition="amqp:not-implemented",
+        )
+    with trio.move_on_after(limits.handshake_s) as scope:
+        dialled = await dial(where, tls=tls, limits=limits)
+    if scope.cancelled_caught:
+        raise ConnectFailed(
+            f"cannot connect to {where}: nobody answers within {limits.handshake_s} s"
+        )
+    engine = ClientEngine(
+        ClientOptions(
+            mechanisms=mechanisms or (Plain(where.user or "guest", where.password or "guest"),),
+            virtual_host=where.virtual_host or "/",
+            properties={"connection_name": name} if name else {},
+            limits=limits,
+            heartbeat_s=heartbeat_s,
+            address=str(where),
+        ),
+        trio.current_time(),
+    )
+    connection = ClientConnection(engine)
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_connection, dialled.stream, engine, connection._hear)
+        try:
+            await connection._opened.wait()
+            if connection._over.is_set():
+                raise _not_connected(str(where), connection._error)
+            yield connection
+            with trio.move_on_after(limits.close_grace_s):
+                await connection._close()
+        except Exception as error:
+            # As it is, and not in a group of one.
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _not_connected(where: str, error: Error | None) -> ConnectFailed:
+    said = "the connection was closed" if error is None else error.description or error.condition
+    kind = ConnectFailed
+    if error is not None and error.condition == AuthenticationFailed.default_condition:
+        kind = AuthenticationFailed
+    return kind(f"cannot connect to {where}: {said}")
+
+
+def _said(fault: Fault) -> AmqpError:
+    """What a fault is to whoever waited."""
+    return AmqpError(fault.text, condition=condition_of(fault.code))
+
+
+__all__ = ["ClientChannel", "ClientConnection", "Consumer", "Delivery", "connect"]

@@ -1,0 +1,404 @@
+"""The client's engine of 0-9-1: a connection that we open (§2.4, connection manager; no I/O).
+
+It says what a server wants to hear on channel 0, and opens channels. On these, methods are asked and
+answered in order; messages are published, and confirmed if that is wanted; what the server sends by
+itself goes to whoever asked for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, ClassVar, Final, TypeAlias
+
+from msgspec import Struct
+
+from amqp_rt.fronts import DEFAULT_LIMITS, Limits, Opened, Peer
+from amqp_rt.fronts.amqp10 import ClientMechanism
+
+from . import faults
+from . import methods as m
+from .codec import read_method
+from .connection import CHANNEL_MAX, FRAME_MAX, HEARTBEAT_S, Connection
+from .contents import BaseChannel
+from .faults import Fault
+from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
+from .lifecycle import CLIENT_TRANSITIONS, Stage, Transitions
+
+#: What we hear, besides what the book has.
+_CAPABILITIES: Final = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+}
+#: basic.recover's answer, which the book leaves out.
+_RECOVERED: Final = ("basic.recover-ok",)
+
+
+class Plain:
+    """SASL PLAIN (RFC 4616)."""
+
+    name = "PLAIN"
+
+    def __init__(self, user: str, password: str) -> None:
+        self._response = f"\0{user}\0{password}".encode()
+
+    def initial(self) -> bytes:
+        """The user and the password."""
+        return self._response
+
+    def respond(self, challenge: bytes) -> bytes:
+        """There is nothing to ask."""
+        return b""
+
+
+class External:
+    """SASL EXTERNAL (RFC 4422, appendix A): who we are, TLS has said."""
+
+    name = "EXTERNAL"
+
+    def initial(self) -> bytes:
+        """Nobody else than TLS says."""
+        return b""
+
+    def respond(self, challenge: bytes) -> bytes:
+        """There is nothing to ask."""
+        return b""
+
+
+class ClientOptions(Struct, kw_only=True):
+    """What a client tells the engine of a connection that it opens."""
+
+    #: In order of preference.
+    mechanisms: tuple[ClientMechanism, ...] = (Plain("guest", "guest"),)
+    virtual_host: str = "/"
+    #: ``client-properties``, to which those of the library are added.
+    properties: Mapping[str, object] = {}
+    limits: Limits = DEFAULT_LIMITS
+    channel_max: int = CHANNEL_MAX
+    frame_max: int = FRAME_MAX
+    #: Seconds, 0 for none; the server may want them oftener.
+    heartbeat_s: int = HEARTBEAT_S
+    #: Of the server, for what is logged.
+    address: str = ""
+
+
+class Content(Struct):
+    """A method of the server with its content: a message."""
+
+    method: Any
+    properties: m.BasicProperties
+    body: bytes
+
+
+#: Hears a method's answer: a method, one with content, or why there will be none.
+OnAnswer: TypeAlias = Callable[[m.Method | Content | Fault], None]
+
+
+class ClientEngine(Connection):
+    """One connection that we open. Its first octets are in the output at once."""
+
+    transitions: ClassVar[Transitions] = CLIENT_TRANSITIONS
+
+    def __init__(self, options: ClientOptions, now: float) -> None:
+        peer = Peer(address=options.address, protocol="amqp0-9-1")
+        super().__init__(options.limits, peer, Stage.START, now)
+        self.options = options
+        #: Why the server had better be sent nothing, None if it may.
+        self.blocked: str | None = None
+        #: Called when that changes, and when output was taken.
+        self.on_room: Callable[[], None] = _nothing
+        self._mechanism: ClientMechanism | None = None
+        self._updates: deque[OnAnswer] = deque()
+        #: Nothing was heard yet.
+        self._silent = True
+        self._write(PROTOCOL_HEADER)
+
+    # --- what a user calls ---------------------------------------------------------------
+
+    def open_channel(self, on_answer: OnAnswer) -> EngineChannel:
+        """Open a channel; *on_answer* hears ``channel.open-ok``.
+
+        Raises:
+            Fault: The connection is over, or has as many as were agreed.
+        """
+        if self.stage is not Stage.RUNNING:
+            raise Fault(faults.CHANNEL_ERROR, "the connection is not open")
+        number = next(
+            (each for each in range(1, self._channel_max + 1) if each not in self._channels), 0
+        )
+        if not number:
+            raise Fault(faults.NOT_ALLOWED, f"all {self._channel_max} channels are open")
+        channel = self._channels[number] = EngineChannel(self, number)
+        channel.ask(m.ChannelOpen(), on_answer)
+        return channel
+
+    def update_secret(self, secret: bytes, reason: str, on_answer: OnAnswer) -> None:
+        """Show a new secret before the old one expires; *on_answer* hears that it is accepted."""
+        if self.stage is not Stage.RUNNING:
+            on_answer(Fault(faults.CHANNEL_ERROR, "the connection is not open"))
+            return
+        self._updates.append(on_answer)
+        self.write(0, m.ConnectionUpdateSecret(new_secret=secret, reason=reason))
+
+    def take(self) -> list[bytes]:
+        """Buffers to send."""
+        output = super().take()
+        self.on_room()
+        return output
+
+    # --- what the connection asks --------------------------------------------------------
+
+    def _on_octets(self, data: bytes) -> bytes:
+        first, self._silent = self._silent, False
+        if first and data.startswith(b"A"):
+            # No frame begins so: it is the header of what the server speaks (§4.2.2).
+            self._break("the server does not speak AMQP 0-9-1", "amqp:connection:framing-error")
+            return b""
+        return data
+
+    def _on_method(self, method: m.Method) -> None:
+        if isinstance(method, m.ConnectionStart):
+            self._on_start(method)
+        elif isinstance(method, m.ConnectionSecure):
+            assert self._mechanism is not None
+            self.write(0, m.ConnectionSecureOk(response=self._mechanism.respond(method.challenge)))
+        elif isinstance(method, m.ConnectionTune):
+            self._on_tune(method)
+        elif isinstance(method, m.ConnectionOpenOk):
+            self.stage = Stage.RUNNING
+            self._ends_at = inf
+            self.report(Opened(self.peer))
+        elif isinstance(method, m.ConnectionBlocked):
+            self.blocked = method.reason
+            self.on_room()
+        elif isinstance(method, m.ConnectionUnblocked):
+            self.blocked = None
+            self.on_room()
+        elif isinstance(method, m.ConnectionUpdateSecretOk):
+            if not self._updates:
+                raise Fault(faults.COMMAND_INVALID, f"{method.name} answers nothing")
+            self._updates.popleft()(method)
+
+    def _on_start(self, method: m.ConnectionStart) -> None:
+        self.peer.properties = dict(method.server_properties.items())
+        offered = method.mechanisms.decode("ascii", "replace").split()
+        mechanism = next((each for each in self.options.mechanisms if each.name in offered), None)
+        if mechanism is None:
+            ours = " or ".join(each.name for each in self.options.mechanisms)
+            said = " ".join(offered)
+            self._break(f"the server offers {said!r:.200}, not {ours}", "amqp:unauthorized-access")
+            return
+        self._mechanism = mechanism
+        self.stage = Stage.LOGIN
+        self.write(
+            0,
+            m.ConnectionStartOk(
+                client_properties={
+                    "product": "amqp-rt",
+                    "platform": "Python",
+                    **self.options.properties,
+                    "capabilities": dict(_CAPABILITIES),
+                },
+                mechanism=mechanism.name,
+                response=mechanism.initial() or b"",
+                locale="en_US",
+            ),
+        )
+
+    def _on_tune(self, method: m.ConnectionTune) -> None:
+        """Agree on the lower of both; 0 is no bound (§1.4.2.5)."""
+        options = self.options
+        self._channel_max = _least(method.channel_max, options.channel_max)
+        frame_max = max(FRAME_MIN_SIZE, _least(method.frame_max, options.frame_max))
+        heartbeat = 0
+        if options.heartbeat_s:
+            heartbeat = _least(method.heartbeat, options.heartbeat_s)
+        self._heartbeat_s = float(heartbeat)
+        self._frames.frame_max = self.frame_max_out = frame_max
+        self.stage = Stage.OPEN
+        self.write(
+            0,
+            m.ConnectionTuneOk(
+                channel_max=self._channel_max, frame_max=frame_max, heartbeat=heartbeat
+            ),
+        )
+        self.write(0, m.ConnectionOpen(virtual_host=options.virtual_host))
+
+    def _on_new_channel(self, frame: Frame) -> None:
+        method = read_method(frame.payload) if frame.type == METHOD else None
+        self.context = method
+        if isinstance(method, m.ChannelClose):
+            # Close crossed close.
+            self.write(frame.channel, m.ChannelCloseOk())
+        elif not isinstance(method, m.ChannelCloseOk):
+            raise Fault(faults.CHANNEL_ERROR, f"channel {frame.channel} is not open")
+
+    def _ended(self) -> None:
+        updates, self._updates = self._updates, deque()
+        for on_answer in updates:
+            on_answer(self.reason())
+
+    def reason(self) -> Fault:
+        """Why the connection has ended."""
+        error = self.error
+        if error is None:
+            return Fault(faults.CONNECTION_FORCED, "the connection has ended")
+        return Fault.of(error)
+
+
+class EngineChannel(BaseChannel):
+    """One channel of a connection that we opened.
+
+    What is not asked for goes to its callbacks, which its owner sets: ``on_message`` hears
+    deliveries and what was returned, ``on_cancel`` the tags of consumers that the server has ended,
+    ``on_end`` why the channel is over, None if it is we who ended it.
+    """
+
+    carriers = (m.BasicDeliver, m.BasicReturn, m.BasicGetOk)
+
+    engine: ClientEngine
+
+    def __init__(self, engine: ClientEngine, number: int) -> None:
+        super().__init__(number)
+        self.engine = engine
+        #: The server takes messages (``channel.flow``).
+        self.flowing = True
+        #: Why it is over.
+        self.fault: Fault | None = None
+        self.on_message: Callable[[Content], None] = _ignore
+        self.on_cancel: Callable[[str], None] = _ignore
+        self.on_flow: Callable[[], None] = _nothing
+        self.on_end: Callable[[Fault | None], None] = _ignore
+        #: What has been asked, with who hears the answer, in order.
+        self._asked: deque[tuple[m.Method, OnAnswer]] = deque()
+        self._confirms = False
+        self._last_number = 0
+        #: Messages that are not confirmed, by number, in order.
+        self._unconfirmed: dict[int, Callable[[bool], None]] = {}
+
+    # --- what a user calls ---------------------------------------------------------------
+
+    def ask(self, method: m.Method, on_answer: OnAnswer) -> None:
+        """Say *method*; *on_answer* hears the answer, or why there is none."""
+        if self.closing or self.ended:
+            on_answer(self.fault or Fault(faults.CHANNEL_ERROR, "the channel is closed"))
+            return
+        self.write(method)
+        self._asked.append((method, on_answer))
+
+    def say(self, method: m.Method) -> None:
+        """Say *method*, which has no answer."""
+        if not (self.closing or self.ended):
+            self.write(method)
+
+    def confirm(self, on_answer: OnAnswer) -> None:
+        """Have what is published from now on confirmed."""
+        self._confirms = True
+        self.ask(m.ConfirmSelect(), on_answer)
+
+    def publish(
+        self,
+        method: m.BasicPublish,
+        properties: m.BasicProperties,
+        body: bytes,
+        on_confirm: Callable[[bool], None] | None = None,
+    ) -> None:
+        """Publish a message. With confirms *on_confirm* hears once whether the server has it; it has
+        it not where the channel ends first.
+
+        Raises:
+            Fault: The channel is closed.
+            ValueError: A property cannot be said, or they do not fit a frame. Nothing was sent.
+        """
+        if self.closing or self.ended:
+            raise self.fault or Fault(faults.CHANNEL_ERROR, "the channel is closed")
+        engine = self.engine
+        engine.write_content(self.number, method, properties, body)
+        if self._confirms:
+            self._last_number += 1
+            self._unconfirmed[self._last_number] = on_confirm or _ignore
+
+    def close(self) -> None:
+        """Say close. What has been asked and not answered is not answered any more."""
+        if self.closing or self.ended:
+            return
+        self.write(m.ChannelClose(reply_code=faults.SUCCESS, reply_text="Goodbye"))
+        self.closing = True
+        self.end()
+
+    # --- what the server says ------------------------------------------------------------
+
+    def _on_method(self, method: m.Method) -> None:
+        if isinstance(method, m.BasicAck | m.BasicNack):
+            self._on_confirm(method.delivery_tag, method.multiple, isinstance(method, m.BasicAck))
+        elif isinstance(method, m.ChannelClose):
+            self.fault = Fault(method.reply_code, method.reply_text)
+            self.write(m.ChannelCloseOk())
+            self.engine.release(self)
+        elif isinstance(method, m.ChannelFlow):
+            self.flowing = method.active
+            self.write(m.ChannelFlowOk(active=method.active))
+            self.on_flow()
+        elif isinstance(method, m.BasicCancel):
+            if not method.no_wait:
+                self.write(m.BasicCancelOk(consumer_tag=method.consumer_tag))
+            self.on_cancel(method.consumer_tag)
+        else:
+            self._answer(method, method)
+
+    def _answer(self, method: m.Method, answer: m.Method | Content) -> None:
+        if not self._asked or method.name not in (self._asked[0][0].answers or _RECOVERED):
+            raise Fault(faults.COMMAND_INVALID, f"{method.name} answers nothing that was asked")
+        self._asked.popleft()[1](answer)
+
+    def _on_confirm(self, number: int, multiple: bool, acknowledged: bool) -> None:
+        if not multiple:
+            told = self._unconfirmed.pop(number, None)
+            if told is not None:
+                told(acknowledged)
+            return
+        for each in list(self._unconfirmed):
+            if number and each > number:
+                break
+            self._unconfirmed.pop(each)(acknowledged)
+
+    def _on_content(self, method: m.Method, properties: m.BasicProperties, body: bytes) -> None:
+        content = Content(method, properties, body)
+        if isinstance(method, m.BasicGetOk):
+            self._answer(method, content)
+        else:
+            self.on_message(content)
+
+    def end(self) -> None:
+        """It is over: who waits for something hears so."""
+        if not self._end():
+            return
+        fault = self.fault
+        if fault is None and not self.closing:
+            fault = self.fault = self.engine.reason()
+        why = fault or Fault(faults.CHANNEL_ERROR, "the channel is closed")
+        asked, self._asked = self._asked, deque()
+        for _, on_answer in asked:
+            on_answer(why)
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
+        for told in unconfirmed.values():
+            told(False)
+        self.on_end(fault)
+
+
+def _least(one: int, other: int) -> int:
+    """The lower of two bounds of which 0 is none."""
+    return min(one, other) if one and other else one or other
+
+
+def _nothing() -> None:
+    """Nobody asks."""
+
+
+def _ignore(_said: object) -> None:
+    """Nobody asks."""

@@ -1,0 +1,503 @@
+"""What both roles of a connection have in common: octets in, events and octets out (0-9-1 §1.4, §4.2).
+
+Frames, whose faults are answered with reply codes, heartbeats and the close handshakes are here. What
+a role says and hears on channel 0, and on channels, its engine adds: :mod:`.engine` is that of a
+server, :mod:`.client_engine` that of a client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, ClassVar, Final
+
+from amqp_rt.fronts import (
+    AmqpError,
+    Closed,
+    ConnectionFailed,
+    Error,
+    Event,
+    Limits,
+    Peer,
+)
+
+from . import faults
+from . import methods as m
+from .codec import NotImplementedFault, SyntaxFault, read_method
+from .contents import BaseChannel
+from .faults import SOFT, Fault, condition_of, reply_text
+from .frames import (
+    FRAME_MIN_SIZE,
+    HEARTBEAT,
+    HEARTBEAT_FRAME,
+    METHOD,
+    BrokenFrame,
+    Frame,
+    FrameReader,
+    OversizeFrame,
+    content_frames,
+    method_frame,
+)
+from .lifecycle import Stage, Transitions
+
+log = logging.getLogger("amqp_rt.frames")
+
+#: What we propose, or agree to: no more channels, no larger frames, no rarer heartbeats.
+CHANNEL_MAX: Final = 2047
+FRAME_MAX: Final = 131_072
+HEARTBEAT_S: Final = 60
+
+#: Frames that are handled in a row unless somebody says otherwise: as many as there are.
+_WORK_MAX: Final = 1 << 30
+
+#: Who has not let us in, or has not been let in, is told nothing.
+_BEFORE_LOGIN: Final = (Stage.HEADER, Stage.START, Stage.LOGIN, Stage.SECURE)
+
+
+class Connection:
+    """One connection without its stream, in either role.
+
+    Args:
+        limits: Bounds on what the other side may take.
+        peer: Who that is, as far as is known.
+        stage: What is heard first.
+        now: The time, in seconds of the clock in which all others are.
+    """
+
+    transitions: ClassVar[Transitions]
+
+    def __init__(self, limits: Limits, peer: Peer, stage: Stage, now: float) -> None:
+        self.limits = limits
+        self.peer = peer
+        self.on_output: Callable[[], None] = _nothing
+        #: Frames of one call of ``receive``, and whether the last one has left some.
+        self.work_max = _WORK_MAX
+        self.unread = False
+        self.stage = stage
+        #: It is over: nothing happens on its channels any more.
+        self.over = False
+        self.followers: dict[Any, Callable[[], None]] = {}
+        #: The method that is being done, for what is said when it cannot be.
+        self.context: m.Method | None = None
+        self.output_size = 0
+        #: Octets of the frames that we send.
+        self.frame_max_out = FRAME_MIN_SIZE
+        self._channels: dict[int, BaseChannel] = {}
+        self._channel_max = CHANNEL_MAX
+        self._frame_max = FRAME_MAX
+        self._frames = FrameReader(FRAME_MAX)
+        self._output: list[bytes] = []
+        self._signalled = False
+        self._receiving = False
+        self._events: list[Event] = []
+        self._heartbeat_s = 0.0
+        self._heard_at = self._said_at = self._now = now
+        self._ends_at = now + limits.handshake_s
+        #: Octets that wait on all channels.
+        self._held = 0
+        #: Why it ends, if not in peace.
+        self.error: Error | None = None
+        #: The owner has heard that it is over.
+        self._error_reported = False
+
+    # --- what the driver calls -----------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be said."""
+        return self.stage is Stage.CLOSED
+
+    @property
+    def sessions(self) -> Mapping[int, Any]:
+        """The channels: for the rest of the program they are sessions."""
+        return self._channels
+
+    @property
+    def deadline(self) -> float:
+        """When ``tick`` wants to be called."""
+        if self.finished:
+            return inf
+        if self._events or self._is_due():
+            return self._now
+        at = self._ends_at
+        if self._heartbeat_s and self.stage is Stage.RUNNING:
+            at = min(at, self._heard_at + 2 * self._heartbeat_s)
+            at = min(at, self._said_at + self._heartbeat_s / 2)
+        return at
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Take octets from the other side."""
+        self._now = now
+        if data:
+            self._heard_at = now
+        if self.finished:
+            return []
+        self._receiving = True
+        unread, self.unread = self.unread, False
+        self._go_on()
+        if data:
+            data = self._on_octets(data)
+        if (data or unread) and not self.finished:
+            self._on_data(data)
+        return self._done()
+
+    def receive_eof(self, now: float) -> list[Event]:
+        """The other half of the stream has ended."""
+        self._now = now
+        if self.finished:
+            return []
+        self._receiving = True
+        if self.stage is Stage.CLOSING:
+            self._finish(Closed(self.error))
+        else:
+            self._break("the stream ended without a close")
+        return self._done()
+
+    def tick(self, now: float) -> list[Event]:
+        """Let time pass."""
+        self._now = now
+        if self.finished:
+            return []
+        self._receiving = True
+        if now >= self._ends_at:
+            if self.stage is Stage.CLOSING:
+                self._finish(Closed(self.error))
+            else:
+                log.warning("the connection with %s was not opened in time", self.peer.address)
+                self._break("the connection was not opened in time")
+        elif self.stage is Stage.RUNNING and self._heartbeat_s:
+            if now >= self._heard_at + 2 * self._heartbeat_s:
+                # Without a handshake: nobody is there (§4.2.7).
+                self._break("nothing was heard for two heartbeats")
+            elif now >= self._said_at + self._heartbeat_s / 2:
+                self._write(HEARTBEAT_FRAME)
+        if not self.finished:
+            self._go_on()
+            self._pour()
+        return self._done()
+
+    def take(self) -> list[bytes]:
+        """Buffers to send."""
+        self._before_take()
+        output, self._output = self._output, []
+        self.output_size = 0
+        self._signalled = False
+        if output:
+            self._said_at = self._now
+        return output
+
+    def close(self, error: Error | None = None) -> None:
+        """Say close."""
+        if self.finished or self.stage is Stage.CLOSING:
+            return
+        if self.stage in _BEFORE_LOGIN or self.stage is Stage.TUNE:
+            # No close can be said yet.
+            self._finish(Closed(error))
+            self._wake()
+            return
+        code, text = faults.SUCCESS, "Goodbye"
+        if error is not None:
+            code = self._code_of(error)
+            text = error.description or str(error.condition)
+        self._say_close(code, text, None)
+
+    def _code_of(self, error: Error) -> int:
+        """The reply code with which the connection ends for *error*."""
+        code = faults.code_of(str(error.condition))
+        if code in SOFT and code != faults.ACCESS_REFUSED:
+            return faults.CONNECTION_FORCED
+        return code
+
+    def _done(self) -> list[Event]:
+        self.flush()
+        self._confirm()
+        self._receiving = False
+        if self._output and not self._signalled:
+            self._wake()
+        events, self._events = self._events, []
+        return events
+
+    # --- what a role adds ----------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        """Whether there is something to go on with at once."""
+        return False
+
+    def _go_on(self) -> None:
+        """Take what was held up."""
+
+    def _pour(self) -> None:
+        """There is room again for those who had none."""
+
+    def _before_take(self) -> None:
+        """What was put off is to be said now."""
+
+    def flush(self) -> None:
+        """Do what has been put off, before anything else happens."""
+
+    def _confirm(self) -> None:
+        """Say of what was done that it is."""
+
+    def _on_octets(self, data: bytes) -> bytes:
+        """Octets that are no frames; returns what follows them."""
+        return data
+
+    def _on_new_channel(self, frame: Frame) -> None:
+        """A frame of a channel that is not open."""
+        raise NotImplementedError
+
+    def _on_method(self, method: m.Method) -> None:
+        """A method of channel 0 that may come now."""
+        raise NotImplementedError
+
+    def _ended(self) -> None:
+        """The channels have ended."""
+
+    # --- input ---------------------------------------------------------------------------
+
+    def _on_data(self, data: bytes) -> None:
+        try:
+            left = self.work_max
+            for frame in self._frames.feed(data):
+                self._on_frame(frame)
+                left -= 1
+                if left <= 0 and not self.finished:
+                    # What is left may be no whole frame: then the next call finds that out.
+                    self.unread = True
+                if self.finished or self.unread:
+                    break
+        except BrokenFrame as error:
+            # Nothing sensible can be said (§4.2.3).
+            log.warning("%s: %s", self.peer.address, error)
+            self._break(str(error), "amqp:connection:framing-error")
+        except OversizeFrame as error:
+            self._fail(Fault(faults.FRAME_ERROR, str(error)), None)
+
+    def _on_frame(self, frame: Frame) -> None:
+        self.context = None
+        channel = self._channels.get(frame.channel)
+        try:
+            if channel is not None and frame.type != HEARTBEAT and self.stage is Stage.RUNNING:
+                channel.on_frame(frame)
+            else:
+                self._on_other_frame(frame)
+        except _FAULTS as error:
+            self.on_fault(channel, error)
+
+    def _on_other_frame(self, frame: Frame) -> None:
+        """A frame that is none of an open channel."""
+        if frame.type == HEARTBEAT:
+            if frame.channel or frame.payload:
+                # It ends the connection: no channel has it.
+                self._fail(
+                    Fault(faults.FRAME_ERROR, "a heartbeat is on channel 0, and empty"), None
+                )
+        elif frame.channel == 0:
+            self._on_control(frame)
+        elif self.stage is Stage.CLOSING:
+            pass
+        elif self.stage is not Stage.RUNNING:
+            raise Fault(faults.CHANNEL_ERROR, "the connection is not open yet")
+        else:
+            self._on_new_channel(frame)
+
+    def on_fault(self, channel: BaseChannel | None, error: Exception) -> None:
+        """Answer what went wrong with a frame, of *channel* or of none."""
+        if isinstance(error, Fault):
+            fault = error
+        elif isinstance(error, SyntaxFault):
+            fault = Fault(faults.SYNTAX_ERROR, str(error))
+        elif isinstance(error, NotImplementedFault):
+            fault = Fault(faults.NOT_IMPLEMENTED, str(error))
+        else:
+            assert isinstance(error, AmqpError)
+            fault = Fault.of(error)
+        self.fail(channel, fault, self.context)
+
+    def guard(self, channel: BaseChannel | None, step: Callable[[], None]) -> None:
+        """Do *step*, and answer the fault if it is one."""
+        try:
+            step()
+        except _FAULTS as error:
+            self.on_fault(channel, error)
+
+    def fail(self, channel: BaseChannel | None, fault: Fault, method: m.Method | None) -> None:
+        """End *channel*, or the connection where that is what the fault costs."""
+        if channel is None or fault.code not in SOFT:
+            self._fail(fault, method)
+        else:
+            self.close_channel(channel, fault, method)
+
+    def close_channel(self, channel: BaseChannel, fault: Fault, method: m.Method | None) -> None:
+        """End *channel*, and say why."""
+        if channel.closing or channel.ended:
+            return
+        self.flush()
+        channel.flush()
+        channel.end()
+        channel.closing = True
+        code = 0 if method is None else method.code
+        self.write(
+            channel.number,
+            m.ChannelClose(
+                reply_code=fault.code,
+                reply_text=reply_text(fault.code, fault.text),
+                class_id=code >> 16,
+                method_id=code & 0xFFFF,
+            ),
+        )
+
+    def _fail(self, fault: Fault, method: m.Method | None) -> None:
+        if self.stage is Stage.CLOSING or self.finished:
+            return
+        log.warning("%s: %s", self.peer.address or "a peer", reply_text(fault.code, fault.text))
+        if self.stage in _BEFORE_LOGIN:
+            self._break(fault.text, condition_of(fault.code))
+            return
+        code = fault.code if fault.code not in SOFT else faults.CHANNEL_ERROR
+        error = Error(condition_of(code), fault.text)
+        self.error = error
+        self._say_close(code, fault.text, method)
+        self.report(ConnectionFailed(error))
+        self._error_reported = True
+
+    def _on_control(self, frame: Frame) -> None:
+        if frame.type != METHOD:
+            raise Fault(faults.CHANNEL_ERROR, "content does not come on channel 0")
+        method = self.context = read_method(frame.payload)
+        if type(method) not in self.transitions[self.stage]:
+            if self.stage is Stage.CLOSING:
+                return
+            raise Fault(
+                faults.COMMAND_INVALID, f"{method.name} may not come on channel 0, or not now"
+            )
+        self.flush()
+        if isinstance(method, m.ConnectionClose):
+            self.write(0, m.ConnectionCloseOk())
+            error = None
+            if method.reply_code not in (0, faults.SUCCESS):
+                error = Error(condition_of(method.reply_code), method.reply_text)
+            self.error = error
+            self._finish(Closed(error))
+        elif isinstance(method, m.ConnectionCloseOk):
+            self._finish(Closed(self.error))
+        else:
+            self._on_method(method)
+
+    # --- output --------------------------------------------------------------------------
+
+    def write(self, channel: int, method: m.Method) -> None:
+        """Send a method."""
+        if self.finished and not isinstance(method, m.ConnectionCloseOk):
+            return
+        self._write(method_frame(channel, method))
+
+    def write_content(
+        self, channel: int, method: m.Method, properties: m.BasicProperties, body: bytes
+    ) -> None:
+        """Send a method with its content.
+
+        Raises:
+            ValueError: The properties do not fit a frame, or cannot be written.
+        """
+        if self.finished:
+            return
+        for each in content_frames(channel, method, properties, body, self.frame_max_out):
+            self._output.append(each)
+            self.output_size += len(each)
+        self._wake()
+
+    def _write(self, data: bytes) -> None:
+        self._output.append(data)
+        self.output_size += len(data)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._signalled and not self._receiving:
+            self._signalled = True
+            self.on_output()
+
+    # --- what channels call --------------------------------------------------------------
+
+    def hold(self, size: int) -> None:
+        """*size* more octets wait on a channel: of content that is not complete, or of frames behind
+        an answer that is not there. All channels together may have so many.
+
+        Raises:
+            Fault: They are too many.
+        """
+        self._held += size
+        most = max(self.limits.session_window_bytes, 2 * self.limits.message_size_max)
+        if self._held > most:
+            raise Fault(
+                faults.RESOURCE_ERROR,
+                f"the channels have more than {most} octets of what is not complete",
+            )
+
+    def let_go(self, size: int) -> None:
+        """*size* octets wait no more."""
+        self._held -= size
+
+    def report(self, event: Event) -> None:
+        """An event for the owner of the connection."""
+        self._events.append(event)
+
+    def release(self, channel: BaseChannel) -> None:
+        """*channel* is over on both sides: its number is free."""
+        channel.end()
+        if self._channels.get(channel.number) is channel:
+            del self._channels[channel.number]
+
+    # --- the end -------------------------------------------------------------------------
+
+    def _say_close(self, code: int, text: str, method: m.Method | None) -> None:
+        self.flush()
+        self._end_channels()
+        self.stage = Stage.CLOSING
+        self._ends_at = self._now + self.limits.close_grace_s
+        said = 0 if method is None else method.code
+        self.write(
+            0,
+            m.ConnectionClose(
+                reply_code=code,
+                reply_text=reply_text(code, text),
+                class_id=said >> 16,
+                method_id=said & 0xFFFF,
+            ),
+        )
+
+    def _break(self, why: str, condition: str = "amqp:connection:forced") -> None:
+        """End without a word."""
+        self.error = Error(condition, why)
+        self._finish(ConnectionFailed(self.error))
+
+    def _end_channels(self) -> None:
+        if self.over:
+            return
+        self.over = True
+        for channel in list(self._channels.values()):
+            channel.end()
+        self._ended()
+        followers, self.followers = self.followers, {}
+        for follower in followers.values():
+            follower()
+
+    def _finish(self, event: Event) -> None:
+        """Nothing more is said, or heard."""
+        if self.finished:
+            return
+        if self._error_reported:
+            self.stage = Stage.CLOSED
+        else:
+            self.flush()
+            self.stage = Stage.CLOSED
+            self._end_channels()
+            self.report(event)
+
+
+_FAULTS: Final = (Fault, SyntaxFault, NotImplementedFault, AmqpError)
+
+
+def _nothing() -> None:
+    """Nobody has asked to hear of output."""

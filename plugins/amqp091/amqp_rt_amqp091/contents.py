@@ -1,0 +1,176 @@
+"""What channels of both roles do with frames: methods, and content put together (0-9-1 §4.2.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from . import faults
+from . import methods as m
+from .codec import read_header, read_method
+from .faults import Fault
+from .frames import BODY, HEADER, METHOD, Frame
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+BASIC: Final = 60
+
+
+class BaseChannel:
+    """One channel of a connection, whichever side opened it.
+
+    Args:
+        engine: The connection.
+        number: Its number.
+    """
+
+    #: Methods that come with content here.
+    carriers: ClassVar[tuple[type[m.Method], ...]] = ()
+
+    engine: Connection
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        #: We have said close, and drop all that comes before the answer.
+        self.closing = False
+        #: It is over.
+        self.ended = False
+        self.followers: dict[Any, Callable[[], None]] = {}
+        # Content that is on its way.
+        self._carrier: m.Method | None = None
+        self._properties: m.BasicProperties | None = None
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._body_due = 0
+
+    @property
+    def channel(self) -> int:
+        """Its number, as sessions of 1.0 have one."""
+        return self.number
+
+    def write(self, method: m.Method) -> None:
+        """Send a method."""
+        self.engine.write(self.number, method)
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame of this channel.
+
+        Raises:
+            Fault: It may not come now, or cannot be done.
+        """
+        if self.closing:
+            self._on_frame_while_closing(frame)
+        else:
+            self._take(frame)
+
+    def _on_frame_while_closing(self, frame: Frame) -> None:
+        """We drop everything but close and close-ok (§1.4.2.5)."""
+        if frame.type != METHOD:
+            return
+        method = read_method(frame.payload)
+        if isinstance(method, m.ChannelClose):
+            self.write(m.ChannelCloseOk())
+            self.engine.release(self)
+        elif isinstance(method, m.ChannelCloseOk):
+            self.engine.release(self)
+
+    def _take(self, frame: Frame) -> None:
+        kind = frame.type
+        if kind == BODY:
+            self._on_body(frame.payload)
+        elif kind == HEADER:
+            self._on_header(frame.payload)
+        elif kind == METHOD:
+            if self._carrier is not None:
+                raise Fault(
+                    faults.UNEXPECTED_FRAME, "a method came before the content was complete"
+                )
+            self._on_method_octets(frame.payload)
+
+    def _on_method_octets(self, payload: bytes) -> None:
+        self.engine.context = method = read_method(payload)
+        if isinstance(method, self.carriers):
+            self._carrier = method
+        else:
+            self._on_method(method)
+
+    def _on_header(self, payload: bytes) -> None:
+        if self._carrier is None or self._properties is not None:
+            raise Fault(faults.UNEXPECTED_FRAME, "a content header came without its method")
+        header = read_header(payload)
+        if header.class_id != BASIC:
+            raise Fault(
+                faults.UNEXPECTED_FRAME, f"a content header of class {header.class_id}, not basic"
+            )
+        self._properties = header.properties
+        self._expect(header.body_size)
+
+    def _expect(self, size: int) -> None:
+        """So many octets of content are to come."""
+        most = self.engine.limits.message_size_max
+        if size > most:
+            raise Fault(faults.CONTENT_TOO_LARGE, f"a message has at most {most} octets of content")
+        self._body_due = size
+        if not size:
+            self._complete(b"")
+
+    def _on_body(self, payload: bytes) -> None:
+        if self._properties is None:
+            raise Fault(faults.UNEXPECTED_FRAME, "a content body came without its header")
+        size = len(payload)
+        if size == self._body_due and not self._body:
+            self._complete(payload)
+            return
+        self._body_size += size
+        if self._body_size > self._body_due:
+            raise Fault(
+                faults.FRAME_ERROR,
+                f"more octets of content than the {self._body_due} of its header",
+            )
+        if payload:
+            # Frames without octets would be held for nothing.
+            self._body.append(payload)
+            self.engine.hold(size)
+        if self._body_size == self._body_due:
+            body = b"".join(self._body)
+            self._forget_body()
+            self._complete(body)
+
+    def _complete(self, body: bytes) -> None:
+        method, properties = self._carrier, self._properties
+        assert method is not None
+        assert properties is not None
+        self._carrier = self._properties = None
+        self._on_content(method, properties, body)
+
+    def _forget_body(self) -> None:
+        self.engine.let_go(self._body_size)
+        self._body = []
+        self._body_size = 0
+
+    def flush(self) -> None:
+        """Say what has been put off."""
+
+    def end(self) -> None:
+        """Nothing happens on it any more."""
+        raise NotImplementedError
+
+    def _end(self) -> bool:
+        """What the end is for both roles; whether it was not over yet."""
+        if self.ended:
+            return False
+        self.ended = True
+        self._forget_body()
+        followers, self.followers = self.followers, {}
+        for follower in followers.values():
+            follower()
+        return True
+
+    def _on_method(self, method: m.Method) -> None:
+        """A method without content."""
+        raise NotImplementedError
+
+    def _on_content(self, method: Any, properties: m.BasicProperties, body: bytes) -> None:
+        """A method with its content, complete."""
+        raise NotImplementedError

@@ -112,7 +112,8 @@ def session(
 
     Args:
         master: Where it runs. ``local[*,4]`` is this machine, where a task has four attempts, as it
-            has on a cluster.
+            has on a cluster. An empty one is what ``spark-submit`` has been told, and ``sc://HOST`` a
+            server of Spark Connect.
         name: What it is called.
         conf: Further settings of Spark.
 
@@ -121,12 +122,17 @@ def session(
     """
     from pyspark.sql import SparkSession
 
-    if master.startswith("local"):
+    builder = SparkSession.builder.appName(name)
+    if master.startswith("sc://"):
+        builder = builder.remote(master)
+    elif master:
+        # The driver is on this machine, wherever the executors are.
         os.environ["JAVA_HOME"] = str(java_home())
+        builder = builder.master(master)
+    if master.startswith("local"):
         # Without it, workers are whatever python3 is on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName(name)
     builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)

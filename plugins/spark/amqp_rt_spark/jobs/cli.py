@@ -6,16 +6,29 @@ wrong ends with 3.
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from amqp_rt.settings import SettingsError, read_settings
+from amqp_rt.settings import SettingsError, read_settings, suggestion
 
-from .conf import JOBS, Job, bare
+from ..java import NoJava, java_home
+from .checkpoints import local_path
+from .conf import JOBS, Job, JobConf, bare
+from .launching import sentence_of, signals, start
+from .report import MissingExtra, Report, extra
+from .running import Batch, Watch
+from .submitting import package, submit_line
 
 
 class Running(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +50,9 @@ class Running(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     report: Annotated[
         str, Meta(description="Write the report to this file, too: one page of HTML.")
     ] = ""
+    debug: Annotated[bool, Meta(description="Show errors as Spark has them, and what it logs.")] = (
+        False
+    )
 
 
 class _Jobs(click.Group):
@@ -79,7 +95,7 @@ def pipeline() -> None:
     """
 
 
-#: Struct → its fields: name, type, and the option's texts.
+#: What stands for a value in the help.
 _METAVARS: Final = {int: "N", float: "X"}
 
 
@@ -125,15 +141,15 @@ def command_of(job: Job) -> click.Command:
     )
 
     def callback(config: str | None, **given: Any) -> None:
-        told = read_told(conf, config, given)
-        raise click.ClickException(f"{job.name}: {told}")
+        told, running = read_told(conf, config, given)
+        raise click.exceptions.Exit(run_job(job, told, running))
 
     return click.Command(job.name, params=options, callback=callback, help=job.help)
 
 
 def read_told(
-    conf: type[Struct], config: str | None, given: dict[str, Any]
-) -> tuple[Struct, Running]:
+    conf: type[JobConf], config: str | None, given: dict[str, Any]
+) -> tuple[JobConf, Running]:
     """What the command line, and the file *config* where it is silent, tell a job.
 
     Raises:
@@ -165,3 +181,151 @@ def read_told(
     except ValueError as error:
         name, colon, rest = str(error).partition(":")
         raise click.UsageError(f"--{name.replace('_', '-')}{colon}{rest}") from None
+
+
+class _Told(Watch):
+    """Says on standard error what is done, a line for each batch."""
+
+    def batch(self, batch: Batch) -> None:
+        behind = "" if batch.behind is None else f", {batch.behind:,} behind"
+        click.echo(
+            f"batch {batch.number}: {batch.rows:,} rows in {batch.seconds:.1f} s, "
+            f"{batch.rate:,.0f} rows/s{behind}",
+            err=True,
+        )
+
+
+def run_job(job: Job, conf: JobConf, running: Running) -> int:
+    """Run *job*, and print its report; the exit code.
+
+    Raises:
+        click.ClickException: It could not be done.
+    """
+    function, _ = job.load()
+    watch = _Told()
+    spark = None
+    try:
+        # Before hours are spent on a report that cannot be printed then.
+        if running.format == "console":
+            extra("rich.console")
+        if running.report:
+            extra("jinja2")
+            extra("matplotlib")
+        if not (job.alone and local_path(str(getattr(conf, "checkpoint", ""))) is not None):
+            spark = start(
+                running.master, settings_of(running.conf), name=job.name, debug=running.debug
+            )
+        with signals(watch.stopping if job.stream else None):
+            more = {"watch": watch} if job.stream else {}
+            report: Report = function(spark, conf, **more)
+        if running.report:
+            Path(running.report).write_text(report.html(), "utf-8")
+    except click.ClickException:
+        raise
+    except MissingExtra as error:
+        raise click.ClickException(str(error)) from None
+    except Exception as error:
+        if running.debug:
+            raise
+        raise click.ClickException(sentence_of(error)) from None
+    finally:
+        if spark is not None:
+            spark.stop()
+    if running.format == "json":
+        click.echo(report.json())
+    else:
+        click.echo(report.console(color=sys.stdout.isatty()), nl=False)
+    return report.exit_code
+
+
+def settings_of(given: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE by their names.
+
+    Raises:
+        click.UsageError: One of them is not that.
+    """
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise click.UsageError(f"--conf {text!r:.80} is not NAME=VALUE")
+        found[name.strip()] = value
+    return found
+
+
+@pipeline.command(
+    "submit",
+    # What comes after JOB is the job's.
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("--print", "only_print", is_flag=True, help="Print the line, and do not run it.")
+@click.option(
+    "--package",
+    "archive",
+    metavar="FILE.zip",
+    help="Write our Python to this file, and send it along: for clusters that do not have it.",
+)
+@click.argument("name", metavar="JOB")
+@click.argument("arguments", metavar="[OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+def submit(only_print: bool, archive: str | None, name: str, arguments: tuple[str, ...]) -> None:
+    """Run JOB on a cluster by spark-submit.
+
+    For example: amqp-rt pipeline submit --package jobs.zip ingest --master yarn --address orders …
+
+    Every machine needs msgspec and pyarrow, and what the options name: files of credentials, for one.
+    """
+    for job in JOBS:
+        if job.name == name:
+            break
+    else:
+        known = [job.name for job in JOBS]
+        raise click.UsageError(f"there is no job {name!r}{suggestion(name, known)}")
+    command = command_of(job)
+    with command.make_context(name, list(arguments)) as context:
+        config = context.params.pop("config")
+        conf, running = read_told(job.load()[1], config, context.params)
+    if archive is not None:
+        try:
+            package(archive)
+        except OSError as error:
+            raise click.ClickException(f"cannot write {archive}: {error.strerror}") from None
+    line = submit_line(
+        job.name,
+        [*arguments_of(conf), *arguments_of(running, without=("master", "conf"))],
+        master=running.master,
+        settings=settings_of(running.conf),
+        archive=archive,
+    )
+    if only_print:
+        click.echo(shlex.join(line))
+        return
+    try:
+        home = java_home()
+    except NoJava as error:
+        raise click.ClickException(str(error)) from None
+    os.environ["JAVA_HOME"] = str(home)
+    # Where it is not on the path, there is the one of pyspark.
+    if (program := shutil.which(line[0])) is None:
+        found = find_spec("pyspark")
+        if found is None or found.origin is None:
+            raise click.ClickException("Spark is not installed: pip install amqp-rt-spark")
+        program = str(Path(found.origin).parent / "bin" / line[0])
+    run = subprocess.run([program, *line[1:]], check=False)  # noqa: S603 - what the user has said
+    raise click.exceptions.Exit(run.returncode)
+
+
+def arguments_of(told: Struct, without: tuple[str, ...] = ()) -> list[str]:
+    """The options that say what *told* does, as far as that is no default."""
+    found = []
+    for name, (_, default) in fields_of(type(told)).items():
+        value = getattr(told, name)
+        if name in without or value == default:
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+            continue
+        values = value if isinstance(value, tuple) else (value,)
+        # In one piece, so that no value is taken for an option.
+        found += [f"--{flag}={each}" for each in values]
+    return found

@@ -206,12 +206,14 @@ class Job(Struct, frozen=True):
         place: ``module:function:Struct``; the module is one of this package, and imported when used.
         help: One line.
         stream: It runs until it is stopped, and its function takes ``watch`` (:mod:`.running`).
+        alone: It does without a session if its checkpoint is on this machine.
     """
 
     name: str
     place: str
     help: str
     stream: bool = False
+    alone: bool = False
 
     def load(self) -> tuple[Callable[..., Any], type[JobConf]]:
         """Its function, and the type of its conf."""
@@ -221,6 +223,19 @@ class Job(Struct, frozen=True):
 
 
 JOBS: Final[tuple[Job, ...]] = (
+    Job("ingest", "ingest:ingest:Ingest", "Logs and queues into a table of a lake.", stream=True),
+    Job(
+        "lag",
+        "lag:lag:Lag",
+        "How far a query is behind, by its checkpoint and by the broker.",
+        alone=True,
+    ),
+    Job(
+        "settle",
+        "lag:settle:Settle",
+        "Tell the broker what a query has written and not said.",
+        alone=True,
+    ),
     Job(
         "deadletters",
         "deadletters:deadletters:Deadletters",

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
@@ -82,10 +82,12 @@ class Run(Struct):
         rows: That were read.
         moved: Place → where it began, and how far it has come.
         behind: As :attr:`Batch.behind` of the last one.
-        history: The batches that had rows: the last ``HISTORY`` of them.
+        history: The last batches, ``HISTORY`` of them at most.
+        observed: What ``DataFrame.observe`` has counted, by name, of all batches together.
+        stopped: It was asked to, and would have gone on.
     """
 
-    HISTORY = 1_000
+    HISTORY: ClassVar[int] = 1_000
 
     batches: int = 0
     rows: int = 0
@@ -93,6 +95,7 @@ class Run(Struct):
     moved: dict[Place, tuple[int, int]] = {}
     behind: int | None = None
     history: list[Batch] = []
+    observed: dict[str, int] = {}
     stopped: bool = False
 
 
@@ -149,6 +152,9 @@ def _last_done(query: Any, run: Run, watch: Watch, last: int) -> int:
         run.batches += 1
         run.rows += rows
         run.behind = behind
+        for row in (progress["observedMetrics"] or {}).values():
+            for name, value in row.asDict().items():
+                run.observed[name] = run.observed.get(name, 0) + int(value or 0)
         run.history = [*run.history[1 - Run.HISTORY :], batch]
         watch.batch(batch)
     return last

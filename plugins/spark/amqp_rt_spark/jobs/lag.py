@@ -1,0 +1,290 @@
+"""``lag`` and ``settle``: what a checkpoint says, beside what the broker knows.
+
+The broker hears of a batch when the query asks for the next one. A query that ended before has written
+what the broker still keeps for it; ``settle`` says so in its place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct
+
+from amqp_rt.errors import AmqpError
+
+from .. import wire
+from ..leasing import numbers_of
+from ..reading import positions_of
+from .checkpoints import Checkpoint, read_checkpoint
+from .conf import JobConf
+from .report import Report, Table, Text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Lag(JobConf, frozen=True, kw_only=True):
+    """What ``lag`` is told."""
+
+    checkpoint: Annotated[str, Meta(description="The folder of the query's checkpoint.")]
+    group: Annotated[
+        str, Meta(description="The query's group: where the broker says it is, is shown, too.")
+    ] = ""
+    max_lag: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="End with 3 if the query is more messages behind than this: for alarms."),
+    ] = None
+
+
+class Settle(JobConf, frozen=True, kw_only=True):
+    """What ``settle`` is told."""
+
+    checkpoint: Annotated[str, Meta(description="The folder of the query's checkpoint.")]
+    group: Annotated[str, Meta(description="The query's group at the broker.")]
+    dry_run: Annotated[bool, Meta(description="Only say what would be settled.")] = False
+
+
+class Standing(Struct, frozen=True):
+    """One node, or partition of one, as checkpoint and broker see it; None is what is not known.
+
+    Attributes:
+        done: The first offset that is not written.
+        begun: Where the batch ends that was begun last.
+        settled: What the broker takes to be the first that is not done.
+        end: The first offset that there is not yet.
+        trouble: Why the checkpoint and the broker are about different things.
+        incarnation: Of the log.
+    """
+
+    address: str
+    partition: int | None
+    done: int
+    begun: int
+    settled: int | None
+    end: int | None
+    trouble: str = ""
+    incarnation: str = ""
+
+    @property
+    def behind(self) -> int | None:
+        """Messages that are there and not written."""
+        return None if self.end is None else max(self.end - self.done, 0)
+
+
+def lag(spark: SparkSession | None, conf: Lag) -> Report:
+    """How far a query is behind: in its checkpoint, and as the broker sees it.
+
+    It looks at a checkpoint on this machine without *spark*.
+
+    Raises:
+        ValueError: There is no checkpoint, or it is one of something else.
+        AmqpError: The broker cannot be asked.
+    """
+    checkpoint = read_checkpoint(conf.checkpoint, spark)
+    standings = standings_of(checkpoint, conf.endpoint, conf.group)
+    behind = sum(each.behind or 0 for each in standings)
+    troubles = [each.trouble for each in standings if each.trouble]
+    late = conf.max_lag is not None and behind > conf.max_lag
+    table = Table(
+        "position",
+        ["address", "partition", "written", "begun", "settled", "end", "behind"],
+        [
+            [
+                *(each.address, each.partition, each.done, each.begun),
+                *(each.settled, each.end, each.behind),
+            ]
+            for each in standings
+        ],
+        note=f"{checkpoint_said(checkpoint)}. Offsets are the first ones that are not.",
+    )
+    return Report(
+        title=f"lag: {behind} behind" if standings else "lag: nothing has been begun",
+        sections=[table, *(Text(each) for each in dict.fromkeys(troubles))],
+        exit_code=3 if late or troubles else 0,
+        facts={
+            "query": checkpoint.query,
+            "batch": checkpoint.committed,
+            "behind": behind,
+            "unsettled": sum(
+                max(each.done - each.settled, 0) for each in standings if each.settled is not None
+            ),
+        },
+    )
+
+
+def settle(spark: SparkSession | None, conf: Settle) -> Report:
+    """Tell the broker what a query has written and not said: cursors go on, leased messages are accepted.
+
+    It never goes back, and leaves a query that is running alone. A checkpoint on this machine is read
+    without *spark*.
+
+    Raises:
+        ValueError: There is no checkpoint, or it is one of something else.
+        AmqpError: The broker cannot be asked.
+    """
+    checkpoint = read_checkpoint(conf.checkpoint, spark)
+    standings = standings_of(checkpoint, conf.endpoint, conf.group)
+    settled = settle_all(standings, conf.endpoint, conf.group, dry_run=conf.dry_run)
+    troubles = [each.trouble for each in standings if each.trouble]
+    rows: list[list[Any]] = [
+        [each.address, each.partition, each.settled, each.done, count]
+        for each, count in zip(standings, settled, strict=True)
+    ]
+    verb = "would be settled" if conf.dry_run else "settled"
+    table = Table(
+        verb,
+        ["address", "partition", "from", "to", "messages"],
+        rows,
+        note=f"{checkpoint_said(checkpoint)}.",
+    )
+    return Report(
+        title=f"settle: {sum(settled)} {verb}",
+        sections=[table, *(Text(each) for each in dict.fromkeys(troubles))],
+        exit_code=3 if troubles else 0,
+        facts={"query": checkpoint.query, "batch": checkpoint.committed, "settled": sum(settled)},
+    )
+
+
+def checkpoint_said(checkpoint: Checkpoint) -> str:
+    """How far *checkpoint* is, in words."""
+    if checkpoint.planned is None:
+        return f"Query {checkpoint.query}: no batch has been begun"
+    if checkpoint.committed is None:
+        return f"Query {checkpoint.query}: batch {checkpoint.planned} has been begun, none is done"
+    if checkpoint.planned > checkpoint.committed:
+        return (
+            f"Query {checkpoint.query}: batch {checkpoint.committed} is done, and "
+            f"{checkpoint.planned} has been begun"
+        )
+    return f"Query {checkpoint.query}: batch {checkpoint.committed} is done"
+
+
+def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) -> list[Standing]:
+    """Where the query is in each of its nodes, in order.
+
+    Raises:
+        ValueError: It reads something that is not ours.
+        AmqpError: The broker cannot be asked.
+    """
+    found = []
+    for number, begun in enumerate(checkpoint.begun):
+        done = checkpoint.done[number] if number < len(checkpoint.done) else {}
+        if "leases" in begun:
+            found += _leased(begun, done, endpoint, group)
+        elif begun:
+            found += _logged(begun, done, endpoint, group)
+    if checkpoint.begun and not found:
+        raise ValueError(
+            "the checkpoint is one of a query that reads nothing from a broker of ours"
+        )
+    return sorted(found, key=lambda each: (each.address, each.partition or 0))
+
+
+def _logged(
+    begun: dict[str, Any], done: dict[str, Any], endpoint: wire.Endpoint, group: str
+) -> list[Standing]:
+    found = []
+    written = positions_of(done) if done else {}
+    for address, (incarnation, parts) in positions_of(begun).items():
+        state = _asked(endpoint, address, "READ")
+        trouble = ""
+        if state is None:
+            trouble = f"{address!r} is not there any more"
+        elif state.get("kind") != "log" or str(state.get("incarnation")) != incarnation:
+            trouble = f"{address!r} was deleted and made again since the checkpoint was begun"
+        ends, cursor = {}, {}
+        if not trouble and state is not None:
+            ends = {int(part["partition"]): int(part["next"]) for part in state["partitions"]}
+            if group:
+                given = wire.call(endpoint, address, "CURSOR", group=group)
+                cursor = {int(part): int(offset) for part, offset in given.items()}
+        before = written.get(address, (incarnation, {}))[1]
+        for part, end in sorted(parts.items()):
+            found.append(
+                Standing(
+                    *(address, part, before.get(part, 0), end),
+                    *(cursor.get(part), ends.get(part), trouble, incarnation),
+                )
+            )
+    return found
+
+
+def _leased(
+    begun: dict[str, Any], done: dict[str, Any], endpoint: wire.Endpoint, group: str
+) -> list[Standing]:
+    found = []
+    written = numbers_of(done) if done else {}
+    for address, end in numbers_of(begun).items():
+        before = written.get(address, 0)
+        if not group:
+            trouble = f"{address!r} is leased: name the group to ask the broker for it"
+            found.append(Standing(address, None, before, end, None, None, trouble))
+            continue
+        state = _asked(endpoint, address, "LEASE-STATE", group=group)
+        if state is None:
+            trouble = f"{address!r} has no lease of the group {group!r}"
+            found.append(Standing(address, None, before, end, None, None, trouble))
+            continue
+        first, last = int(state["first"]), int(state["next"])
+        trouble = ""
+        if before > last:
+            trouble = (
+                f"{address!r}: the lease of {group!r} goes to {last}, and the checkpoint is at {before}: "
+                "it is not that query's group, or the lease has ended"
+            )
+        total = last + int(state["available"])
+        found.append(Standing(address, None, max(before, 0), end, first, total, trouble))
+    return found
+
+
+def _asked(
+    endpoint: wire.Endpoint, address: str, operation: str, **given: Any
+) -> dict[str, Any] | None:
+    """What the broker says, None if it does not know the node, or the group."""
+    try:
+        answer: dict[str, Any] = wire.call(endpoint, address, operation, **given)
+        return answer
+    except AmqpError as error:
+        if error.condition != "amqp:not-found":
+            raise
+        return None
+
+
+def settle_all(
+    standings: list[Standing], endpoint: wire.Endpoint, group: str, *, dry_run: bool = False
+) -> list[int]:
+    """Tell the broker what is written of each of *standings*; how many messages it did not know of.
+
+    Raises:
+        AmqpError: The broker refuses.
+    """
+    counts = [
+        0
+        if each.trouble or (each.partition is None and each.settled is None)
+        else max(each.done - (each.settled or 0), 0)
+        for each in standings
+    ]
+    if dry_run:
+        return counts
+    cursors: dict[tuple[str, str], dict[int, int]] = {}
+    for each, count in zip(standings, counts, strict=True):
+        if not count:
+            continue
+        if each.partition is not None:
+            key = each.address, each.incarnation
+            cursors.setdefault(key, {})[each.partition] = each.done
+            continue
+        # With the generation that there is: opening the lease would shut out a query that runs.
+        state = wire.call(endpoint, each.address, "LEASE-STATE", group=group)
+        wire.call(
+            endpoint,
+            each.address,
+            "ACCEPT-LEASE",
+            group=group,
+            generation=int(state["generation"]),
+            to=each.done,
+        )
+    for (address, incarnation), offsets in cursors.items():
+        given = {"group": group, "incarnation": incarnation}
+        wire.call(endpoint, address, "SET-CURSOR", offsets, **given)
+    return counts

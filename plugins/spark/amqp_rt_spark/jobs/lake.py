@@ -1,0 +1,132 @@
+"""Tables of files: each micro-batch is in one once, however often it is written.
+
+A Delta table notes with each commit which batch of which query it is, and a batch that it has is left
+out. Without deltalake (the extra ``lake``) the table is a folder of Parquet, in which each batch has a
+folder of its own, that is written anew when the batch is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from .checkpoints import local_path
+from .report import extra
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyspark.sql import DataFrame, SparkSession
+
+Format = Literal["delta", "parquet"]
+
+#: What Delta and we keep in the folder of a table that are no rows.
+_DELTA_LOG: Final = "_delta_log"
+_QUERY: Final = "query_id"
+_BATCH: Final = "batch_id"
+
+
+def format_of(table: str, wanted: Literal["auto", "delta", "parquet"] = "auto") -> Format:
+    """What the table in the folder *table* is, or is to be: Delta if that can be written.
+
+    Raises:
+        ValueError: It is not what is *wanted*.
+        MissingExtra: It is one of Delta, and deltalake is not installed.
+    """
+    found: Format | None = None
+    if (path := local_path(table)) is not None:
+        if (path / _DELTA_LOG).is_dir():
+            found = "delta"
+        elif path.is_dir() and any(path.glob(f"{_QUERY}=*")):
+            found = "parquet"
+    if found is not None and wanted not in ("auto", found):
+        raise ValueError(f"{table} is there already, as {found}: name another table")
+    if wanted == "auto":
+        wanted = found or ("delta" if find_spec("deltalake") else "parquet")
+    if wanted == "delta":
+        extra("deltalake", name="lake", wanted="tables of Delta")
+    return wanted
+
+
+def append_delta(
+    table: str, rows: pa.Table, partition_by: Sequence[str], *, query: str, batch: int
+) -> bool:
+    """Append *rows*, batch number *batch* of *query*, to a Delta table, which is made if there is none.
+
+    Returns:
+        Whether they were appended: not if the table has that batch.
+    """
+    deltalake = extra("deltalake", name="lake", wanted="tables of Delta")
+    try:
+        there: Any = deltalake.DeltaTable(table)
+    except deltalake.exceptions.TableNotFoundError:
+        there = None
+    if there is not None:
+        last = there.transaction_version(query)
+        if last is not None and last >= batch:
+            return False
+    noted = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(query, batch)])
+    deltalake.write_deltalake(
+        table if there is None else there,
+        _in_utc(rows),
+        mode="append",
+        partition_by=list(partition_by) or None,
+        # Other options of the job, or another version of it, may bring columns along.
+        schema_mode="merge",
+        commit_properties=noted,
+    )
+    return True
+
+
+def write_parquet(
+    table: str, rows: DataFrame, partition_by: Sequence[str], *, query: str, batch: int
+) -> None:
+    """Write *rows*, batch number *batch* of *query*, into the folder that is theirs alone.
+
+    It names the query, because another one counts its batches from 0 as well.
+    """
+    folder = f"{table.rstrip('/')}/{_QUERY}={query}/{_BATCH}={batch}"
+    rows.write.partitionBy(*partition_by).mode("overwrite").parquet(folder)
+
+
+def read_table(spark: SparkSession, table: str) -> DataFrame:
+    """The rows of a table that :func:`append_delta` or :func:`write_parquet` has made, as Spark sees them:
+    one of Delta as it is now, without a jar.
+
+    Raises:
+        ValueError: There is no table.
+    """
+    if format_of(table) == "delta":
+        deltalake = extra("deltalake", name="lake", wanted="tables of Delta")
+        try:
+            there = deltalake.DeltaTable(table)
+        except deltalake.exceptions.TableNotFoundError:
+            raise ValueError(f"{table} is no table") from None
+        files = there.file_uris()
+        columns = there.metadata().partition_columns
+        if not files:
+            raise ValueError(f"{table} is empty")
+        base = files[0]
+        for _ in range(len(columns) + 1):
+            base = base.rpartition("/")[0]
+        reader = spark.read.option("basePath", base).option("mergeSchema", "true")
+        return reader.parquet(*files)
+    return spark.read.option("mergeSchema", "true").parquet(table)
+
+
+def _in_utc(rows: pa.Table) -> pa.Table:
+    """*rows* with their times in UTC, as Delta has them: Spark gives them in the session's zone."""
+    import pyarrow as pa
+
+    return rows.cast(pa.schema([field.with_type(_utc(field.type)) for field in rows.schema]))
+
+
+def _utc(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        fields = (kind.field(number) for number in range(kind.num_fields))
+        return pa.struct([field.with_type(_utc(field.type)) for field in fields])
+    return kind

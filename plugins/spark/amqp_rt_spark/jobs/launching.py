@@ -1,0 +1,117 @@
+"""A session for a command: started quietly, ended by signals, its errors said in one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from amqp_rt.errors import AmqpError
+
+from ..java import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What Java says whenever it starts, and nobody can do anything about.
+_NOISE: Final = re.compile(
+    rb"WARNING: (Using incubator modules|A terminally deprecated|A restricted method|"
+    rb"sun\.misc\.Unsafe|java\.lang\.(System|foreign)|Use --enable-native|Restricted methods|"
+    rb"Please consider reporting)|Setting Spark log level"
+)
+#: The last line of a traceback of Python's that Java has put into an error of its own.
+_RAISED: Final = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*): (.+?)(?: SQLSTATE: .*)?$", re.MULTILINE)
+_PREFIX: Final = re.compile(
+    r"\[[A-Z_.0-9]+\] |Query \[id = [^]]*\] terminated with exception: |SQLSTATE: \w+"
+)
+_SENTENCE_MAX: Final = 1_000
+
+#: Nothing of it is anything that a command should say, unless it is asked to.
+_QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+
+
+def start(master: str, conf: Mapping[str, str], *, name: str, debug: bool = False) -> SparkSession:
+    """A session at *master*, which says nothing by itself unless it is to *debug*.
+
+    Raises:
+        click.ClickException: There is no Spark.
+    """
+    try:
+        import pyspark  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise click.ClickException("Spark is not installed: pip install amqp-rt-spark") from None
+    if debug or not master or master.startswith("sc://"):
+        return session(master, name=f"amqp-rt {name}", conf=conf)
+    with as_file(files(__package__).joinpath("log4j2.properties")) as logs, _filtered():
+        quiet = {
+            **_QUIET,
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logs.as_uri()}",
+        }
+        return session(master, name=f"amqp-rt {name}", conf={**quiet, **conf})
+
+
+@contextmanager
+def _filtered() -> Iterator[None]:
+    """Processes that are started meanwhile write on our standard error, but for the noise of Java."""
+    reading, writing = os.pipe()
+    ours = os.dup(2)
+    sys.stderr.flush()
+    os.dup2(writing, 2)
+    os.close(writing)
+    threading.Thread(target=_pass_on, args=(reading, os.dup(ours)), daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
+
+
+def _pass_on(reading: int, writing: int) -> None:
+    with open(reading, "rb") as lines, open(writing, "wb", buffering=0) as out:
+        for line in lines:
+            if not _NOISE.match(line):
+                out.write(line)
+
+
+@contextmanager
+def signals(stopping: threading.Event | None) -> Iterator[None]:
+    """SIGINT and SIGTERM set *stopping*; a second one, or without it the first one, ends the process."""
+
+    def heard(number: int, _: FrameType | None) -> None:
+        if stopping is None or stopping.is_set():
+            raise SystemExit(128 + number)
+        stopping.set()
+        os.write(2, b"stopping after this batch; again to stop now\n")
+
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(each, heard) for each in wanted]
+    try:
+        yield
+    finally:
+        for each, handler in zip(wanted, before, strict=True):
+            signal.signal(each, handler)
+
+
+def sentence_of(error: BaseException) -> str:
+    """What went wrong, without the tracebacks that Java and Python have put around it."""
+    said = str(error)
+    if isinstance(error, AmqpError | ValueError | OSError) or not said:
+        return said or type(error).__name__
+    found = _RAISED.findall(said.partition("=== Streaming Query ===")[0])
+    if found:
+        kind, text = found[-1]
+        # What the runtime and the plug-in raise are sentences; of anything else the kind says more.
+        ours = kind in ("ValueError", "DataLost", "MissingExtra") or "[amqp:" in text
+        said = text if ours else f"{kind}: {text}"
+    else:
+        said = _PREFIX.sub("", said.strip().partition("\n")[0]).strip()
+    return said[:_SENTENCE_MAX]

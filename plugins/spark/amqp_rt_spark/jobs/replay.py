@@ -3,15 +3,14 @@
 Each partition that the messages came from is a producer of its own at the address, and its offsets are the
 numbers by which it gets on (:mod:`.publishing`). Run again under the same id, after an interruption or
 with more rows in the table, it goes on where it was. Messages of one partition stay in their order, and
-so do those of one group, which a log keeps in one partition; between partitions it is that of time.
+so do those of a group that came from one partition; between partitions it is roughly that of time.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Final
-from uuid import uuid4
 
 from msgspec import Meta
 from pyspark.sql import Window
@@ -19,22 +18,24 @@ from pyspark.sql import functions as sql
 
 from amqp_rt import Message
 from amqp_rt.errors import DeliveryRejected
+from amqp_rt.values import Symbol
 
 from .. import wire
 from ..options import SINK, read_options
 from ..rows import payload_of
 from .conf import JobConf, Rate, per_second
-from .lake import Format, Moment, condition_of, read_lake, within
 from .publishing import PIECE_BYTES, Pace, Publisher, replayed, short
 from .report import Report, Table, Text
-
-_log = logging.getLogger("amqp_rt_spark")
+from .tables import Moment, messages_of
 
 #: Partitions of one replay, each of which is a producer at the address.
 _PARTITIONS_MAX: Final = 1_000
-_NEEDED: Final = ("address", "partition", "offset", "enqueued_time", "message")
-#: What of a row is sent beside its message, if the table has it.
+#: What of a row is looked at beside its message.
 _BESIDE: Final = ("header", "message_annotations")
+_NEEDED: Final = ("address", "partition", "offset", "enqueued_time", "message", *_BESIDE)
+#: The one annotation that goes along, or is made of the group-id: it keeps messages of one key in one
+#: partition. Of the others a table has only what JSON has of them.
+_KEY: Final = "x-opt-partition-key"
 
 #: Address and partition of a row; a queue has no partitions.
 _Key = tuple[str, int | None]
@@ -52,12 +53,15 @@ class Replay(JobConf, frozen=True, kw_only=True):
             "message annotation x-opt-replay-id."
         ),
     ]
-    format: Annotated[Format, Meta(description="Of the table.")] = "auto"
     where: Annotated[
-        str, Meta(description="Only rows for which this SQL condition is true, over the table's columns.")
+        str,
+        Meta(
+            description="Only rows for which this SQL condition is true, over the table's columns."
+        ),
     ] = ""
     since: Annotated[
-        Moment, Meta(description="Only messages that were enqueued from this time on: 2026-01-31T12:00Z.")
+        Moment,
+        Meta(description="Only messages that were enqueued from this time on: 2026-01-31T12:00Z."),
     ] = ""
     until: Annotated[Moment, Meta(description="… and before this one.")] = ""
     rate: Annotated[Rate, Meta(description="Not more than so many at a time: 200/s.")] = ""
@@ -80,10 +84,9 @@ def replay(spark: Any, conf: Replay) -> Report:
         AmqpError: The broker cannot be reached, or refuses. Run again, it goes on where it was.
     """
     properties = _properties(conf.set_property)
-    rows = read_lake(spark, conf.table, conf.format, needed=_NEEDED)
-    rows = within(rows, conf.since, conf.until)
-    if conf.where:
-        rows = rows.where(condition_of(rows, conf.where))
+    rows = messages_of(
+        spark, conf.table, _NEEDED, since=conf.since, until=conf.until, where=conf.where
+    )
     if conf.dry_run:
         return _planned(rows, conf)
     # In the order of time, as far as that is the order of offsets in each partition.
@@ -91,11 +94,11 @@ def replay(spark: Any, conf: Replay) -> Report:
     moment = sql.max("enqueued_time").over(
         before.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
-    columns = [*_NEEDED, *(name for name in _BESIDE if name in rows.columns)]
+    columns = ["address", "partition", "offset", "message", *_BESIDE]
     ordered = (
         rows.select(*columns, moment.alias("_moment"))
         .orderBy("_moment", "address", "partition", "offset")
-        .drop("_moment", "enqueued_time")
+        .drop("_moment")
     )
     sender = Sender(conf, Pace(per_second(conf.rate) if conf.rate else None), properties)
     sender.send(row.asDict() for row in ordered.toLocalIterator(prefetchPartitions=True))
@@ -115,9 +118,7 @@ class Sender:
         self._conf = conf
         self._pace = pace
         self._properties = properties
-        self._options = read_options(
-            conf.options(address=conf.to, ignoreUnknownColumns=True), SINK
-        )
+        self._options = read_options(conf.options(address=conf.to, ignoreUnknownColumns=True), SINK)
         self._publishers: dict[_Key, Publisher] = {}
         #: The last offset of each partition, and its message.
         self._last: dict[_Key, tuple[int, bytes]] = {}
@@ -182,7 +183,11 @@ class Sender:
                 f"a row of {_shown(key)} has no {'offset' if number is None else 'message'}: leave such "
                 "rows out with where"
             )
+        said = json.loads(row.pop("message_annotations") or "{}")
         message = Message.decode(payload_of(row, self._options))
+        same = said.get(_KEY, message.group_id)
+        if same is not None:
+            message.message_annotations = {Symbol(_KEY): str(same)}
         if self._properties:
             message = message.replace(
                 application_properties={**message.application_properties, **self._properties}
@@ -219,7 +224,7 @@ class Sender:
 def producer_of(conf: Replay, key: _Key) -> str:
     """Under which name messages of a partition are published."""
     address, partition = key
-    return short(f"replay {conf.replay_id}/{'' if partition is None else partition}/{address}")
+    return short(f"replay {json.dumps([conf.replay_id, partition, address])}")
 
 
 def _planned(rows: Any, conf: Replay) -> Report:
@@ -231,7 +236,7 @@ def _planned(rows: Any, conf: Replay) -> Report:
     )
     table: list[list[Any]] = []
     for row in counted.orderBy("address", "partition").limit(_PARTITIONS_MAX).collect():
-        asked = short(producer_of(conf, (row.address, row.partition)))
+        asked = producer_of(conf, (row.address, row.partition))
         known = wire.call(conf.endpoint, conf.to, "EPOCH", producer=asked)["epoch"]
         table.append([row.address, row.partition, row["count"], row.first, row.last, max(0, known)])
     total = sum(each[2] for each in table)

@@ -625,6 +625,13 @@ class BrokerHost:
         """Whether there is a node at *address*, by its name."""
         return address in self._space(virtual_host)
 
+    def name_of(self, address: str, *, virtual_host: str = "") -> str | None:
+        """The name of the node at *address*, which may be an alias of it; None if there is none."""
+        virtual_host = self._existing(virtual_host)
+        if address in self._spaces[virtual_host]:
+            return address
+        return self._aliases.get(virtual_host, {}).get(address)
+
     def consumers(self, address: str, *, virtual_host: str = "") -> list[Any]:
         """The links that receive from the node now.
 
@@ -1920,13 +1927,15 @@ class BrokerHost:
         node = self._find(self._space(virtual_host), address)
         return await self.leases.open(node, group, ttl_s)
 
-    def lease_state(self, address: str, group: str, *, virtual_host: str = "") -> LeaseState:
-        """How far *group* has come.
+    def lease_state(
+        self, address: str, group: str, id_: object = None, *, virtual_host: str = ""
+    ) -> LeaseState:
+        """How far *group* has come, which has to be the one known as *id_*.
 
         Raises:
             AmqpError: There is no such queue, or no such group.
         """
-        return self.leases.state(self._find(self._space(virtual_host), address), group)
+        return self.leases.state(self._find(self._space(virtual_host), address), group, id_)
 
     async def lease(
         self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""

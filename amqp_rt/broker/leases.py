@@ -37,9 +37,10 @@ from .queues import MessageQueue
 from .subscriptions import Subscription
 from .termini import key_of
 
-#: Properties of a link that reads what is leased: the group, and the first number and the one after the
-#: last.
+#: Properties of a link that reads what is leased: the group, its id if it has to be that one, and the first
+#: number and the one after the last.
 GROUP: Final = Symbol("amqp_rt:lease-group")
+ID: Final = Symbol("amqp_rt:lease-id")
 FROM: Final = Symbol("amqp_rt:lease-from")
 TO: Final = Symbol("amqp_rt:lease-to")
 #: Kinds of facts: a group of a queue, by its number; and its messages, by that and their own numbers.
@@ -178,6 +179,19 @@ class Lease:
         """The number that the next message gets."""
         return self.first + len(self.held)
 
+    def check(self, id_: object) -> None:
+        """Whether it is the one that somebody knows as *id_*; None knows any.
+
+        Raises:
+            AmqpError: It is another one of that name.
+        """
+        if id_ is not None and id_ != self.id:
+            raise AmqpError(
+                f"the group {self.name!r} was released, or has ended, and was opened again since: its "
+                "numbers mean other messages",
+                condition="amqp:not-found",
+            )
+
 
 class Leases:
     """The groups of a broker's queues.
@@ -246,13 +260,19 @@ class Leases:
         await self._keep(lease)
         return self.state(node, group)
 
-    def state(self, node: Queued, group: str) -> LeaseState:
+    def state(self, node: Queued, group: str, id_: object = None) -> LeaseState:
         """How far *group* has come.
+
+        Args:
+            node: The queue.
+            group: Its name.
+            id_: Which one of that name it has to be; None for any.
 
         Raises:
             AmqpError: There is no such group.
         """
         lease = self._find(node, group)
+        lease.check(id_)
         return LeaseState(lease.generation, lease.first, lease.next, node.held.available, lease.id)
 
     async def extend(self, node: Queued, group: str, generation: int, count: int) -> LeaseState:
@@ -392,6 +412,7 @@ class Leases:
             return True
         try:
             lease = self._find(node, str(group))
+            lease.check(properties.get(ID))
         except AmqpError as error:
             link.refuse(Error.of(error))
             return True

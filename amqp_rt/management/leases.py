@@ -4,7 +4,8 @@
 *generation*, *count*), ``ACCEPT-LEASE`` (*group*, *generation*, *to*), ``RETURN-LEASE`` (*group*,
 *generation*, and a body that lists the ranges ``[from, to]`` that go back) and ``RELEASE-LEASE`` (*group*)
 take application-properties, and answer with the state of the group: *generation*, *first*, *next*,
-*available*, *id*.
+*available*, *id*. All but the first and the last take that *id*, too: a group that was released, or has ended,
+and was opened again is another one, and asking for the old one is refused.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Leases(Protocol):
         self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
     ) -> State: ...
 
-    def lease_state(self, address: str, group: str, *, virtual_host: str = "") -> State: ...
+    def lease_state(
+        self, address: str, group: str, id_: object = None, *, virtual_host: str = ""
+    ) -> State: ...
 
     async def lease(
         self, address: str, group: str, generation: int, count: int, *, virtual_host: str = ""
@@ -103,12 +106,17 @@ def add_leases(management: Management, leases: Leases) -> None:
             )
         )
 
+    def current(entity: str, message: Message, peer: Peer) -> State:
+        """The state of the group, which is the one that is meant."""
+        group, id_ = text_of(message, "group"), message.application_properties.get("id")
+        return leases.lease_state(entity, group, id_, virtual_host=peer.virtual_host)
+
     async def state(entity: str, message: Message, peer: Peer) -> Any:
         await trio.lowlevel.checkpoint()
-        group = text_of(message, "group")
-        return _said(leases.lease_state(entity, group, virtual_host=peer.virtual_host))
+        return _said(current(entity, message, peer))
 
     async def lease(entity: str, message: Message, peer: Peer) -> Any:
+        current(entity, message, peer)
         return _said(
             await leases.lease(
                 entity,
@@ -120,6 +128,7 @@ def add_leases(management: Management, leases: Leases) -> None:
         )
 
     async def accept(entity: str, message: Message, peer: Peer) -> Any:
+        current(entity, message, peer)
         return _said(
             await leases.accept_lease(
                 entity,
@@ -131,6 +140,7 @@ def add_leases(management: Management, leases: Leases) -> None:
         )
 
     async def give_back(entity: str, message: Message, peer: Peer) -> Any:
+        current(entity, message, peer)
         return _said(
             await leases.return_lease(
                 entity,

@@ -14,7 +14,7 @@ from paged import in_line
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue
-from amqp_rt.broker.leases import FROM, GROUP, TO, LeaseState
+from amqp_rt.broker.leases import FROM, GROUP, ID, TO, LeaseState
 from amqp_rt.errors import CallFailed, LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import Batch, Store, StoreFull
@@ -261,6 +261,32 @@ async def test_what_was_given_back_is_not_leased_after_a_restart(tmp_path: Path)
                 names.append((await broker.host.open_lease("work", "job")).id)
     # It is the same group, until it is another one.
     assert names[0] == names[1] != names[2]
+
+
+async def test_a_group_of_the_same_name_is_another_one() -> None:
+    """Its numbers begin anew, and whoever still means the old one does not get them mixed up."""
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, *"abc")
+        old = (await broker.host.open_lease("work", "job")).id
+        await ask(peer, "LEASE", generation=1, count=2, id=old)
+        await ask(peer, "RELEASE-LEASE")
+        new = (await broker.host.open_lease("work", "job")).id
+        assert (await ask(peer, "LEASE", generation=1, count=2, id=new)).next == 2
+        for operation, given in (
+            ("LEASE-STATE", {}),
+            ("LEASE", {"generation": 1, "count": 1}),
+            ("ACCEPT-LEASE", {"generation": 1, "to": 2}),
+            ("RETURN-LEASE", {"generation": 1}),
+        ):
+            assert await ask(peer, operation, id=old, **given) == "amqp:not-found"
+        assert (await ask(peer, "LEASE-STATE", id=new)).first == 0
+        properties = {GROUP: "job", FROM: 0, TO: 2}
+        async with peer.receiver("work", properties={**properties, ID: new}) as messages:
+            assert (await messages.receive()).body == "a"
+        with pytest.raises(LinkRefused, match="was released, or has ended, and was opened again"):
+            async with peer.receiver("work", properties={**properties, ID: old}):
+                pass
 
 
 class Limited(MemoryStore):

@@ -7,6 +7,7 @@ messages are accepted, and gone. For everybody else the queue stays a queue.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -21,8 +22,11 @@ from .reading import Snapshot, Span, Stream, cut
 from .rows import Place, RowMaker
 from .wire import DataLost
 
+_log = logging.getLogger("amqp_rt_spark")
+
 _VERSION: Final = 1
 _GROUP: Final = "amqp_rt:lease-group"
+_ID: Final = "amqp_rt:lease-id"
 _FROM: Final = "amqp_rt:lease-from"
 _TO: Final = "amqp_rt:lease-to"
 
@@ -36,14 +40,21 @@ class Group(Struct, frozen=True):
     next: int
     #: Messages that wait in the queue.
     available: int
+    #: Tells the group from another one of its name, after it was released or has ended.
+    id: str
 
 
-def lease_offset(numbers: Mapping[str, int]) -> dict[str, Any]:
-    """*numbers*, by their queues, as a checkpoint keeps them."""
-    return {"leases": {address: numbers[address] for address in sorted(numbers)}, "v": _VERSION}
+#: Queue → id of the group there, and a number.
+Places = Mapping[str, tuple[str, int]]
 
 
-def numbers_of(offset: Mapping[str, Any]) -> dict[str, int]:
+def lease_offset(places: Places) -> dict[str, Any]:
+    """*places* as a checkpoint keeps them."""
+    found = {address: {"id": id_, "n": number} for address, (id_, number) in sorted(places.items())}
+    return {"leases": found, "v": _VERSION}
+
+
+def leased_places(offset: Mapping[str, Any]) -> Places:
     """What :func:`lease_offset` has said.
 
     Raises:
@@ -51,7 +62,10 @@ def numbers_of(offset: Mapping[str, Any]) -> dict[str, int]:
     """
     if offset.get("v") != _VERSION or not isinstance(offset.get("leases"), Mapping):
         raise ValueError(f"the checkpoint holds no offset of leases, but {str(offset)[:200]}")
-    return {str(address): int(number) for address, number in offset["leases"].items()}
+    return {
+        str(address): (str(each["id"]), int(each["n"]))
+        for address, each in offset["leases"].items()
+    }
 
 
 def leased(options: Options, span: Span) -> Iterator[tuple[int, Message]]:
@@ -61,7 +75,9 @@ def leased(options: Options, span: Span) -> Iterator[tuple[int, Message]]:
         DataLost: The group does not have this range any more.
         AmqpError: It cannot be read.
     """
-    said = {_GROUP: options.group, _FROM: span.start, _TO: span.end}
+    said: dict[Any, Any] = {_GROUP: options.group, _FROM: span.start, _TO: span.end}
+    if span.incarnation:
+        said[_ID] = span.incarnation
     there = wire.wire(options.endpoint)
     try:
         for message in there.leased(span.address, said, credit=options.credit):
@@ -92,7 +108,9 @@ class LeaseBatch:
         ranges = []
         for address in options.addresses:
             state = wire.call(options.endpoint, address, "LEASE-STATE", group=options.group)
-            ranges.append(Span(address, 0, int(state["first"]), int(state["next"]), ""))
+            ranges.append(
+                Span(address, 0, int(state["first"]), int(state["next"]), str(state["id"]))
+            )
         return list(cut(ranges, options.min_partitions, options.max_per_partition))
 
     def read(self, span: Span) -> Iterator[tuple[Any, ...]]:
@@ -119,36 +137,36 @@ class LeaseStream(Stream):
             raise ValueError("a queue has no offsets to start at: a lease goes on where it was")
         if options.selector:
             raise ValueError("a lease takes the messages of a queue as they come: no selector")
-        #: Queue → generation, once this run has opened it.
-        self._generations: dict[str, int] = {}
+        #: Queue → generation and id, once this run has opened it.
+        self._opened: dict[str, tuple[int, str]] = {}
         #: Up to which number a query that ends by itself goes.
         self._until: dict[str, int] | None = None
-        self._latest: dict[str, int] | None = None
+        self._latest: Places | None = None
 
     # --- what Spark calls, in its spelling ---
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """What the groups have and have not accepted comes first."""
-        return lease_offset({each: self._state(each).first for each in self.options.addresses})
+        states = {address: self._state(address) for address in self.options.addresses}
+        return lease_offset({address: (each.id, each.first) for address, each in states.items()})
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Take messages for the next batch, and say where it ends."""
         if start is not None:
             self.commit(start)
-        begin = numbers_of(self.initialOffset() if start is None else start)
+        begin = leased_places(self.initialOffset() if start is None else start)
         states = {address: self._state(address) for address in self.options.addresses}
-        self._latest = {address: each.next + each.available for address, each in states.items()}
-        at = {address: begin.get(address, state.first) for address, state in states.items()}
-        for address, state in states.items():
-            if at[address] > state.next:
-                raise self._ended(address, state, at[address], at[address])
+        self._latest = {
+            address: (each.id, each.next + each.available) for address, each in states.items()
+        }
+        at = {address: self._at(address, state, begin) for address, state in states.items()}
         there = {
             address: self._up_to(address, state.next + state.available) - at[address]
             for address, state in states.items()
         }
         available = sum(max(count, 0) for count in there.values())
         if not self._enough(available, ends=self._until is not None):
-            return lease_offset(at)
+            return lease_offset({each: (states[each].id, at[each]) for each in at})
         most = getattr(limit, "max_rows", self.options.max_messages if limit is None else None)
         left = available if most is None else min(most, available)
         end = {}
@@ -156,8 +174,9 @@ class LeaseStream(Stream):
             # What others leave is for the next one.
             share = -(-left // (len(at) - number))
             count = min(max(there[address], 0), share)
-            end[address] = self._extended(address, states[address], at[address] + count)
-            left -= end[address] - at[address]
+            number_ = self._extended(address, states[address], at[address] + count)
+            end[address] = states[address].id, number_
+            left -= number_ - at[address]
         return lease_offset(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -175,15 +194,21 @@ class LeaseStream(Stream):
         Raises:
             DataLost: The group does not have its messages any more.
         """
-        begin, stop = numbers_of(start), numbers_of(end)
+        begin, stop = leased_places(start), leased_places(end)
         ranges = []
-        for address, last in stop.items():
+        for address, (id_, last) in stop.items():
             state = self._state(address)
-            first = begin.get(address, state.first)
+            if id_ != state.id:
+                self._replaced(address)
+                continue
+            known, first = begin.get(address, (id_, state.first))
+            if known != id_:
+                # That was another one; here it begins with what this one had then.
+                first = state.first
             if first < last and not state.first <= first <= last <= state.next:
                 raise self._ended(address, state, first, last)
             if first < last:
-                ranges.append(Span(address, 0, first, last, ""))
+                ranges.append(Span(address, 0, first, last, id_))
         return list(cut(ranges, self.options.min_partitions, self.options.max_per_partition))
 
     def read(self, span: Span | Snapshot | None) -> Iterator[tuple[Any, ...]]:
@@ -206,31 +231,50 @@ class LeaseStream(Stream):
 
     def _settle(self, end: dict[str, Any]) -> None:
         """What is before *end* is accepted, and gone."""
-        for address, number in numbers_of(end).items():
+        for address, (id_, number) in leased_places(end).items():
             if address not in self.options.addresses:
                 continue
             state = self._state(address)
-            if number > state.first:
-                self._call(
-                    address,
-                    "ACCEPT-LEASE",
-                    generation=self._generations[address],
-                    to=min(number, state.next),
-                )
+            if id_ == state.id and number > state.first:
+                self._call(address, "ACCEPT-LEASE", to=min(number, state.next))
+
+    def _at(self, address: str, state: Group, begin: Places) -> int:
+        """Where the group is to go on."""
+        id_, number = begin.get(address, (state.id, state.first))
+        if id_ != state.id:
+            self._replaced(address)
+            return state.first
+        if number > state.next:
+            raise self._ended(address, state, number, number)
+        return number
+
+    def _replaced(self, address: str) -> None:
+        text = (
+            f"the lease of {self.options.group!r} on {address!r}, which the checkpoint is about, was "
+            "released, or has ended after its leaseTtl; its messages went back to the queue, and what of "
+            "them was written and not accepted comes again: failOnDataLoss=false begins with what waits"
+        )
+        if self.options.fail_on_data_loss:
+            raise DataLost(text)
+        _log.warning("%s", text)
 
     def _call(self, address: str, operation: str, **given: Any) -> Group:
+        if address in self._opened:
+            generation, id_ = self._opened[address]
+            given = {"generation": generation, "id": id_, **given}
         found = wire.call(
             self.options.endpoint, address, operation, group=self.options.group, **given
         )
-        return Group(**{name: int(found[name]) for name in Group.__struct_fields__})
+        numbers = {name: int(found[name]) for name in ("generation", "first", "next", "available")}
+        return Group(**numbers, id=str(found["id"]))
 
     def _state(self, address: str) -> Group:
         """How far the group has come, which this run opens first."""
-        if address in self._generations:
+        if address in self._opened:
             return self._call(address, "LEASE-STATE")
         given = {} if self.options.lease_ttl is None else {"seconds": self.options.lease_ttl}
         state = self._call(address, "OPEN-LEASE", **given)
-        self._generations[address] = state.generation
+        self._opened[address] = state.generation, state.id
         return state
 
     def _ended(self, address: str, state: Group, first: int, last: int) -> DataLost:
@@ -252,7 +296,6 @@ class LeaseStream(Stream):
             state = self._call(
                 address,
                 "LEASE",
-                generation=self._generations[address],
                 count=end - state.next,
             )
             if state.next == before:

@@ -39,6 +39,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     url: str = ""
     addresses: tuple[str, ...] = ()
+    address_pattern: str = ""
     credentials_file: str = ""
     credentials_env: str = ""
     mechanism: str = ""
@@ -228,6 +229,13 @@ _DECLARED: Final = (
         _names,
         "",
         "The node. A source of logs takes several, with commas between them.",
+    ),
+    Option(
+        "addressPattern",
+        "address_pattern",
+        _text,
+        SOURCE,
+        "Instead of address: all logs whose names are like this, with * for anything and ? for one character. A stream looks for new ones before each micro-batch, and reads them from their start.",
     ),
     Option(
         "credentialsFile",
@@ -513,7 +521,11 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
     options = Options(**found)
     if not options.url:
         raise ValueError("amqp needs the option url, such as amqp://localhost")
-    if not options.addresses:
+    if options.address_pattern and options.addresses:
+        raise ValueError("give address or addressPattern, not both")
+    if options.address_pattern and options.mode not in ("auto", "log"):
+        raise ValueError("addressPattern is for logs: name the queues with address")
+    if not options.addresses and not options.address_pattern:
         raise ValueError("amqp needs the option address: the node to read or to write to")
     if side == SINK and len(options.addresses) > 1:
         raise ValueError("a sink has one address")

@@ -516,6 +516,22 @@ class Wire:
             )
         return reply.body
 
+    def names(self, kind: str) -> Iterator[str]:
+        """The names of the nodes of *kind*, such as ``amqp_rt.log``, which we may manage.
+
+        Raises:
+            AmqpError: The broker does not say.
+        """
+        asked = 0
+        while True:
+            page = self.call("", "QUERY", entityType=kind, offset=asked)
+            rows = page["results"]
+            if not rows:
+                return
+            column = page["attributeNames"].index("name")
+            yield from (str(row[column]) for row in rows)
+            asked += len(rows)
+
     def _reply_link(self) -> tuple[_Inbox, Any]:
         if self._replies is None or self._replies[0].over:
             inbox = _Inbox(ACCEPTED)

@@ -467,7 +467,8 @@ def test_a_queue_that_is_streamed_is_still_a_queue(anywhere: Any) -> None:
             delivery = messages.receive()
             assert delivery.body == str(number)
             delivery.accept()
-    assert stream.reportLatestOffset() == {"leases": {queue: 10}, "v": 1}
+    known = start["leases"][queue]["id"]
+    assert stream.reportLatestOffset() == {"leases": {queue: {"id": known, "n": 10}}, "v": 1}
     # Nothing more is there, and what was written is gone.
     assert stream.latestOffset(end, None) == end
     assert found(url, queue) == Counter()
@@ -493,15 +494,30 @@ def test_a_group_has_one_query(anywhere: Any) -> None:
     with pytest.raises(wire.DataLost, match=r"the lease has ended: .*no group 'g'"):
         list(two.read(spans[0]))
     three = LeaseStream(read_options(given_, "source"))
-    with pytest.raises(wire.DataLost, match="the lease has ended"):
-        three.partitions(start, end)
-    with pytest.raises(wire.DataLost, match="the lease has ended"):
-        three.latestOffset(end, None)
     # With a new checkpoint they are read as new ones.
     begin = three.initialOffset()
     later = three.latestOffset(begin, None)
     rows = [row for span in three.partitions(begin, later) for row in three.read(span)]
     assert [row[2] for row in rows] == [*range(10)]
+    # The numbers are the same, and the messages are not: what is about the old ones is refused.
+    assert later["leases"][queue]["n"] == end["leases"][queue]["n"]
+    for refused in (lambda: three.partitions(start, end), lambda: three.latestOffset(end, None)):
+        with pytest.raises(wire.DataLost, match="was released, or has ended after its leaseTtl"):
+            refused()
+    with pytest.raises(wire.DataLost, match="was released, or has ended, and was opened again"):
+        list(two.read(spans[0]))
+    with pytest.raises(AmqpError, match="was opened again"):
+        two.commit(end)
+    lax = LeaseStream(read_options(given_ | {"failOnDataLoss": "false"}, "source"))
+    assert lax.partitions(start, end) == []
+    again = lax.latestOffset(end, None)
+    assert again == later
+    rows = [row for span in lax.partitions(end, again) for row in lax.read(span)]
+    assert [row[2] for row in rows] == [*range(10)]
+    lax.commit(end)
+    lax.commit(again)
+    assert lax.latestOffset(again, None) == again
+    assert found(url, queue) == Counter()
 
 
 @pytest.mark.parametrize(

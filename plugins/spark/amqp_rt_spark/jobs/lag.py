@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from amqp_rt.errors import AmqpError
 
 from .. import wire
-from ..leasing import numbers_of
+from ..leasing import leased_places
 from ..reading import positions_of
 from .checkpoints import Checkpoint, read_checkpoint
 from .conf import JobConf
@@ -53,7 +53,7 @@ class Standing(Struct, frozen=True):
         settled: What the broker takes to be the first that is not done.
         end: The first offset that there is not yet.
         trouble: Why the checkpoint and the broker are about different things.
-        incarnation: Of the log.
+        incarnation: Of the log, or the id of the lease.
     """
 
     address: str
@@ -213,9 +213,9 @@ def _leased(
     begun: dict[str, Any], done: dict[str, Any], endpoint: wire.Endpoint, group: str
 ) -> list[Standing]:
     found = []
-    written = numbers_of(done) if done else {}
-    for address, end in numbers_of(begun).items():
-        before = written.get(address, 0)
+    written = leased_places(done) if done else {}
+    for address, (id_, end) in leased_places(begun).items():
+        known, before = written.get(address, (id_, 0))
         if not group:
             trouble = f"{address!r} is leased: name the group to ask the broker for it"
             found.append(Standing(address, None, before, end, None, None, trouble))
@@ -227,13 +227,16 @@ def _leased(
             continue
         first, last = int(state["first"]), int(state["next"])
         trouble = ""
-        if before > last:
+        if str(state["id"]) != id_:
             trouble = (
-                f"{address!r}: the lease of {group!r} goes to {last}, and the checkpoint is at {before}: "
-                "it is not that query's group, or the lease has ended"
+                f"{address!r}: the lease of {group!r} is another one than that of the checkpoint: it is not "
+                "that query's group, or the lease was released or has ended"
             )
+        elif known != id_:
+            # Of another lease, before it.
+            before = 0
         total = last + int(state["available"])
-        found.append(Standing(address, None, max(before, 0), end, first, total, trouble))
+        found.append(Standing(address, None, max(before, 0), end, first, total, trouble, id_))
     return found
 
 
@@ -275,12 +278,13 @@ def settle_all(
             cursors.setdefault(key, {})[each.partition] = each.done
             continue
         # With the generation that there is: opening the lease would shut out a query that runs.
-        state = wire.call(endpoint, each.address, "LEASE-STATE", group=group)
+        given = {"group": group, "id": each.incarnation}
+        state = wire.call(endpoint, each.address, "LEASE-STATE", **given)
         wire.call(
             endpoint,
             each.address,
             "ACCEPT-LEASE",
-            group=group,
+            **given,
             generation=int(state["generation"]),
             to=each.done,
         )

@@ -36,7 +36,7 @@ def places_of(offset: Any) -> dict[Place, int]:
     for address, each in (offset.get("logs") or {}).items():
         found |= {(str(address), int(part)): int(at) for part, at in each["p"].items()}
     for address, at in (offset.get("leases") or {}).items():
-        found[str(address), None] = int(at)
+        found[str(address), None] = int(at["n"])
     return found
 
 

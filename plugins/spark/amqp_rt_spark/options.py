@@ -79,6 +79,9 @@ class Options(Struct, frozen=True, kw_only=True):
     on_reject: str = "fail"
     durable: bool = True
     ordering_key: str = ""
+    dedup_column: str = ""
+    settle_timeout: float | None = None
+    dead_letter_address: str = ""
     ignore_unknown_columns: bool = False
 
     @property
@@ -462,9 +465,23 @@ _DECLARED: Final = (
     Option(
         "onReject",
         "on_reject",
-        _one_of("fail", "skip"),
+        _one_of("fail", "skip", "deadletter"),
         SINK,
-        "A message that the broker does not take ends the query (fail, the default), or is left out (skip).",
+        "A message that the broker does not take ends the query (fail, the default), is left out (skip), or is sent to deadLetterAddress (deadletter), at least once.",
+    ),
+    Option(
+        "deadLetterAddress",
+        "dead_letter_address",
+        _text,
+        SINK,
+        "Where messages go that the broker does not take, with onReject=deadletter; annotations say from where, and why.",
+    ),
+    Option(
+        "settleTimeout",
+        "settle_timeout",
+        _seconds,
+        SINK,
+        "How long the broker may take to say what became of a message. Default connectTimeout.",
     ),
     Option(
         "durable",
@@ -479,6 +496,13 @@ _DECLARED: Final = (
         _text,
         SINK,
         "A column by which messages choose their partition of a log.",
+    ),
+    Option(
+        "dedupColumn",
+        "dedup_column",
+        _text,
+        SINK,
+        "A column that says of each message which one it is, for brokers that pass over what they have had: it becomes the message-id, and what Artemis looks at.",
     ),
     Option(
         "ignoreUnknownColumns",
@@ -527,6 +551,8 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
         raise ValueError("addressPattern is for logs: name the queues with address")
     if not options.addresses and not options.address_pattern:
         raise ValueError("amqp needs the option address: the node to read or to write to")
+    if (options.on_reject == "deadletter") != bool(options.dead_letter_address):
+        raise ValueError("onReject=deadletter and deadLetterAddress go together")
     if side == SINK and len(options.addresses) > 1:
         raise ValueError("a sink has one address")
     if options.starting_timestamp is not None and options.starting_offsets != "earliest":

@@ -202,7 +202,8 @@ class Outlet:
     Attributes:
         count: Messages that were accepted.
         crc: CRC-32 over those, in order.
-        refused: Messages that were not, if they may be skipped.
+        refused: Messages that were not, if they may be.
+        refusals: The last of those, with what the broker has said, until somebody takes them away.
     """
 
     def __init__(
@@ -214,10 +215,13 @@ class Outlet:
         max_in_flight: int = 1_000,
         timeout_s: float,
         skip: bool = False,
+        keep_refused: bool = False,
     ) -> None:
         self.count = 0
         self.crc = 0
         self.refused = 0
+        self.refusals: list[tuple[bytes, Error]] = []
+        self._keep_refused = keep_refused
         self._wire = wire
         self._address = address
         self._most = max_in_flight
@@ -278,15 +282,18 @@ class Outlet:
             if isinstance(state, Accepted):
                 self.count += 1
                 self.crc = zlib.crc32(payload, self.crc)
-            elif self._skip:
-                self.refused += 1
-            else:
-                error = state.error if isinstance(state, Rejected) else None
-                why = (error and (error.description or error.condition)) or "it was not accepted"
+                continue
+            error = state.error if isinstance(state, Rejected) else None
+            if error is None:
+                error = Error("amqp:not-accepted", "it was not accepted")
+            if not self._skip:
                 raise DeliveryRejected(
-                    f"{self._address!r} did not take a message: {why}",
-                    condition="amqp:not-accepted" if error is None else str(error.condition),
+                    f"{self._address!r} did not take a message: {error.description or error.condition}",
+                    condition=str(error.condition),
                 )
+            self.refused += 1
+            if self._keep_refused:
+                self.refusals.append((payload, error))
         return len(self._unanswered)
 
 
@@ -451,6 +458,13 @@ class Wire:
         """
         self.connection.run_until(done, timeout_s=timeout_s)
         self._used_at = _CLOCK.monotonic()
+
+    @property
+    def named_by(self) -> str:
+        """The application property by which the broker knows messages that it has had; empty if it goes by
+        the ``message-id``, or does not know them."""
+        product = self.engine.peer.properties.get("product")
+        return "_AMQ_DUPL_ID" if product == "apache-activemq-artemis" else ""
 
     @property
     def over(self) -> bool:

@@ -79,6 +79,8 @@ def test_what_makes_no_sense_is_one_sentence(given: dict[str, str], why: str) ->
         ({"url": "amqp://h", "addressPattern": "a*"}, "for a source, not for a sink"),
         ({"url": "amqp://h"}, "needs the option address"),
         ({**HERE, "address": "a,b"}, "a sink has one address"),
+        ({**HERE, "onReject": "deadletter"}, "go together"),
+        ({**HERE, "deadLetterAddress": "d"}, "go together"),
         ({**HERE, "group": "g"}, "for a source, not for a sink"),
     ],
 )

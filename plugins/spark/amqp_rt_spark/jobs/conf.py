@@ -241,4 +241,10 @@ JOBS: Final[tuple[Job, ...]] = (
         "deadletters:deadletters:Deadletters",
         "Dead letters by source, reason and shape; and back to where they came from.",
     ),
+    Job(
+        "metrics",
+        "metrics:metrics:Metrics",
+        "Rates, latencies and redeliveries by address and window, from $journal.",
+        stream=True,
+    ),
 )

@@ -56,7 +56,7 @@ class Metrics(StreamConf, frozen=True, kw_only=True):
     table: Annotated[
         str, Meta(description="Folder of the table that each window is appended to.")
     ] = ""
-    format: Annotated[
+    table_format: Annotated[
         Literal["auto", "delta", "parquet"],
         Meta(description="auto: what the table is, else Delta if deltalake is installed."),
     ] = "auto"
@@ -105,7 +105,7 @@ def metrics(spark: SparkSession, conf: Metrics, watch: Watch | None = None) -> R
         "maxMessagesPerTrigger": conf.max_messages,
     }
     events = spark.readStream.format("amqp").options(**_source(conf, **moving)).load()
-    writer = _Writer(conf, format_of(conf.table, conf.format) if conf.table else None)
+    writer = _Writer(conf, format_of(conf.table, conf.table_format) if conf.table else None)
     stream = windows(events, conf).writeStream.queryName("metrics").outputMode("append")
     if conf.checkpoint:
         stream = stream.option("checkpointLocation", conf.checkpoint)

@@ -27,7 +27,7 @@ from .broker.nodes import (
     declaration_of,
     split_partition,
 )
-from .broker.topology import Topologies
+from .broker.topology import QueueType, Topologies
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container, SaslPolicy
@@ -99,6 +99,9 @@ class Broker:
         journal: Record what becomes of messages in the log ``$journal``.
         exchange_types: Types of exchange of one's own, by names that begin with ``x-``: what makes a
             :class:`~amqp_rt.broker.bindings.RoutingTable` for each exchange.
+        queue_types: What peers of 0-9-1 may say as ``x-queue-type`` beside RabbitMQ's types, by names
+            that begin with ``x-``: what makes a ``Queue`` or a ``Log`` of a declaration
+            (:class:`~amqp_rt.fronts.base.QueueDeclaration`).
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class Broker:
         virtual_hosts: Collection[str] | None = None,
         journal: LifeCycles | bool = False,
         exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = None,
+        queue_types: Mapping[str, QueueType] | None = None,
     ) -> None:
         self.container = container or Container(
             name,
@@ -174,6 +178,7 @@ class Broker:
             partial(decide, self.container.access),
             asks=lambda: self.container.authorize is not None,
             types=exchange_types,
+            queue_types=queue_types,
         )
         self.container.topology = self.topologies.of
         self.management: Management | None = None

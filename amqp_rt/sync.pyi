@@ -14,6 +14,7 @@ from amqp_rt.broker.bindings import RoutingTable
 from amqp_rt.broker.journal import Executor
 from amqp_rt.broker.lifecycles import LifeCycles
 from amqp_rt.broker.nodes import Declaration
+from amqp_rt.broker.topology import QueueType
 from amqp_rt.clock import Clock
 from amqp_rt.container.connections import State, T
 from amqp_rt.container.container import Authorize, Hook, SaslPolicy
@@ -394,6 +395,7 @@ class Broker:
         virtual_hosts: Collection[str] | None = ...,
         journal: LifeCycles | bool = ...,
         exchange_types: Mapping[str, Callable[[], RoutingTable]] | None = ...,
+        queue_types: Mapping[str, QueueType] | None = ...,
     ) -> None: ...
     def declare(self, *declared: Declaration, virtual_host: str = ...) -> None: ...
     def declare_from(self, file: str | Path) -> None: ...

@@ -224,12 +224,37 @@ def _frozen(value: object) -> object:
     return value
 
 
+class SystemTable:
+    """The key names a service, which gets the message (§3.1.3.5): nothing is bound.
+
+    Names that begin with ``amq.`` are those of services of the standard, of which there are none.
+    """
+
+    def check(self, key: str, arguments: Mapping[str, object]) -> None:
+        raise AmqpError(
+            "a system exchange leads to services by their names: nothing is bound to it",
+            condition="amqp:precondition-failed",
+        )
+
+    def add(self, binding: Binding) -> None:
+        """There are none."""
+
+    def remove(self, binding: Binding) -> None:
+        """There are none."""
+
+    def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination]:
+        return [Destination(key)] if key and not key.startswith(RESERVED) else []
+
+
+#: The type of exchange whose messages go where their sender says: it takes the right to send there.
+SYSTEM: Final = "system"
 #: The types of exchange that there are without a plug-in.
 TYPES: Final[Mapping[str, Callable[[], RoutingTable]]] = {
     "direct": DirectTable,
     "fanout": FanoutTable,
     "topic": TopicTable,
     "headers": HeadersTable,
+    SYSTEM: SystemTable,
 }
 #: What every virtual host has (decision 17), besides the default exchange, whose name is empty.
 STANDARD: Final[Mapping[str, str]] = {
@@ -413,7 +438,8 @@ class Exchanges:
         """The queues that a message for exchange *name* goes to, each once.
 
         Bindings between exchanges are followed, each exchange is looked at once. From one that leads
-        nowhere the message goes to its alternate exchange.
+        nowhere the message goes to its alternate exchange, which is no system exchange: who sends
+        there says where to, and has to have the right to.
 
         Raises:
             AmqpError: There is no such exchange.
@@ -425,8 +451,8 @@ class Exchanges:
         seen = {name}
         waiting = [name]
         while waiting:
-            node = self._nodes.get(waiting.pop())
-            if node is None:
+            node = self._nodes.get(current := waiting.pop())
+            if node is None or (node.declared.type == SYSTEM and current != name):
                 continue
             nowhere = True
             for destination in node.table.match(key, headers):
@@ -454,8 +480,11 @@ class Exchanges:
         if not source or (destination.is_exchange and not destination.name):
             raise _refused("every queue is bound to the default exchange by its name, for good")
         node = self._node(source)
-        if destination.is_exchange:
-            self._node(destination.name)
+        if destination.is_exchange and self._node(destination.name).declared.type == SYSTEM:
+            raise AmqpError(
+                f"exchange {destination.name!r} is of type system, and bound to none",
+                condition="amqp:precondition-failed",
+            )
         frozen = tuple(sorted((name, _frozen(value)) for name, value in arguments.items()))
         return node, Binding(destination, key, frozen)
 

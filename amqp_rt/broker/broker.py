@@ -625,6 +625,13 @@ class BrokerHost:
         """Whether there is a node at *address*, by its name."""
         return address in self._space(virtual_host)
 
+    def name_of(self, address: str, *, virtual_host: str = "") -> str | None:
+        """The name of the node at *address*, which may be an alias of it; None if there is none."""
+        virtual_host = self._existing(virtual_host)
+        if address in self._spaces[virtual_host]:
+            return address
+        return self._aliases.get(virtual_host, {}).get(address)
+
     def consumers(self, address: str, *, virtual_host: str = "") -> list[Any]:
         """The links that receive from the node now.
 

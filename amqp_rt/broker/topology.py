@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..addresses import EXCHANGES
 from ..codec.primitives import Reader, write_value
@@ -36,7 +37,7 @@ from ..outcomes import RELEASED, Accepted, Error, Rejected
 from ..security.access import Rights
 from ..transactions import TransactionalState
 from ..values import Symbol
-from .bindings import RESERVED, TYPES, Binding, Destination, Exchanges, RoutingTable
+from .bindings import RESERVED, SYSTEM, TYPES, Binding, Destination, Exchanges, RoutingTable
 from .broker import BrokerHost
 from .entries import Entry
 from .journal import Journal
@@ -47,6 +48,10 @@ _log = logging.getLogger("amqp_rt.broker")
 
 #: Says why *peer* may not do something at an address, None if it may.
 Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
+
+#: Makes the node that a queue is declared as, whose name is that of what it is given. What is wrong with
+#: an argument it says by ``AmqpError`` with ``amqp:precondition-failed``.
+QueueType: TypeAlias = Callable[[QueueDeclaration], Declaration]
 
 #: Kinds of queue that clients ask for, and what they get.
 _QUEUE_TYPES: Final = ("classic", "quorum", "stream")
@@ -137,6 +142,7 @@ class Topologies:
         decide: Says who may do what.
         asks: Whether somebody else is asked too who may send where, for which it takes a link.
         types: Types of exchange beside those of the standard, by names that begin with ``x-``.
+        queue_types: What ``x-queue-type`` may say beside RabbitMQ's: what each makes of a declaration.
 
     Raises:
         ValueError: A type has another name.
@@ -149,10 +155,13 @@ class Topologies:
         *,
         asks: Callable[[], bool] = lambda: False,
         types: Mapping[str, Callable[[], RoutingTable]] | None = None,
+        queue_types: Mapping[str, QueueType] | None = None,
     ) -> None:
-        for name in types or ():
-            if not name.startswith("x-"):
-                raise ValueError(f"an exchange type of one's own begins with x-, and {name!r} not")
+        for what, names in (("an exchange type", types or ()), ("a queue type", queue_types or ())):
+            for name in names:
+                if not name.startswith("x-"):
+                    raise ValueError(f"{what} of one's own begins with x-, and {name!r} not")
+        self.queue_types = dict(queue_types or {})
         self.types = {**TYPES, **(types or {})}
         self.host = host
         self.decide = decide
@@ -191,6 +200,11 @@ class Topologies:
             return Error.of(error)
         if exchange.internal:
             return Error("amqp:unauthorized-access", f"exchange {found[0]!r} is internal")
+        if exchange.type == SYSTEM:
+            return Error(
+                "amqp:not-allowed",
+                f"exchange {found[0]!r} leads to services: send to their own addresses",
+            )
         return ExchangeInlet(self, virtual_host, *found)
 
     def letter(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
@@ -204,7 +218,10 @@ class Topologies:
             if not key:
                 key = str(view.message_annotations().get(_ROUTING_KEY) or "")
             headers = view.application_properties()
-            return self.space(virtual_host).exchanges.route(name, key, headers)
+            exchanges = self.space(virtual_host).exchanges
+            if exchanges.find(name).type == SYSTEM:
+                return []
+            return exchanges.route(name, key, headers)
         except AmqpError:
             return []
 
@@ -518,9 +535,10 @@ class Topology:
         name = wanted.name
         _check_texts(name, wanted.arguments)
         if name:
-            if self._host.has(name, virtual_host=self._virtual_host):
+            found = self._host.name_of(name, virtual_host=self._virtual_host)
+            if found is not None:
                 self._judge(Rights.MANAGE, name)
-                self._equal(wanted)
+                self._equal(found, wanted)
                 return self.queue(name)
             if name.startswith(RESERVED):
                 raise AmqpError(
@@ -530,7 +548,7 @@ class Topology:
         else:
             name = f"{RESERVED}gen-{uuid.uuid4().hex}"
         self._judge(Rights.MANAGE, name)
-        node = _node_of(name, wanted)
+        node = self._node_of(name, wanted)
         owner = self._connection if wanted.exclusive else None
         if wanted.exclusive or not wanted.durable:
             # It need not outlive the process, nor does what is in it.
@@ -546,9 +564,14 @@ class Topology:
         self._all.keep_queue(self._space, known)
         return self.queue(name)
 
-    def _equal(self, wanted: QueueDeclaration) -> None:
+    def _node_of(self, name: str, wanted: QueueDeclaration) -> Declaration:
+        kind = wanted.arguments.get("x-queue-type")
+        make = self._all.queue_types.get(kind) if isinstance(kind, str) else None
+        return _node_of(name, wanted) if make is None else make(replace(wanted, name=name))
+
+    def _equal(self, name: str, wanted: QueueDeclaration) -> None:
         """Refuse a declaration that differs from what there is (errata: 405 before 406)."""
-        known = self._known(wanted.name)
+        known = self._known(name)
         if known is None:
             # It was declared in another way, with other words.
             return
@@ -573,25 +596,33 @@ class Topology:
 
     def queue(self, name: str) -> QueueState:
         """The queue *name*, as it is now."""
-        self._find(name)
-        stats = self._host.stats(name, virtual_host=self._virtual_host)
+        found = self._find(name)
+        stats = self._host.stats(found, virtual_host=self._virtual_host)
         return QueueState(
             name=name,
             messages=stats.available,
-            consumers=self._all.consumers(self._space, name),
+            consumers=self._all.consumers(self._space, found),
         )
 
-    def _find(self, name: str) -> None:
-        if not self._host.has(name, virtual_host=self._virtual_host):
+    def _find(self, name: str) -> str:
+        """The name of the node that *name* means, which may be an alias of it."""
+        found = self._host.name_of(name, virtual_host=self._virtual_host)
+        if found is None:
             raise AmqpError(f"there is no queue {name!r:.100}", condition="amqp:not-found")
-        known = self._known(name)
+        known = self._known(found)
         if known is not None and known.expires_s is not None:
             known.used_at = self._host.clock.monotonic()
+        return found
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue with its messages and bindings; how many messages it had."""
-        self._find(name)
+        found = self._find(name)
         self._judge(Rights.MANAGE, name)
+        if found != name:
+            raise AmqpError(
+                f"{name!r} is an alias of {found!r}: delete that",
+                condition="amqp:precondition-failed",
+            )
         stats = self._host.stats(name, virtual_host=self._virtual_host)
         if if_unused and self._all.consumers(self._space, name):
             raise AmqpError(f"queue {name!r} has consumers", condition="amqp:precondition-failed")
@@ -602,9 +633,9 @@ class Topology:
 
     def purge_queue(self, name: str) -> int:
         """Drop what waits in a queue; how many messages there were."""
-        self._find(name)
+        found = self._find(name)
         self._judge(Rights.MANAGE, name)
-        return self._host.purge_now(name, virtual_host=self._virtual_host)
+        return self._host.purge_now(found, virtual_host=self._virtual_host)
 
     def scarce(self, on_room: Callable[[], None]) -> bool:
         """Whether memory is scarce; *on_room* is called once it is not any more."""
@@ -648,15 +679,13 @@ class Topology:
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Let *exchange* lead to queue *name*."""
-        self._find(name)
-        self._bind(exchange, Destination(name), key, arguments)
+        self._bind(exchange, Destination(self._find(name)), key, arguments)
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Undo that, if it is so."""
-        self._find(name)
-        self._unbind(exchange, Destination(name), key, arguments)
+        self._unbind(exchange, Destination(self._find(name)), key, arguments)
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
@@ -704,6 +733,8 @@ class Topology:
                 f"exchange {exchange!r} is internal: only other exchanges send to it",
                 condition="amqp:unauthorized-access",
             )
+        if found.type == SYSTEM:
+            self._judge(Rights.SEND, key)
         return self._space.exchanges.route(exchange, key, headers)
 
     def inlet(
@@ -814,4 +845,4 @@ def _wrong(why: str) -> AmqpError:
     return AmqpError(why, condition="amqp:precondition-failed")
 
 
-__all__ = ["Decide", "Topologies", "Topology", "exchange_address", "split_exchange"]
+__all__ = ["Decide", "QueueType", "Topologies", "Topology", "exchange_address", "split_exchange"]

@@ -427,6 +427,23 @@ class Channel(BaseChannel):
         self.write(m.BasicQosOk())
         self._offer_credit()
 
+    def _look(self, queue: str) -> int:
+        """How many messages wait in *queue*. One that is not there may be made on its first use, or be
+        a node of the application: then whoever is asked for the link says so.
+
+        Raises:
+            AmqpError: The queue is exclusive to another connection.
+        """
+        topology = self.engine.topology
+        if topology is None:
+            return 0
+        try:
+            return topology.queue(queue).messages
+        except AmqpError as error:
+            if error.condition != "amqp:not-found":
+                raise
+            return 0
+
     def _request(self, link: Link) -> None:
         """Ask for *link*; the channel is held up until somebody answers."""
         self.held_up = True
@@ -449,9 +466,7 @@ class Channel(BaseChannel):
                 faults.RESOURCE_ERROR,
                 f"a channel has at most {self.engine.limits.handle_max} consumers and the like",
             )
-        if self.engine.topology is not None:
-            # It says best what is not there, or exclusive.
-            self.engine.topology.queue(queue)
+        self._look(queue)
         arguments = method.arguments
         source = Source(address=queue, default_outcome=REQUEUED)
         offset = arguments.get("x-stream-offset")
@@ -549,8 +564,7 @@ class Channel(BaseChannel):
 
     def _on_get(self, method: m.BasicGet) -> None:
         queue = self._queue_named(method.queue)
-        if self.engine.topology is not None:
-            self.engine.topology.queue(queue)
+        self._look(queue)
         key = f"{'n' if method.no_ack else 'a'}{queue}"
         link = self._getters.get(key)
         if link is not None and link.attached:
@@ -603,7 +617,6 @@ class Channel(BaseChannel):
             link.on_drained = None
             link.draining = False
             delivery.size = len(content.body)
-            topology = self.engine.topology
             self.engine.write_content(
                 self.number,
                 m.BasicGetOk(
@@ -611,7 +624,7 @@ class Channel(BaseChannel):
                     redelivered=content.redelivered,
                     exchange=content.exchange,
                     routing_key=content.routing_key,
-                    message_count=0 if topology is None else topology.queue(queue).messages,
+                    message_count=self._look(queue),
                 ),
                 content.properties,
                 content.body,

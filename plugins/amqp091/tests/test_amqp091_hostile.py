@@ -41,7 +41,7 @@ _NAMES = st.sampled_from(
             "q/$management",
             "topic",
         ),
-        *("fanout", "direct", "headers", "x-unknown", "tag"),
+        *("fanout", "direct", "headers", "system", "x-unknown", "tag"),
     ]
 )
 _VALUES = st.recursive(
@@ -179,9 +179,9 @@ def test_any_methods_with_any_fields(said: list[Any]) -> None:
         say(client, what)
         if client.engine.finished or client.engine.stage is Stage.CLOSING:
             break
-        if 1 not in client.engine.channels:
+        if 1 not in client.engine.sessions:
             client.say(1, m.ChannelOpen())
-        elif client.engine.channels[1].closing:
+        elif client.engine.sessions[1].closing:
             # A fault has cost the channel, and the client goes on with another.
             client.say(1, m.ChannelCloseOk(), m.ChannelOpen())
     client.take()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from ssl import create_default_context
 from typing import Any
 
 import pytest
 import trio
 from amqp_rt_amqp091 import Front
+from certificates import certificates
 
-from amqp_rt import Access, Broker, Rights, Rule
+from amqp_rt import Access, Broker, Rights, Rule, ServerTls
 
 pika = pytest.importorskip("pika")
 from pika import exceptions  # noqa: E402 - only if it is there
@@ -195,3 +197,69 @@ async def test_management_sees_channels_and_consumers_and_can_end_them() -> None
         (url,) = await broker.listen("amqp://127.0.0.1:0")
         with trio.fail_after(30):
             await client(broker, int(url.rpartition(":")[2].rstrip("/")))
+
+
+@pytest.mark.req("N9")
+async def test_external_is_whom_the_certificate_names() -> None:
+    known = certificates()
+    access = Access([Rule("q", Rights.MANAGE, users=("ada",))])
+
+    def client(port: int, shown: Path | None, credentials: Any) -> Any:
+        context = create_default_context(cafile=str(known.ca))
+        if shown is not None:
+            context.load_cert_chain(shown)
+        return pika.BlockingConnection(
+            pika.ConnectionParameters(
+                "127.0.0.1",
+                port,
+                credentials=credentials,
+                ssl_options=pika.SSLOptions(context, "localhost"),
+            )
+        )
+
+    def go(port: int) -> None:
+        external = pika.credentials.ExternalCredentials()
+        connection = client(port, known.client, external)
+        connection.channel().queue_declare("q")
+        with pytest.raises(exceptions.ChannelClosedByBroker):
+            connection.channel().queue_declare("other")
+        connection.close()
+        # Who shows nothing is nobody, and a password is not asked for.
+        with pytest.raises(exceptions.AMQPConnectionError):
+            client(port, None, external)
+        with pytest.raises(exceptions.AMQPConnectionError):
+            client(port, known.client, pika.PlainCredentials("ada", "a-word"))
+
+    tls = ServerTls(known.server, client_ca=known.ca, client_certificate="optional")
+    async with Broker(
+        fronts=[Front()], tls=tls, sasl=["EXTERNAL"], access=access, volatile=True
+    ) as broker:
+        (url,) = await broker.listen("amqps://127.0.0.1:0")
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync(
+                go, int(url.rpartition(":")[2].rstrip("/")), abandon_on_cancel=True
+            )
+
+
+@pytest.mark.req("N9")
+async def test_a_new_secret_keeps_the_connection_and_a_wrong_one_costs_it() -> None:
+    judged = []
+
+    async def verify(user: str, password: str, _peer: Any) -> Any:
+        judged.append((user, password))
+        return {"token": password} if password in ("first", "second") else None
+
+    def client(port: int) -> None:
+        connection = connect(port, "ada", "first")
+        channel = connection.channel()
+        channel.queue_declare("q")
+        connection.update_secret("second", "it expires")
+        channel.basic_publish("", "q", b"x")
+        assert channel.basic_get("q", auto_ack=True)[2] == b"x"
+        with pytest.raises(exceptions.ConnectionClosedByBroker) as caught:
+            connection.update_secret("third", "a guess")
+        assert caught.value.reply_code == 530
+
+    async with Broker(fronts=[Front()], users=verify, volatile=True) as broker:
+        await run(broker, client)
+    assert judged == [("ada", "first"), ("ada", "second"), ("ada", "third")]

@@ -322,7 +322,7 @@ async def test_confirms_and_returns(served: Any) -> None:
     await served.run(on_channel(client), served.port)
 
 
-@pytest.mark.req("N14")
+@pytest.mark.req("N14", "R12")
 async def test_transactions(served: Any) -> None:
     def client(port: int) -> None:
         with connected(port) as connection:

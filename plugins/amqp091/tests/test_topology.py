@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from amqp_rt_amqp091 import Front, connect
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.frames import BODY, HEADER, frame
 from worlds091 import Client, World
 
-from amqp_rt import Broker
+from amqp_rt import Broker, Container
 from amqp_rt.broker.bindings import Binding, Destination
 from amqp_rt.broker.nodes import Queue
-from amqp_rt.broker.topology import Topology
-from amqp_rt.errors import AmqpError
+from amqp_rt.broker.topology import Topologies, Topology
+from amqp_rt.errors import AmqpError, DeliveryNotAccepted
 from amqp_rt.fronts import Exchange, Limits, Peer, QueueDeclaration, UInt
+from amqp_rt.security.access import Rights
 
 
 def topology(broker: Broker, connection: Any = None) -> Topology:
@@ -311,7 +315,7 @@ class ByLength:
         return [each.destination for each in self._bindings if int(each.key) == len(key)]
 
 
-@pytest.mark.req("N11")
+@pytest.mark.req("N11", "U1")
 async def test_types_of_exchange_of_ones_own() -> None:
     with pytest.raises(ValueError, match="begins with x-"):
         Broker(exchange_types={"length": ByLength})
@@ -323,3 +327,161 @@ async def test_types_of_exchange_of_ones_own() -> None:
         assert (here.route("e", "abc", {}), here.route("e", "ab", {})) == (["q"], [])
         with pytest.raises(AmqpError):
             here.bind_queue("q", "e", "three", {})
+
+
+def newest_only(wanted: QueueDeclaration) -> Queue:
+    """A queue of which each key's newest message is kept."""
+    key = wanted.arguments.get("x-key")
+    if not isinstance(key, str):
+        raise AmqpError("x-key names a header", condition="amqp:precondition-failed")
+    return Queue(wanted.name, last_value_key=key)
+
+
+@pytest.mark.req("N12", "U1")
+def test_types_of_queue_of_ones_own() -> None:
+    with pytest.raises(ValueError, match="begins with x-"):
+        Broker(queue_types={"newest": newest_only})
+    world = World()
+    world.topologies = Topologies(world.host, world._decide, queue_types={"x-newest": newest_only})
+    client = world.connect()
+    arguments: dict[str, object] = {"x-queue-type": "x-newest", "x-key": "city"}
+    client.say(1, m.QueueDeclare(queue="q", arguments=arguments))
+    for number, city in enumerate(["Bonn", "Kiel", "Bonn"]):
+        properties = m.BasicProperties(headers={"city": city})
+        client.publish(1, "q", b"%d" % number, properties=properties)
+    client.heard.clear()
+    client.say(1, m.QueueDeclare(queue="q", passive=True))
+    assert client.answer(m.QueueDeclareOk).message_count == 2
+    client.say(1, m.QueueDeclare(queue="r", arguments={"x-queue-type": "x-newest"}))
+    assert client.answer(m.ChannelClose).reply_code == 406
+
+
+# --- System exchanges (0-9-1 §3.1.3.5) ------------------------------------------------------------
+
+
+@pytest.mark.req("N11")
+async def test_a_system_exchange_leads_to_services_of_the_application() -> None:
+    heard: list[bytes] = []
+    container = Container("app", fronts=[Front()])
+
+    @container.node("billing")
+    async def billing(body: bytes) -> None:
+        heard.append(body)
+
+    async with Broker(container=container, volatile=True) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        with trio.fail_after(30):
+            async with connect(url) as connection, connection.channel() as channel:
+                await channel.declare_exchange("services", "system", durable=True)
+                await channel.publish(b"1", exchange="services", key="billing", mandatory=True)
+                for key in ("nobody", "amq.nobody", ""):
+                    with pytest.raises(DeliveryNotAccepted):
+                        await channel.publish(b"2", exchange="services", key=key, mandatory=True)
+                queue = await channel.declare_queue("q")
+                await channel.publish(b"3", exchange="services", key=queue.name)
+                assert await channel.purge_queue("q") == 1
+    assert heard == [b"1"]
+
+
+@pytest.mark.req("N11")
+def test_who_sends_to_a_service_has_the_right_to() -> None:
+    world = World()
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="secret"))
+    client.say(1, m.ExchangeDeclare(exchange="s", type="system"))
+    client.say(
+        1, m.ExchangeDeclare(exchange="e", type="fanout", arguments={"alternate-exchange": "s"})
+    )
+    client.take()
+    world.denied.add((Rights.SEND, "secret"))
+    # Not by an alternate exchange, nor by a binding.
+    client.publish(1, "secret", b"x", exchange="e")
+    assert world.host.stats("secret").available == 0
+    client.say(1, m.ExchangeBind(destination="s", source="e"))
+    assert client.take()[-1][1].reply_code == 406
+    client.say(1, m.ChannelCloseOk())
+    client.say(1, m.ChannelOpen(), m.QueueBind(queue="secret", exchange="s"))
+    assert client.take()[-1][1].reply_code == 406
+    client.say(1, m.ChannelCloseOk())
+    client.say(1, m.ChannelOpen())
+    client.publish(1, "secret", b"x", exchange="s")
+    assert client.take()[-1][1].reply_code == 403
+    assert world.host.stats("secret").available == 0
+
+
+# --- Nodes that others make -----------------------------------------------------------------------
+
+
+@pytest.mark.req("N12", "N13")
+async def test_what_is_made_on_its_first_use_can_be_consumed_from() -> None:
+    async with Broker(fronts=[Front()], auto_create=["queue:orders-*"], volatile=True) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        with trio.fail_after(30):
+            async with connect(url) as connection, connection.channel() as channel:
+                async with channel.consume("orders-1") as deliveries:
+                    await channel.publish(b"x", key="orders-1", mandatory=True)
+                    (await anext(deliveries)).ack()
+                assert await channel.get("orders-2") is None
+                await channel.publish(b"y", key="orders-3", mandatory=True)
+                assert (await channel.declare_queue("orders-3", passive=True)).messages == 1
+                # Looking whether it is there is no use of it.
+                for step in (
+                    lambda c: c.declare_queue("orders-4", passive=True),
+                    lambda c: c.bind_queue("orders-4", "amq.fanout"),
+                    lambda c: c.get("other"),
+                    lambda c: c.consume("other").__aenter__(),
+                ):
+                    async with connection.channel() as wrong:
+                        with pytest.raises(AmqpError) as caught:
+                            await step(wrong)
+                        assert caught.value.condition == "amqp:not-found"
+                # What a declaration says is what it gets.
+                await channel.declare_queue("orders-5", arguments={"x-max-length": 1})
+                async with connection.channel() as wrong:
+                    with pytest.raises(AmqpError, match="arguments"):
+                        await wrong.declare_queue("orders-5")
+
+
+@pytest.mark.req("N12", "N13")
+async def test_an_alias_means_its_node() -> None:
+    async with Broker(fronts=[Front()], volatile=True) as broker:
+        await broker.declare(Queue("orders", aliases=("old-orders",)))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        with trio.fail_after(30):
+            async with connect(url) as connection, connection.channel() as channel:
+                assert (await channel.declare_queue("old-orders")).name == "old-orders"
+                await channel.bind_queue("old-orders", "amq.direct", "k")
+                await channel.publish(b"1", key="old-orders", mandatory=True)
+                await channel.publish(b"2", exchange="amq.direct", key="k", mandatory=True)
+                assert (await channel.declare_queue("old-orders", passive=True)).messages == 2
+                delivery = await channel.get("old-orders")
+                assert delivery is not None
+                delivery.ack()
+                async with channel.consume("old-orders") as deliveries:
+                    (await anext(deliveries)).ack()
+                await channel.publish(b"3", key="orders")
+                assert await channel.purge_queue("old-orders") == 1
+                with pytest.raises(AmqpError, match="delete that"):
+                    await channel.delete_queue("old-orders")
+
+
+@pytest.mark.req("N13")
+async def test_a_node_of_the_application_can_be_consumed_from() -> None:
+    container = Container("app", fronts=[Front()])
+
+    @container.source("ticks")
+    async def ticks() -> AsyncIterator[bytes]:
+        for number in range(3):
+            yield b"%d" % number
+        await trio.sleep_forever()
+
+    async with Broker(container=container, volatile=True) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        with trio.fail_after(30):
+            async with (
+                connect(url) as connection,
+                connection.channel() as channel,
+                channel.consume("ticks") as deliveries,
+            ):
+                found = [(await anext(deliveries)).body for _ in range(3)]
+    assert found == [b"0", b"1", b"2"]

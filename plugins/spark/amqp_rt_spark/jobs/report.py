@@ -396,6 +396,7 @@ def _draw(axes: Any, plot: Plot) -> None:
         axes.set_xlabel(printable(plot.unit))
     else:
         axes.set_ylabel(printable(plot.unit))
+    axes.set_axisbelow(True)
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     # A label that begins with an underscore would be left out of the legend: these are given.

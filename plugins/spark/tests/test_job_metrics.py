@@ -268,7 +268,7 @@ def test_an_empty_journal_is_a_report() -> None:
         ({"to": "x"}, "name a folder"),
         ({"window": "0s"}, "window is at least 1ms"),
         ({"late": "soon"}, "late: 'soon' is not a time"),
-        ({"format": "csv"}, "format is 'csv'"),
+        ({"table_format": "csv"}, "table_format is 'csv'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, str], why: str) -> None:

@@ -151,10 +151,11 @@ class Report(msgspec.Struct, kw_only=True):
             MissingExtra: rich is not installed.
         """
         out = io.StringIO()
+        width = width or shutil.get_terminal_size().columns
         text = extra("rich.text").Text
         console = extra("rich.console").Console(
             file=out,
-            width=width or shutil.get_terminal_size().columns,
+            width=width,
             force_terminal=color,
             color_system="standard" if color else None,
             markup=False,
@@ -172,7 +173,7 @@ class Report(msgspec.Struct, kw_only=True):
                     console.print(text(printable(section.text, TEXT_CHARS)))
                 case Table():
                     console.print()
-                    console.print(_rich_table(section))
+                    console.print(_rich_table(section, width))
                     if note := _note(section, CONSOLE_ROWS):
                         console.print(text(note))
         if plots:
@@ -315,17 +316,33 @@ def _numeric(table: Table) -> list[bool]:
 # ---- outputs -----------------------------------------------------------------------------------
 
 
-def _rich_table(table: Table) -> Any:
+def _rich_table(table: Table, width: int) -> Any:
     text = extra("rich.text").Text
     drawn = extra("rich.table").Table(
-        title=text(printable(table.name)), title_justify="left", box=extra("rich.box").SIMPLE
+        title=text(printable(table.name)),
+        title_justify="left",
+        box=extra("rich.box").SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
     )
-    for column, right in zip(table.columns, _numeric(table), strict=True):
+    rows = [[printable(cell) for cell in row] for row in table.rows[:CONSOLE_ROWS]]
+    names, right = [printable(column) for column in table.columns], _numeric(table)
+    # Of a number that is broken into two nobody sees what it is.
+    least = [
+        max(map(len, (*name.split(), *((row[at] for row in rows) if right[at] else ()), "")))
+        for at, name in enumerate(names)
+    ]
+    # In too narrow a terminal all are broken, rather than that the last ones are not there.
+    roomy = sum(least) + 2 * len(least) <= width
+    for at, name in enumerate(names):
         drawn.add_column(
-            text(printable(column)), justify="right" if right else "left", overflow="fold"
+            text(name),
+            justify="right" if right[at] else "left",
+            overflow="fold",
+            min_width=least[at] if roomy else None,
         )
-    for row in table.rows[:CONSOLE_ROWS]:
-        drawn.add_row(*(text(printable(cell)) for cell in row))
+    for row in rows:
+        drawn.add_row(*map(text, row))
     return drawn
 
 

@@ -322,8 +322,7 @@ def _rich_table(table: Table, width: int) -> Any:
         title=text(printable(table.name)),
         title_justify="left",
         box=extra("rich.box").SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     rows = [[printable(cell) for cell in row] for row in table.rows[:CONSOLE_ROWS]]
     names, right = [printable(column) for column in table.columns], _numeric(table)
@@ -333,7 +332,7 @@ def _rich_table(table: Table, width: int) -> Any:
         for at, name in enumerate(names)
     ]
     # In too narrow a terminal all are broken, rather than that the last ones are not there.
-    roomy = sum(least) + 2 * len(least) <= width
+    roomy = sum(least) + 2 * len(least) + 1 <= width
     for at, name in enumerate(names):
         drawn.add_column(
             text(name),

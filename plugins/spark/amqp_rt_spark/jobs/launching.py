@@ -22,6 +22,8 @@ from ..java import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+NO_SPARK: Final = "Spark is not installed: pip install amqp-rt-spark"
+
 #: What Java says whenever it starts, and nobody can do anything about.
 _NOISE: Final = re.compile(
     rb"WARNING: (Using incubator modules|A terminally deprecated|A restricted method|"
@@ -48,7 +50,7 @@ def start(master: str, conf: Mapping[str, str], *, name: str, debug: bool = Fals
     try:
         import pyspark  # noqa: F401 - only whether it is there
     except ImportError:
-        raise click.ClickException("Spark is not installed: pip install amqp-rt-spark") from None
+        raise click.ClickException(NO_SPARK) from None
     if debug or not master or master.startswith("sc://"):
         return session(master, name=f"amqp-rt {name}", conf=conf)
     with as_file(files(__package__).joinpath("log4j2.properties")) as logs, _filtered():

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import shutil
+import textwrap
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -334,10 +335,13 @@ def _rich_table(table: Table, width: int) -> Any:
     # In too narrow a terminal all are broken, rather than that the last ones are not there.
     roomy = sum(least) + 2 * len(least) + 1 <= width
     for at, name in enumerate(names):
+        whole = roomy and right[at]
         drawn.add_column(
-            text(name),
+            # rich breaks all cells of a column, or none.
+            text(textwrap.fill(name, least[at]) if whole else name),
             justify="right" if right[at] else "left",
             overflow="fold",
+            no_wrap=whole,
             min_width=least[at] if roomy else None,
         )
     for row in rows:

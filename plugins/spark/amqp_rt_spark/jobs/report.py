@@ -333,12 +333,15 @@ def _rich_table(table: Table, width: int) -> Any:
         for at, name in enumerate(names)
     ]
     # In too narrow a terminal all are broken, rather than that the last ones are not there.
-    roomy = sum(least) + 2 * len(least) + 1 <= width
+    edges = 2 * len(least) + 1
+    most = [max(map(len, (name, *(row[at] for row in rows)))) for at, name in enumerate(names)]
+    ample = sum(most) + edges <= width
+    roomy = sum(least) + edges <= width
     for at, name in enumerate(names):
         whole = roomy and right[at]
         drawn.add_column(
             # rich breaks all cells of a column, or none.
-            text(textwrap.fill(name, least[at]) if whole else name),
+            text(textwrap.fill(name, least[at]) if whole and not ample else name),
             justify="right" if right[at] else "left",
             overflow="fold",
             no_wrap=whole,

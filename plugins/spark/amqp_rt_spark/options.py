@@ -21,6 +21,11 @@ from .wire import Endpoint
 SOURCE: Final = "source"
 SINK: Final = "sink"
 
+#: Whose logs are read.
+OURS: Final = "amqp_rt"
+RABBITMQ: Final = "rabbitmq"
+EVENT_HUBS: Final = "eventhubs"
+
 
 class Option(Struct, frozen=True):
     """One option, and how its text is read."""
@@ -50,6 +55,7 @@ class Options(Struct, frozen=True, kw_only=True):
     connect_timeout: float = 30.0
     # Source.
     mode: str = "auto"
+    logs: str = OURS
     group: str = ""
     starting_offsets: Any = "earliest"
     ending_offsets: Any = "latest"
@@ -182,7 +188,7 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return read
 
 
-def _moment(text: str) -> int:
+def moment(text: str) -> int:
     """Milliseconds since 1970: a number of them, or ISO 8601 with its offset from UTC."""
     given = text.strip()
     if given.lstrip("-").isdecimal():
@@ -298,6 +304,13 @@ _DECLARED: Final = (
         "log; lease (messages of a queue are set aside for a group until a stream has written them; a batch reads what the group has); spool (streams only: messages of a queue of any broker are kept in spoolDir); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
     ),
     Option(
+        "logs",
+        "logs",
+        _one_of(OURS, RABBITMQ, EVENT_HUBS),
+        SOURCE,
+        "Whose logs they are: amqp_rt (default), rabbitmq for streams of RabbitMQ 4, eventhubs, where group is the consumer group ($Default).",
+    ),
+    Option(
         "group",
         "group",
         _text,
@@ -314,7 +327,7 @@ _DECLARED: Final = (
     Option(
         "startingTimestamp",
         "starting_timestamp",
-        _moment,
+        moment,
         SOURCE,
         "The first record to read is the first one from this time on.",
     ),
@@ -328,7 +341,7 @@ _DECLARED: Final = (
     Option(
         "endingTimestamp",
         "ending_timestamp",
-        _moment,
+        moment,
         SOURCE,
         "Batch: records from this time on are not read.",
     ),
@@ -551,6 +564,8 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
         raise ValueError("addressPattern is for logs: name the queues with address")
     if not options.addresses and not options.address_pattern:
         raise ValueError("amqp needs the option address: the node to read or to write to")
+    if options.logs != OURS:
+        _check_foreign(options)
     if (options.on_reject == "deadletter") != bool(options.dead_letter_address):
         raise ValueError("onReject=deadletter and deadLetterAddress go together")
     if side == SINK and len(options.addresses) > 1:
@@ -560,6 +575,22 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
     if options.ending_timestamp is not None and options.ending_offsets != "latest":
         raise ValueError("give endingOffsets or endingTimestamp, not both")
     return options
+
+
+def _check_foreign(options: Options) -> None:
+    """Refuse what takes a broker of ours."""
+    refused = {
+        "addressPattern": bool(options.address_pattern),
+        "selector": bool(options.selector),
+        "maxBytesPerTrigger": options.max_bytes is not None,
+        "startingOffsets=committed": options.starting_offsets == "committed",
+        f"mode={options.mode}": options.mode not in ("auto", "log"),
+    }
+    for what, given in refused.items():
+        if given:
+            raise ValueError(
+                f"{what} does not go with logs={options.logs}: it takes our own broker"
+            )
 
 
 def explain(side: str = "") -> str:

@@ -25,7 +25,8 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.values import Timestamp
 
 from . import wire
-from .options import Options
+from .dialects import dialect_of, spelling_of
+from .options import OURS, Options
 from .rows import Place, RowMaker
 from .wire import DataLost
 
@@ -108,6 +109,11 @@ def log_state(options: Options, address: str) -> LogState:
         AmqpError: There is no such node.
         ValueError: It is no log.
     """
+    dialect = dialect_of(options)
+    if dialect is not None:
+        incarnation, ends = dialect.state(wire.wire(options.endpoint), address)
+        parts = {number: Part(first, after, 0) for number, (first, after) in ends.items()}
+        return LogState(incarnation, parts)
     found = wire.call(options.endpoint, address, "READ")
     if found["kind"] != "log":
         raise ValueError(
@@ -161,7 +167,8 @@ class _Reading:
         there = wire.wire(self.options.endpoint)
         found = {}
         for number, part in state.parts.items():
-            probed = there.probe(address, number, Timestamp(moment_ms))
+            moment = Timestamp(moment_ms)
+            probed = there.probe(address, number, moment, spelling=spelling_of(self.options))
             found[number] = part.next if probed is None else probed
         return found
 
@@ -229,15 +236,18 @@ class _Reading:
             ):
                 yield maker.row(message, place)
             return
+        ours = options.logs == OURS
         for offset, message in there.read(
             span.address,
             span.partition,
             span.start,
             span.end,
-            incarnation=span.incarnation if options.fail_on_data_loss else "",
+            # Others say neither which log it is, nor why an offset has no record.
+            incarnation=span.incarnation if ours and options.fail_on_data_loss else "",
             selector=options.selector,
             credit=options.credit,
-            may_lose=not options.fail_on_data_loss,
+            may_lose=not (ours and options.fail_on_data_loss),
+            spelling=spelling_of(options),
         ):
             yield maker.row(message, Place(span.address, span.partition, offset))
 
@@ -337,10 +347,19 @@ class LogStream(Stream):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        ours = options.logs == OURS
         moving = options.starting_timestamp is not None or options.starting_offsets in (
             "latest",
             "committed",
         )
+        if not ours:
+            if options.starting_offsets == "latest":
+                raise ValueError(
+                    f"a stream of logs={options.logs} does not start at latest, since nobody would keep where "
+                    "that was: give startingTimestamp, or offsets"
+                )
+            # A time is found again as long as its records are there.
+            moving = False
         if moving and not options.group:
             raise ValueError(
                 "a stream that starts at latest, committed or a time needs the option group: the "
@@ -466,7 +485,7 @@ class LogStream(Stream):
 
     def _settle(self, end: dict[str, Any]) -> None:
         """The group goes on at *end*."""
-        if not self.options.group:
+        if not self.options.group or self.options.logs != OURS:
             return
         for address, (incarnation, parts) in positions_of(end).items():
             try:
@@ -570,7 +589,7 @@ class LogStream(Stream):
 
     def _hold(self, begin: Positions, end: Positions) -> None:
         """Keep retention away from what is read now."""
-        if not self.options.hold:
+        if not self.options.hold or self.options.logs != OURS:
             return
         for address, (incarnation, parts) in end.items():
             starts = begin[address][1]
@@ -647,7 +666,8 @@ class Batch(_Reading):
 
     def _queue(self, address: str) -> int | None:
         """How many messages a queue has, -1 if its broker does not say; None if it is a log."""
-        if self.options.mode == "log" or self.options.address_pattern:
+        options = self.options
+        if options.mode == "log" or options.address_pattern or options.logs != OURS:
             return None
         try:
             found = wire.call(self.options.endpoint, address, "READ")

@@ -14,7 +14,7 @@ import secrets
 import socket
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import count
 from typing import Any, Final, Self
 
@@ -530,6 +530,58 @@ class Wire:
             )
         return reply.body
 
+    def ask(self, node: str, properties: Mapping[str, Any]) -> Any:
+        """The answer of *node* to a request with *properties*, at a broker without dynamic addresses: the
+        name of our target is what it answers to.
+
+        Raises:
+            AmqpError: It cannot be done.
+        """
+        timeout_s = self.endpoint.timeout_s
+        inbox, outbox, number = _Inbox(ACCEPTED), _Outbox(), self.name()
+        receiver = self.session.attach_receiver(
+            self.name(), inbox, source=Source(address=node), target=Target(address=number)
+        )
+        sender = self.session.attach_sender(
+            self.name(), outbox, source=Source(address=number), target=Target(address=node)
+        )
+        try:
+            ends = inbox, outbox
+            self.wait(
+                lambda: any(end.over for end in ends) or bool(inbox.attached and sender.credit),
+                timeout_s,
+            )
+            if not any(end.over for end in ends):
+                receiver.grant(1)
+                request = Message(
+                    None,
+                    body_kind="value",
+                    message_id=number,
+                    reply_to=number,
+                    application_properties=dict(properties),
+                )
+                sender.send(request.encode())
+                self.wait(lambda: inbox.ready or any(end.over for end in ends), timeout_s)
+            if not inbox.ready:
+                raise (inbox if inbox.over else outbox).failure(
+                    f"{node!r} cannot be asked", LinkRefused
+                )
+        finally:
+            for end, link in ((inbox, receiver), (outbox, sender)):
+                if not end.over and not self.connection.over:
+                    link.detach()
+        reply = Message.decode(inbox.ready.popleft())
+        said = reply.application_properties
+        status = int(said.get("status-code", said.get("statusCode", 200)))
+        if status >= 400:
+            why = said.get("status-description", said.get("statusDescription", "refused"))
+            condition = {401: "amqp:unauthorized-access", 404: "amqp:not-found"}.get(status)
+            raise AmqpError(
+                f"{properties.get('operation')} at {node!r}: {why}",
+                condition=condition or "amqp:internal-error",
+            )
+        return reply.body
+
     def names(self, kind: str) -> Iterator[str]:
         """The names of the nodes of *kind*, such as ``amqp_rt.log``, which we may manage.
 
@@ -570,6 +622,7 @@ class Wire:
         selector: str = "",
         credit: int = CREDIT,
         may_lose: bool = False,
+        spelling: Spelling | None = None,
     ) -> Iterator[tuple[int, Message]]:
         """The records of a log from offset *start* on and before *end*, all of which are there.
 
@@ -582,8 +635,9 @@ class Wire:
         """
         if start >= end:
             return
-        node = f"{address}/partitions/{partition}"
-        filters: dict[Any, Any] = {Symbol("start"): offset_spec(start)}
+        spelling = spelling or OURS
+        node = spelling.node(address, partition)
+        filters = spelling.begin(start)
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
         inbox = _Inbox(ACCEPTED)
@@ -603,7 +657,7 @@ class Wire:
                 while inbox.ready and expected < end:
                     payload = inbox.ready.popleft()
                     message = Message.decode(payload)
-                    offset = _number(payload, message)
+                    offset = spelling.number(payload, message)
                     if offset > expected and not selector and not may_lose:
                         raise DataLost(lost(node, expected, min(offset, end)))
                     expected = offset + 1
@@ -612,18 +666,35 @@ class Wire:
         finally:
             self._leave(link, inbox)
 
-    def probe(self, address: str, partition: int, position: Any) -> int | None:
+    def probe(
+        self, address: str, partition: int, position: Any, *, spelling: Spelling | None = None
+    ) -> int | None:
         """The offset of the first record at *position*, as ``rabbitmq:stream-offset-spec`` takes it;
         None if there is none yet."""
-        node = f"{address}/partitions/{partition}"
-        filters: dict[Any, Any] = {Symbol("start"): offset_spec(position)}
+        with contextlib.closing(self.from_(address, partition, position, 1, spelling)) as found:
+            return next(found, None)
+
+    def from_(
+        self,
+        address: str,
+        partition: int,
+        position: Any,
+        credit: int = CREDIT,
+        spelling: Spelling | None = None,
+    ) -> Generator[int]:
+        """The offsets of the records from *position* on, as far as there are some."""
+        spelling = spelling or OURS
+        node = spelling.node(address, partition)
         inbox = _Inbox(ACCEPTED)
-        link = self.receive(node, inbox, Source(address=node, filter=filters))
+        link = self.receive(node, inbox, Source(address=node, filter=spelling.begin(position)))
         try:
-            self._next(link, inbox, node, 1, draining=True)
-            if not inbox.ready:
-                return None
-            return _number(inbox.ready[0], Message.decode(inbox.ready[0]))
+            while True:
+                self._next(link, inbox, node, credit, draining=True)
+                if not inbox.ready:
+                    return
+                while inbox.ready:
+                    payload = inbox.ready.popleft()
+                    yield spelling.number(payload, Message.decode(payload))
         finally:
             self._leave(link, inbox)
 
@@ -757,6 +828,26 @@ class Wire:
         except AmqpError:
             # Whoever uses the connection next will see that.
             pass
+
+
+class Spelling:
+    """How a broker spells its logs. This is ours; those of others are in :mod:`.dialects`."""
+
+    def node(self, address: str, partition: int) -> str:
+        """The address of a partition."""
+        return f"{address}/partitions/{partition}"
+
+    def begin(self, position: Any) -> dict[Any, Any]:
+        """Filters of a source that begins at *position*: an offset, a timestamp, ``first`` or ``last``."""
+        return {Symbol("start"): offset_spec(position)}
+
+    def number(self, payload: bytes, message: Message) -> int:
+        """The offset of a record."""
+        return _number(payload, message)
+
+
+#: Our own.
+OURS: Final = Spelling()
 
 
 def offset_spec(position: Any) -> Described:

@@ -83,6 +83,64 @@ def to_message(
     Raises:
         Invalid: The expiration is no number.
     """
+    return _message(properties, body, exchange, routing_key).encode()
+
+
+def front_of(properties: BasicProperties, *, exchange: str, routing_key: str) -> bytes | None:
+    """What comes before the body of the message of AMQP 1.0, whatever that is; None where it depends on
+    the body. :func:`data_section` follows it.
+
+    Raises:
+        Invalid: The expiration is no number.
+    """
+    if properties.type == AMQP10:
+        return None
+    return _message(properties, b"", exchange, routing_key).encode_front()
+
+
+def data_section(body: bytes) -> bytes:
+    """*body* as a section of AMQP 1.0, as its encoder writes it (Part 3 §3.2.6)."""
+    size = len(body)
+    if size < 256:
+        return b"\0\x53\x75\xa0" + bytes((size,)) + body
+    return b"\0\x53\x75\xb0" + size.to_bytes(4, "big") + body
+
+
+def split(payload: bytes) -> tuple[bytes, bytes] | None:
+    """What comes before the body of a message of AMQP 1.0, and the octets of the body, where it is
+    one data section and nothing follows; None for all others, malformed ones too."""
+    at, end = 0, len(payload)
+    try:
+        while True:
+            kind = payload[at : at + 4]
+            size8 = _SIZES8.get(kind)
+            if size8 is not None:
+                after = at + 5 + payload[at + 4]
+            elif kind in _SIZES32:
+                size8 = kind[2]
+                after = at + 8 + int.from_bytes(payload[at + 4 : at + 8], "big")
+            else:
+                return None
+            if size8 == _DATA:
+                start = at + (5 if kind[3] == _VBIN8 else 8)
+                return (payload[:at], payload[start:]) if after == end else None
+            at = after
+    except IndexError:
+        return None
+
+
+_DATA: Final = 0x75
+_VBIN8: Final = 0xA0
+#: How sections begin, with what their size says and how wide it is: lists, maps and binaries.
+_FORMS: Final = [
+    *((0x70, 0xC0, 0xD0), (0x71, 0xC1, 0xD1), (0x72, 0xC1, 0xD1), (0x73, 0xC0, 0xD0)),
+    *((0x74, 0xC1, 0xD1), (0x75, 0xA0, 0xB0)),
+]
+_SIZES8: Final = {bytes((0, 0x53, code, short)): code for code, short, _ in _FORMS}
+_SIZES32: Final = frozenset(bytes((0, 0x53, code, wide)) for code, _, wide in _FORMS)
+
+
+def _message(properties: BasicProperties, body: bytes, exchange: str, routing_key: str) -> Message:
     annotations: dict[Any, Any] = {EXCHANGE: exchange, ROUTING_KEY: routing_key}
     if properties.type is not None:
         annotations[TYPE] = properties.type
@@ -111,7 +169,7 @@ def to_message(
         annotations[EXPIRATION] = properties.expiration
     timestamp = properties.timestamp
     said, kind = _sections(body) if properties.type == AMQP10 else (body, None)
-    message = Message(
+    return Message(
         said,
         body_kind=kind,
         durable=properties.delivery_mode == 2,
@@ -127,7 +185,6 @@ def to_message(
         creation_time=None if timestamp is None else min(timestamp, _SECONDS_MAX) * 1000,
         application_properties=plain or None,
     )
-    return message.encode()
 
 
 _SECONDS_MAX: Final = (1 << 63) // 1000 - 1

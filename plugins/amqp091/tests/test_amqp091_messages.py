@@ -6,13 +6,24 @@ import uuid
 from typing import Any
 
 import pytest
+from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.codec import Decimal, Seconds
 from amqp_rt_amqp091.frames import content_frames
-from amqp_rt_amqp091.messages import Invalid, from_message, to_message
+from amqp_rt_amqp091.messages import (
+    Invalid,
+    data_section,
+    from_message,
+    front_of,
+    split,
+    to_message,
+)
 from amqp_rt_amqp091.methods import BasicDeliver, BasicProperties
+from amqp_rt_amqp091.recent import Recent
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typed_values import scalars, values
+from worlds091 import World
 
 from amqp_rt import Message
 from amqp_rt.fronts import (
@@ -90,6 +101,11 @@ def test_what_goes_in_comes_out(
     properties: BasicProperties, body: bytes, exchange: str, key: str
 ) -> None:
     payload = to_message(properties, body, exchange=exchange, routing_key=key)
+    # The short way says the same.
+    front = front_of(properties, exchange=exchange, routing_key=key)
+    assert front is not None
+    assert front + data_section(body) == payload
+    assert split(payload) == (front, body)
     found = from_message(payload, "q")
     assert (found.body, found.exchange, found.routing_key) == (body, exchange, key)
     assert not found.redelivered
@@ -275,3 +291,59 @@ def test_sections_are_taken_for_such_only_if_they_are_a_body(body: bytes) -> Non
     assert not message.durable
     again = from_message(message.encode(), "q")
     assert (again.body, again.properties.type) == (body, "amqp-1.0")
+
+
+# --- The short way --------------------------------------------------------------------------------
+
+
+@given(
+    st.fixed_dictionaries({}, optional=_PROPERTIES).map(lambda said: BasicProperties(**said)),
+    st.binary(max_size=9000),
+)
+def test_a_message_that_was_said_before_is_said_in_the_same_way(
+    properties: BasicProperties, body: bytes
+) -> None:
+    """What is remembered of earlier messages gives the same octets as what is made anew."""
+    client = World().connect()
+    client.say(1, m.QueueDeclare(queue="q"), m.BasicConsume(queue="q", no_ack=True))
+    client.take()
+    for _ in range(3):
+        client.publish(1, "q", body, properties=properties)
+    one, *others = client.contents()
+    assert one.body == body
+    for number, other in enumerate(others, 2):
+        assert other.body == body
+        assert typed_properties(other.properties) == typed_properties(one.properties)
+        assert other.method == replace(one.method, delivery_tag=number)
+
+
+def typed_properties(properties: BasicProperties) -> Any:
+    return {name: typed(getattr(properties, name)) for name in properties.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"x",
+        Message("text").encode(),
+        Message([b"a", b"b"], body_kind="data").encode(),
+        Message(b"x", footer={Symbol("x-f"): 1}).encode(),
+        Message(b"x" * 300).encode()[:-1],
+        Message(b"x").encode() + b"y",
+        b"\0\x53\x75",
+        b"\0\x53\x70\xd0\0\0",
+    ],
+)
+def test_what_is_no_plain_message_is_not_split(payload: bytes) -> None:
+    assert split(payload) is None
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    recent: Recent[int, int] = Recent(entries_max=4)
+    for number in range(100):
+        recent.put(number, number)
+        assert recent.get(0) == 0, "what is asked for stays"
+    known = [number for number in range(100) if recent.get(number) is not None]
+    assert len(known) <= 9
+    assert 99 in known

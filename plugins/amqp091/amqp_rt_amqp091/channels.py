@@ -51,14 +51,15 @@ from .links import IncomingDelivery, Link, OutgoingDelivery, Publishing, Receivi
 from .messages import (
     Content,
     Invalid,
-    data_section,
     from_message,
     front_of,
-    split,
+    joined,
+    parts_of,
+    place_of,
     to_arguments,
     to_message,
 )
-from .recent import OCTETS_MAX, Delivered
+from .recent import OCTETS_MAX, Delivered, Published
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -174,6 +175,8 @@ class Channel(BaseChannel):
         #: The octets of the method and the properties of what is published.
         self._said = b""
         self._told = b""
+        #: Where it goes, as annotations say it.
+        self._place: bytes | None = None
         #: The tag of the consumer of direct replies, and the address by which it is reached.
         self._reply_tag: str | None = None
         self._reply_address = ""
@@ -232,14 +235,17 @@ class Channel(BaseChannel):
         # What comes with each message goes the short way.
         engine = self.engine
         if payload.startswith(_PUBLISH_CODE):
-            method = engine.recents.methods.get(payload)
-            if method is None:
+            known = engine.recents.methods.get(payload)
+            if known is None:
                 super()._on_method_octets(payload)
-                if len(payload) <= OCTETS_MAX and isinstance(self._carrier, m.BasicPublish):
-                    engine.recents.methods.put(payload, self._carrier)
-            else:
-                engine.context = self._carrier = method
+                method = self._carrier
+                assert isinstance(method, m.BasicPublish)
+                known = Published(method, place_of(method.exchange, method.routing_key))
+                if len(payload) <= OCTETS_MAX:
+                    engine.recents.methods.put(payload, known)
+            engine.context = self._carrier = known.method
             self._said = payload
+            self._place = known.place
         elif payload.startswith(_ACK_CODE) and len(payload) == _ACK.size:
             _, tag, bits = _ACK.unpack(payload)
             engine.context = m.BasicAck(delivery_tag=tag, multiple=bool(bits & 1))
@@ -608,10 +614,10 @@ class Channel(BaseChannel):
         engine = self.engine
         address = "" if link.source is None else str(link.source.address)
         delivered = engine.recents.delivered
-        parts = split(payload)
-        known = None if parts is None else delivered.get((address, parts[0]))
+        parts = parts_of(payload, address)
+        known = None if parts is None else delivered.get(parts.key)
         if known is not None and parts is not None:
-            _, body = parts
+            body = parts.body
             delivery = OutgoingDelivery(link, self.next_tag(), context, settled)
             delivery.size = len(body)
             octets = delivered_frames(
@@ -619,7 +625,7 @@ class Channel(BaseChannel):
                 link.said or _said_to(link),
                 delivery.number,
                 known.redelivered,
-                known.place,
+                parts.place or known.place,
                 known.properties,
                 body,
                 engine.frame_max_out,
@@ -643,7 +649,7 @@ class Channel(BaseChannel):
             content.properties,
             content.body,
         )
-        if parts is not None and len(parts[0]) <= OCTETS_MAX:
+        if parts is not None and len(payload) - len(parts.body) <= OCTETS_MAX:
             try:
                 told = Delivered(
                     content.redelivered,
@@ -653,7 +659,7 @@ class Channel(BaseChannel):
             except ValueError:
                 # It was said without its headers.
                 return delivery
-            delivered.put((address, parts[0]), told)
+            delivered.put(parts.key, told)
         return delivery
 
     def _on_get(self, method: m.BasicGet) -> None:
@@ -938,20 +944,21 @@ class Channel(BaseChannel):
 
     def _payload(self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes) -> bytes:
         """The message of AMQP 1.0."""
-        said, told = self._said, self._told
+        told, place = self._told, self._place
         fronts = self.engine.recents.fronts
-        front = fronts.get((said, told)) if told else None
+        front = fronts.get(told) if told else None
         try:
             if front is None:
-                exchange, key = method.exchange, method.routing_key
-                front = front_of(properties, exchange=exchange, routing_key=key)
-                if front is None:
-                    return to_message(properties, body, exchange=exchange, routing_key=key)
-                if told and len(said) <= OCTETS_MAX and len(told) <= OCTETS_MAX:
-                    fronts.put((said, told), front)
+                front = front_of(properties)
+                if front is not None and told and len(told) <= OCTETS_MAX:
+                    fronts.put(told, front)
+            if front is None or place is None:
+                return to_message(
+                    properties, body, exchange=method.exchange, routing_key=method.routing_key
+                )
         except (Invalid, AmqpError) as error:
             raise Fault(faults.PRECONDITION_FAILED, str(error)) from error
-        return front + data_section(body)
+        return joined(front, place, body)
 
     def _way_to(self, name: str, *, routed: bool) -> tuple[Any, ReceivingLink]:
         """Who takes messages for node *name*, and the link on which they come."""

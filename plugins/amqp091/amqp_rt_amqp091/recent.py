@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from .messages import Front
 from .methods import BasicProperties, BasicPublish
 
 K = TypeVar("K")
@@ -48,11 +49,18 @@ class Recent(Generic[K, V]):
         self._young[key] = value
 
 
+class Published(NamedTuple):
+    """A ``basic.publish`` that was read, and where it publishes to as annotations say it."""
+
+    method: BasicPublish
+    place: bytes | None
+
+
 class Delivered(NamedTuple):
     """How what comes before the body of a message of AMQP 1.0 is said in 0-9-1."""
 
     redelivered: bool
-    #: Exchange and routing key, as ``basic.deliver`` ends.
+    #: Exchange and routing key, as ``basic.deliver`` ends, unless the message says them itself.
     place: bytes
     #: Property flags and properties, as a content header ends.
     properties: bytes
@@ -63,10 +71,10 @@ class Recents:
 
     def __init__(self) -> None:
         #: Octets of ``basic.publish`` → the method.
-        self.methods: Recent[bytes, BasicPublish] = Recent()
+        self.methods: Recent[bytes, Published] = Recent()
         #: Flags and properties of a content header → the properties, which nobody changes.
         self.properties: Recent[bytes, BasicProperties] = Recent()
-        #: Both → what comes before the body of the message of AMQP 1.0.
-        self.fronts: Recent[tuple[bytes, bytes], bytes] = Recent()
-        #: Address of a queue, and what comes before the body there → how a consumer is told.
-        self.delivered: Recent[tuple[str, bytes], Delivered] = Recent()
+        #: Likewise → what comes before the body of the message of AMQP 1.0.
+        self.fronts: Recent[bytes, Front] = Recent()
+        #: What comes before the body of a message in a queue → how a consumer is told.
+        self.delivered: Recent[tuple[object, ...], Delivered] = Recent()

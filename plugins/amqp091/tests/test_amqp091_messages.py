@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.codec import Decimal, Seconds
+from amqp_rt_amqp091.codec import Decimal, Seconds, write_shortstr
 from amqp_rt_amqp091.frames import content_frames
 from amqp_rt_amqp091.messages import (
     Invalid,
-    data_section,
     from_message,
     front_of,
-    split,
+    joined,
+    parts_of,
+    place_of,
     to_message,
 )
 from amqp_rt_amqp091.methods import BasicDeliver, BasicProperties
@@ -102,10 +103,18 @@ def test_what_goes_in_comes_out(
 ) -> None:
     payload = to_message(properties, body, exchange=exchange, routing_key=key)
     # The short way says the same.
-    front = front_of(properties, exchange=exchange, routing_key=key)
+    front, place = front_of(properties), place_of(exchange, key)
     assert front is not None
-    assert front + data_section(body) == payload
-    assert split(payload) == (front, body)
+    assert place is not None
+    assert joined(front, place, body) == payload
+    parts = parts_of(payload, "q")
+    assert parts is not None
+    said = write_shortstr(exchange) + write_shortstr(key)
+    assert (parts.key, parts.place, parts.body) == (
+        (front.header, front.others, front.rest),
+        said,
+        body,
+    )
     found = from_message(payload, "q")
     assert (found.body, found.exchange, found.routing_key) == (body, exchange, key)
     assert not found.redelivered
@@ -305,12 +314,16 @@ def test_a_message_that_was_said_before_is_said_in_the_same_way(
 ) -> None:
     """What is remembered of earlier messages gives the same octets as what is made anew."""
     client = World().connect()
-    client.say(1, m.QueueDeclare(queue="q"), m.BasicConsume(queue="q", no_ack=True))
+    client.say(1, m.QueueDeclare(queue="q"), m.QueueBind(queue="q", exchange="amq.fanout"))
+    client.say(1, m.BasicConsume(queue="q", no_ack=True))
     client.take()
     for _ in range(3):
         client.publish(1, "q", body, properties=properties)
-    one, *others = client.contents()
-    assert one.body == body
+    client.publish(1, "key", body, properties=properties, exchange="amq.fanout")
+    one, *others, last = client.contents()
+    assert one.body == last.body == body
+    assert typed_properties(last.properties) == typed_properties(one.properties)
+    assert (last.method.exchange, last.method.routing_key) == ("amq.fanout", "key")
     for number, other in enumerate(others, 2):
         assert other.body == body
         assert typed_properties(other.properties) == typed_properties(one.properties)
@@ -336,7 +349,7 @@ def typed_properties(properties: BasicProperties) -> Any:
     ],
 )
 def test_what_is_no_plain_message_is_not_split(payload: bytes) -> None:
-    assert split(payload) is None
+    assert parts_of(payload, "q") is None
 
 
 def test_what_is_remembered_is_bounded() -> None:

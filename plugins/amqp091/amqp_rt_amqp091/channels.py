@@ -616,27 +616,40 @@ class Channel(BaseChannel):
         delivered = engine.recents.delivered
         parts = parts_of(payload, address)
         known = None if parts is None else delivered.get(parts.key)
-        if known is not None and parts is not None:
+        if parts is None or known is None:
+            content = self.convert(payload, link)
+            body = content.body
+            known = _delivered(content)
+            place = b"" if known is None else known.place
+            if (
+                parts is not None
+                and known is not None
+                and len(payload) - len(parts.body) <= OCTETS_MAX
+            ):
+                delivered.put(parts.key, known)
+        else:
+            content = None
             body = parts.body
-            delivery = OutgoingDelivery(link, self.next_tag(), context, settled)
-            delivery.size = len(body)
+            place = parts.place or known.place
+        delivery = OutgoingDelivery(link, self.next_tag(), context, settled)
+        delivery.size = len(body)
+        octets = None
+        if known is not None:
             octets = delivered_frames(
                 self.number,
                 link.said or _said_to(link),
                 delivery.number,
                 known.redelivered,
-                parts.place or known.place,
+                place,
                 known.properties,
                 body,
                 engine.frame_max_out,
             )
-            if octets is not None:
-                engine.write_octets(octets)
-                return delivery
-            self._last_tag -= 1
-        content = self.convert(payload, link)
-        delivery = OutgoingDelivery(link, self.next_tag(), context, settled)
-        delivery.size = len(content.body)
+        if octets is not None:
+            engine.write_octets(octets)
+            return delivery
+        # It takes several frames, or not all of it can be said.
+        content = content or self.convert(payload, link)
         engine.write_content(
             self.number,
             m.BasicDeliver(
@@ -649,17 +662,6 @@ class Channel(BaseChannel):
             content.properties,
             content.body,
         )
-        if parts is not None and len(payload) - len(parts.body) <= OCTETS_MAX:
-            try:
-                told = Delivered(
-                    content.redelivered,
-                    write_shortstr(content.exchange) + write_shortstr(content.routing_key),
-                    write_header(ContentHeader(BASIC, 0, content.properties))[12:],
-                )
-            except ValueError:
-                # It was said without its headers.
-                return delivery
-            delivered.put(parts.key, told)
         return delivery
 
     def _on_get(self, method: m.BasicGet) -> None:
@@ -1152,6 +1154,18 @@ def _without_bcc(properties: m.BasicProperties) -> m.BasicProperties:
         return properties
     seen = {name: value for name, value in headers.items() if name != "BCC"}
     return replace(properties, headers=seen)
+
+
+def _delivered(content: Content) -> Delivered | None:
+    """How consumers are told of such messages; None if it cannot be said."""
+    try:
+        return Delivered(
+            content.redelivered,
+            write_shortstr(content.exchange) + write_shortstr(content.routing_key),
+            write_header(ContentHeader(BASIC, 0, content.properties))[12:],
+        )
+    except ValueError:
+        return None
 
 
 def _said_to(link: SendingLink) -> bytes:

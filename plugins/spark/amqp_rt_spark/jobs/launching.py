@@ -17,6 +17,7 @@ import click
 
 from amqp_rt.errors import AmqpError
 
+from ..cluster import NotReady
 from ..java import session
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def signals(stopping: threading.Event | None) -> Iterator[None]:
 def sentence_of(error: BaseException) -> str:
     """What went wrong, without the tracebacks that Java and Python have put around it."""
     said = str(error)
-    if isinstance(error, AmqpError | ValueError | OSError) or not said:
+    if isinstance(error, AmqpError | NotReady | ValueError | OSError) or not said:
         return said or type(error).__name__
     found = _RAISED.findall(said.partition("=== Streaming Query ===")[0])
     if found:

@@ -43,3 +43,15 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # attributes are described once, where the class says so
+
+
+def _is_described_elsewhere(app, what, name, obj, skip, options):  # type: ignore[no-untyped-def]
+    """``amqp_rt.fronts`` gathers what other modules describe, some of which ``amqp_rt`` shows too."""
+    if what == "module" and app.env.docname.endswith("/amqp_rt.fronts"):
+        return True
+    return None
+
+
+def setup(app):  # type: ignore[no-untyped-def]
+    """Called by Sphinx."""
+    app.connect("autodoc-skip-member", _is_described_elsewhere)

@@ -21,6 +21,11 @@ from .wire import Endpoint
 SOURCE: Final = "source"
 SINK: Final = "sink"
 
+#: Whose logs are read.
+OURS: Final = "amqp_rt"
+RABBITMQ: Final = "rabbitmq"
+EVENT_HUBS: Final = "eventhubs"
+
 
 class Option(Struct, frozen=True):
     """One option, and how its text is read."""
@@ -39,6 +44,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     url: str = ""
     addresses: tuple[str, ...] = ()
+    address_pattern: str = ""
     credentials_file: str = ""
     credentials_env: str = ""
     mechanism: str = ""
@@ -49,6 +55,7 @@ class Options(Struct, frozen=True, kw_only=True):
     connect_timeout: float = 30.0
     # Source.
     mode: str = "auto"
+    logs: str = OURS
     group: str = ""
     starting_offsets: Any = "earliest"
     ending_offsets: Any = "latest"
@@ -78,6 +85,9 @@ class Options(Struct, frozen=True, kw_only=True):
     on_reject: str = "fail"
     durable: bool = True
     ordering_key: str = ""
+    dedup_column: str = ""
+    settle_timeout: float | None = None
+    dead_letter_address: str = ""
     ignore_unknown_columns: bool = False
 
     @property
@@ -178,7 +188,7 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return read
 
 
-def _moment(text: str) -> int:
+def moment(text: str) -> int:
     """Milliseconds since 1970: a number of them, or ISO 8601 with its offset from UTC."""
     given = text.strip()
     if given.lstrip("-").isdecimal():
@@ -228,6 +238,13 @@ _DECLARED: Final = (
         _names,
         "",
         "The node. A source of logs takes several, with commas between them.",
+    ),
+    Option(
+        "addressPattern",
+        "address_pattern",
+        _text,
+        SOURCE,
+        "Instead of address: all logs whose names are like this, with * for anything and ? for one character. A stream looks for new ones before each micro-batch, and reads them from their start.",
     ),
     Option(
         "credentialsFile",
@@ -287,6 +304,13 @@ _DECLARED: Final = (
         "log; lease (messages of a queue are set aside for a group until a stream has written them; a batch reads what the group has); spool (streams only: messages of a queue of any broker are kept in spoolDir); browse (batch only: what waits in a queue, without taking it); auto (default): log for streams, and by the kind of node for batches.",
     ),
     Option(
+        "logs",
+        "logs",
+        _one_of(OURS, RABBITMQ, EVENT_HUBS),
+        SOURCE,
+        "Whose logs they are: amqp_rt (default), rabbitmq for streams of RabbitMQ 4, eventhubs, where group is the consumer group ($Default).",
+    ),
+    Option(
         "group",
         "group",
         _text,
@@ -303,7 +327,7 @@ _DECLARED: Final = (
     Option(
         "startingTimestamp",
         "starting_timestamp",
-        _moment,
+        moment,
         SOURCE,
         "The first record to read is the first one from this time on.",
     ),
@@ -317,7 +341,7 @@ _DECLARED: Final = (
     Option(
         "endingTimestamp",
         "ending_timestamp",
-        _moment,
+        moment,
         SOURCE,
         "Batch: records from this time on are not read.",
     ),
@@ -454,9 +478,23 @@ _DECLARED: Final = (
     Option(
         "onReject",
         "on_reject",
-        _one_of("fail", "skip"),
+        _one_of("fail", "skip", "deadletter"),
         SINK,
-        "A message that the broker does not take ends the query (fail, the default), or is left out (skip).",
+        "A message that the broker does not take ends the query (fail, the default), is left out (skip), or is sent to deadLetterAddress (deadletter), at least once.",
+    ),
+    Option(
+        "deadLetterAddress",
+        "dead_letter_address",
+        _text,
+        SINK,
+        "Where messages go that the broker does not take, with onReject=deadletter; annotations say from where, and why.",
+    ),
+    Option(
+        "settleTimeout",
+        "settle_timeout",
+        _seconds,
+        SINK,
+        "How long the broker may take to say what became of a message. Default connectTimeout.",
     ),
     Option(
         "durable",
@@ -471,6 +509,13 @@ _DECLARED: Final = (
         _text,
         SINK,
         "A column by which messages choose their partition of a log.",
+    ),
+    Option(
+        "dedupColumn",
+        "dedup_column",
+        _text,
+        SINK,
+        "A column that says of each message which one it is, for brokers that pass over what they have had: it becomes the message-id, and what Artemis looks at.",
     ),
     Option(
         "ignoreUnknownColumns",
@@ -513,8 +558,16 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
     options = Options(**found)
     if not options.url:
         raise ValueError("amqp needs the option url, such as amqp://localhost")
-    if not options.addresses:
+    if options.address_pattern and options.addresses:
+        raise ValueError("give address or addressPattern, not both")
+    if options.address_pattern and options.mode not in ("auto", "log"):
+        raise ValueError("addressPattern is for logs: name the queues with address")
+    if not options.addresses and not options.address_pattern:
         raise ValueError("amqp needs the option address: the node to read or to write to")
+    if options.logs != OURS:
+        _check_foreign(options)
+    if (options.on_reject == "deadletter") != bool(options.dead_letter_address):
+        raise ValueError("onReject=deadletter and deadLetterAddress go together")
     if side == SINK and len(options.addresses) > 1:
         raise ValueError("a sink has one address")
     if options.starting_timestamp is not None and options.starting_offsets != "earliest":
@@ -522,6 +575,22 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
     if options.ending_timestamp is not None and options.ending_offsets != "latest":
         raise ValueError("give endingOffsets or endingTimestamp, not both")
     return options
+
+
+def _check_foreign(options: Options) -> None:
+    """Refuse what takes a broker of ours."""
+    refused = {
+        "addressPattern": bool(options.address_pattern),
+        "selector": bool(options.selector),
+        "maxBytesPerTrigger": options.max_bytes is not None,
+        "startingOffsets=committed": options.starting_offsets == "committed",
+        f"mode={options.mode}": options.mode not in ("auto", "log"),
+    }
+    for what, given in refused.items():
+        if given:
+            raise ValueError(
+                f"{what} does not go with logs={options.logs}: it takes our own broker"
+            )
 
 
 def explain(side: str = "") -> str:

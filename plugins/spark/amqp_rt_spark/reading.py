@@ -15,6 +15,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Final
 from uuid import uuid4
 
@@ -24,7 +25,8 @@ from amqp_rt.errors import AmqpError
 from amqp_rt.values import Timestamp
 
 from . import wire
-from .options import Options
+from .dialects import dialect_of, spelling_of
+from .options import OURS, Options
 from .rows import Place, RowMaker
 from .wire import DataLost
 
@@ -107,6 +109,11 @@ def log_state(options: Options, address: str) -> LogState:
         AmqpError: There is no such node.
         ValueError: It is no log.
     """
+    dialect = dialect_of(options)
+    if dialect is not None:
+        incarnation, ends = dialect.state(wire.wire(options.endpoint), address)
+        parts = {number: Part(first, after, 0) for number, (first, after) in ends.items()}
+        return LogState(incarnation, parts)
     found = wire.call(options.endpoint, address, "READ")
     if found["kind"] != "log":
         raise ValueError(
@@ -128,15 +135,40 @@ class _Reading:
     def __init__(self, options: Options) -> None:
         self.options = options
 
+    def _addresses(self) -> tuple[str, ...]:
+        """The nodes to read, as things are now."""
+        pattern = self.options.address_pattern
+        if not pattern:
+            return self.options.addresses
+        return tuple(
+            sorted(
+                name
+                for name in wire.wire(self.options.endpoint).names("amqp_rt.log")
+                if _is_like(name, pattern)
+            )
+        )
+
     def _states(self) -> dict[str, LogState]:
-        return {address: log_state(self.options, address) for address in self.options.addresses}
+        """The logs to read; one that has gone since it was named is left out if a pattern named it."""
+        found = {address: self._log_state(address) for address in self._addresses()}
+        return {address: state for address, state in found.items() if state is not None}
+
+    def _log_state(self, address: str) -> LogState | None:
+        """None if the log *address* is gone, and only a pattern has named it."""
+        try:
+            return log_state(self.options, address)
+        except AmqpError as error:
+            if not self.options.address_pattern or error.condition != "amqp:not-found":
+                raise
+            return None
 
     def _at_time(self, address: str, state: LogState, moment_ms: int) -> dict[int, int]:
         """The first offsets from a time on."""
         there = wire.wire(self.options.endpoint)
         found = {}
         for number, part in state.parts.items():
-            probed = there.probe(address, number, Timestamp(moment_ms))
+            moment = Timestamp(moment_ms)
+            probed = there.probe(address, number, moment, spelling=spelling_of(self.options))
             found[number] = part.next if probed is None else probed
         return found
 
@@ -204,17 +236,25 @@ class _Reading:
             ):
                 yield maker.row(message, place)
             return
+        ours = options.logs == OURS
         for offset, message in there.read(
             span.address,
             span.partition,
             span.start,
             span.end,
-            incarnation=span.incarnation if options.fail_on_data_loss else "",
+            # Others say neither which log it is, nor why an offset has no record.
+            incarnation=span.incarnation if ours and options.fail_on_data_loss else "",
             selector=options.selector,
             credit=options.credit,
-            may_lose=not options.fail_on_data_loss,
+            may_lose=not (ours and options.fail_on_data_loss),
+            spelling=spelling_of(options),
         ):
             yield maker.row(message, Place(span.address, span.partition, offset))
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    """Whether *pattern* means *name*. What the broker has for itself has to be meant by its first letter."""
+    return fnmatchcase(name, pattern) and (pattern[0] == "$" or not name.startswith("$"))
 
 
 def _named(
@@ -307,10 +347,19 @@ class LogStream(Stream):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        ours = options.logs == OURS
         moving = options.starting_timestamp is not None or options.starting_offsets in (
             "latest",
             "committed",
         )
+        if not ours:
+            if options.starting_offsets == "latest":
+                raise ValueError(
+                    f"a stream of logs={options.logs} does not start at latest, since nobody would keep where "
+                    "that was: give startingTimestamp, or offsets"
+                )
+            # A time is found again as long as its records are there.
+            moving = False
         if moving and not options.group:
             raise ValueError(
                 "a stream that starts at latest, committed or a time needs the option group: the "
@@ -341,8 +390,20 @@ class LogStream(Stream):
         begin = positions_of(self.initialOffset() if start is None else start)
         end: Positions = {}
         waiting: dict[tuple[str, int], tuple[int, int, int]] = {}
+        pattern = self.options.address_pattern
+        for address in begin.keys() - states.keys():
+            # One that is not asked for any more is not missed.
+            if pattern and _is_like(address, pattern):
+                self._gone(address)
         for address, state in states.items():
             known = begin.get(address)
+            if known is None and pattern:
+                if self._until is not None and address not in self._until:
+                    # A query that ends by itself does not know it.
+                    continue
+                # It is new. Where it begins is noted first, and read from there in the next batch.
+                end[address] = state.incarnation, {n: part.first for n, part in state.parts.items()}
+                continue
             starts = self._initial(address, state) if known is None else known[1]
             if known is not None and known[0] != state.incarnation:
                 self._replaced(address, known[0], state.incarnation)
@@ -394,7 +455,14 @@ class LogStream(Stream):
             ValueError: It ends before it begins.
         """
         begin, stop = positions_of(start), positions_of(end)
-        states = {address: log_state(self.options, address) for address in stop}
+        states = {}
+        for address in sorted(stop):
+            state = self._log_state(address)
+            if state is None:
+                self._gone(address)
+                del stop[address]
+            else:
+                states[address] = state
         for address, (incarnation, parts) in stop.items():
             if states[address].incarnation != incarnation:
                 self._replaced(address, incarnation, states[address].incarnation)
@@ -402,7 +470,9 @@ class LogStream(Stream):
                 begin[address] = states[address].incarnation, {}
                 continue
             known = begin.get(address)
-            if known is None:
+            if known is None and self.options.address_pattern:
+                begin[address] = incarnation, dict(parts)
+            elif known is None:
                 begin[address] = incarnation, self._initial(address, states[address])
             elif known[0] != incarnation:
                 first = {number: part.first for number, part in states[address].parts.items()}
@@ -415,17 +485,22 @@ class LogStream(Stream):
 
     def _settle(self, end: dict[str, Any]) -> None:
         """The group goes on at *end*."""
-        if not self.options.group:
+        if not self.options.group or self.options.logs != OURS:
             return
         for address, (incarnation, parts) in positions_of(end).items():
-            wire.call(
-                self.options.endpoint,
-                address,
-                "SET-CURSOR",
-                parts,
-                group=self.options.group,
-                incarnation=incarnation,
-            )
+            try:
+                wire.call(
+                    self.options.endpoint,
+                    address,
+                    "SET-CURSOR",
+                    parts,
+                    group=self.options.group,
+                    incarnation=incarnation,
+                )
+            except AmqpError as error:
+                # One that a pattern has named may be gone: what that means is said when more is planned.
+                if not self.options.address_pattern or error.condition != "amqp:not-found":
+                    raise
 
     def _initial(self, address: str, state: LogState) -> dict[int, int]:
         if not self._moving:
@@ -457,6 +532,15 @@ class LogStream(Stream):
         text = (
             f"{address!r} was deleted and made again: the checkpoint is about the log {known}, and "
             f"this is {found}; failOnDataLoss=false begins with what the new one has"
+        )
+        if self.options.fail_on_data_loss:
+            raise DataLost(text)
+        _log.warning("%s", text)
+
+    def _gone(self, address: str) -> None:
+        text = (
+            f"the log {address!r}, which the checkpoint is about, is not there any more; "
+            "failOnDataLoss=false goes on without it"
         )
         if self.options.fail_on_data_loss:
             raise DataLost(text)
@@ -505,7 +589,7 @@ class LogStream(Stream):
 
     def _hold(self, begin: Positions, end: Positions) -> None:
         """Keep retention away from what is read now."""
-        if not self.options.hold:
+        if not self.options.hold or self.options.logs != OURS:
             return
         for address, (incarnation, parts) in end.items():
             starts = begin[address][1]
@@ -554,7 +638,7 @@ class Batch(_Reading):
         """The tasks."""
         addresses = [
             address
-            for address in self.options.addresses
+            for address in self._addresses()
             if self.bounds.addresses is None or address in self.bounds.addresses
         ]
         spans: list[Span | Snapshot] = []
@@ -578,11 +662,12 @@ class Batch(_Reading):
 
     def only_logs(self) -> bool:
         """Whether nothing else is read: rows of queues have no offsets."""
-        return all(self._queue(address) is None for address in self.options.addresses)
+        return all(self._queue(address) is None for address in self._addresses())
 
     def _queue(self, address: str) -> int | None:
         """How many messages a queue has, -1 if its broker does not say; None if it is a log."""
-        if self.options.mode == "log":
+        options = self.options
+        if options.mode == "log" or options.address_pattern or options.logs != OURS:
             return None
         try:
             found = wire.call(self.options.endpoint, address, "READ")

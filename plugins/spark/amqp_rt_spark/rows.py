@@ -58,6 +58,7 @@ class RowMaker:
     def __init__(self, options: Options) -> None:
         self._columns = columns_of(options)
         self._row_for_bad = options.on_undecodable == "row"
+        self._text = options.body == "text"
         self._getters: list[Callable[[Message, Place], Any]] = [
             _BODIES.get((name, options.body), _GETTERS[name]) for name in self._columns
         ]
@@ -76,13 +77,19 @@ class RowMaker:
                     f"a message of {_shown(place)} cannot be decoded: {error}; with "
                     "onUndecodable=row it would be a row"
                 ) from error
-        known = {
+        octets = message.encode()
+        known: dict[str, Any] = {
             "address": place.address,
             "partition": place.partition,
             "offset": place.offset,
-            "body": message.encode(),
+            "body": octets.decode("utf-8", "backslashreplace") if self._text else octets,
             "body_kind": "undecodable",
         }
+        try:
+            known["enqueued_time"] = _enqueued(message, place)
+        except (DecodeError, ValueError):
+            # Its annotations are what is malformed.
+            pass
         return tuple([known.get(name) for name in self._columns])
 
 
@@ -236,13 +243,18 @@ def check_columns(names: Iterable[str], options: Options) -> None:
         ValueError: One sentence says what to do.
     """
     known = {*COLUMNS, *_PROPERTIES, *_HEADER, "message_id_type", "correlation_id_type"}
-    if options.ordering_key:
-        known.add(options.ordering_key)
     given = list(names)
     if not {"message", "body", "body_variant"} & set(given):
         raise ValueError("rows for amqp need a column body (or message, or body_variant)")
-    if options.ordering_key and options.ordering_key not in given:
-        raise ValueError(f"orderingKey names a column {options.ordering_key!r} that is not there")
+    chosen = {"orderingKey": options.ordering_key, "dedupColumn": options.dedup_column}
+    for option, name in chosen.items():
+        if name and name not in given:
+            raise ValueError(f"{option} names a column {name!r} that is not there")
+        known.add(name)
+    if options.dedup_column and "message" in given:
+        raise ValueError(
+            "the column message holds messages that are sent as they are: dedupColumn cannot name them"
+        )
     unknown = [name for name in given if name not in known]
     if unknown and not options.ignore_unknown_columns:
         raise ValueError(
@@ -250,8 +262,14 @@ def check_columns(names: Iterable[str], options: Options) -> None:
         )
 
 
-def payload_of(row: Mapping[str, Any], options: Options) -> bytes:
+def payload_of(row: Mapping[str, Any], options: Options, named_by: str = "") -> bytes:
     """The encoded message that *row* says.
+
+    Args:
+        row: By names of columns.
+        options: What the user has said.
+        named_by: The application property, if there is one, by which the broker knows messages that it
+            has had.
 
     Raises:
         ValueError: A value has the wrong type; one sentence says which.
@@ -275,6 +293,16 @@ def payload_of(row: Mapping[str, Any], options: Options) -> bytes:
         if value is not None:
             given[name] = _property(name, value, _of(row, properties, f"{name}_type"))
     mine = _typed_map(row.get("application_properties"), "application_properties")
+    if options.dedup_column:
+        said = row.get(options.dedup_column)
+        if said is None:
+            raise ValueError(
+                f"the column {options.dedup_column!r} is null in a row, so nothing tells its message from "
+                "others; dedupColumn takes a column without nulls"
+            )
+        given["message_id"] = str(said)
+        if named_by:
+            mine[named_by] = str(said)
     if mine:
         given["application_properties"] = mine
     body, kind = _body_of(row, given)

@@ -14,7 +14,7 @@ import secrets
 import socket
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from itertools import count
 from typing import Any, Final, Self
 
@@ -202,7 +202,8 @@ class Outlet:
     Attributes:
         count: Messages that were accepted.
         crc: CRC-32 over those, in order.
-        refused: Messages that were not, if they may be skipped.
+        refused: Messages that were not, if they may be.
+        refusals: The last of those, with what the broker has said, until somebody takes them away.
     """
 
     def __init__(
@@ -214,10 +215,13 @@ class Outlet:
         max_in_flight: int = 1_000,
         timeout_s: float,
         skip: bool = False,
+        keep_refused: bool = False,
     ) -> None:
         self.count = 0
         self.crc = 0
         self.refused = 0
+        self.refusals: list[tuple[bytes, Error]] = []
+        self._keep_refused = keep_refused
         self._wire = wire
         self._address = address
         self._most = max_in_flight
@@ -278,15 +282,18 @@ class Outlet:
             if isinstance(state, Accepted):
                 self.count += 1
                 self.crc = zlib.crc32(payload, self.crc)
-            elif self._skip:
-                self.refused += 1
-            else:
-                error = state.error if isinstance(state, Rejected) else None
-                why = (error and (error.description or error.condition)) or "it was not accepted"
+                continue
+            error = state.error if isinstance(state, Rejected) else None
+            if error is None:
+                error = Error("amqp:not-accepted", "it was not accepted")
+            if not self._skip:
                 raise DeliveryRejected(
-                    f"{self._address!r} did not take a message: {why}",
-                    condition="amqp:not-accepted" if error is None else str(error.condition),
+                    f"{self._address!r} did not take a message: {error.description or error.condition}",
+                    condition=str(error.condition),
                 )
+            self.refused += 1
+            if self._keep_refused:
+                self.refusals.append((payload, error))
         return len(self._unanswered)
 
 
@@ -453,6 +460,13 @@ class Wire:
         self._used_at = _CLOCK.monotonic()
 
     @property
+    def named_by(self) -> str:
+        """The application property by which the broker knows messages that it has had; empty if it goes by
+        the ``message-id``, or does not know them."""
+        product = self.engine.peer.properties.get("product")
+        return "_AMQ_DUPL_ID" if product == "apache-activemq-artemis" else ""
+
+    @property
     def over(self) -> bool:
         """Nothing can be done with it any more."""
         if not self.connection.over and _CLOCK.monotonic() - self._used_at > _IDLE_S:
@@ -516,6 +530,74 @@ class Wire:
             )
         return reply.body
 
+    def ask(self, node: str, properties: Mapping[str, Any]) -> Any:
+        """The answer of *node* to a request with *properties*, at a broker without dynamic addresses: the
+        name of our target is what it answers to.
+
+        Raises:
+            AmqpError: It cannot be done.
+        """
+        timeout_s = self.endpoint.timeout_s
+        inbox, outbox, number = _Inbox(ACCEPTED), _Outbox(), self.name()
+        receiver = self.session.attach_receiver(
+            self.name(), inbox, source=Source(address=node), target=Target(address=number)
+        )
+        sender = self.session.attach_sender(
+            self.name(), outbox, source=Source(address=number), target=Target(address=node)
+        )
+        try:
+            ends = inbox, outbox
+            self.wait(
+                lambda: any(end.over for end in ends) or bool(inbox.attached and sender.credit),
+                timeout_s,
+            )
+            if not any(end.over for end in ends):
+                receiver.grant(1)
+                request = Message(
+                    None,
+                    body_kind="value",
+                    message_id=number,
+                    reply_to=number,
+                    application_properties=dict(properties),
+                )
+                sender.send(request.encode())
+                self.wait(lambda: inbox.ready or any(end.over for end in ends), timeout_s)
+            if not inbox.ready:
+                raise (inbox if inbox.over else outbox).failure(
+                    f"{node!r} cannot be asked", LinkRefused
+                )
+        finally:
+            for end, link in ((inbox, receiver), (outbox, sender)):
+                if not end.over and not self.connection.over:
+                    link.detach()
+        reply = Message.decode(inbox.ready.popleft())
+        said = reply.application_properties
+        status = int(said.get("status-code", said.get("statusCode", 200)))
+        if status >= 400:
+            why = said.get("status-description", said.get("statusDescription", "refused"))
+            condition = {401: "amqp:unauthorized-access", 404: "amqp:not-found"}.get(status)
+            raise AmqpError(
+                f"{properties.get('operation')} at {node!r}: {why}",
+                condition=condition or "amqp:internal-error",
+            )
+        return reply.body
+
+    def names(self, kind: str) -> Iterator[str]:
+        """The names of the nodes of *kind*, such as ``amqp_rt.log``, which we may manage.
+
+        Raises:
+            AmqpError: The broker does not say.
+        """
+        asked = 0
+        while True:
+            page = self.call("", "QUERY", entityType=kind, offset=asked)
+            rows = page["results"]
+            if not rows:
+                return
+            column = page["attributeNames"].index("name")
+            yield from (str(row[column]) for row in rows)
+            asked += len(rows)
+
     def _reply_link(self) -> tuple[_Inbox, Any]:
         if self._replies is None or self._replies[0].over:
             inbox = _Inbox(ACCEPTED)
@@ -540,6 +622,7 @@ class Wire:
         selector: str = "",
         credit: int = CREDIT,
         may_lose: bool = False,
+        spelling: Spelling | None = None,
     ) -> Iterator[tuple[int, Message]]:
         """The records of a log from offset *start* on and before *end*, all of which are there.
 
@@ -552,8 +635,9 @@ class Wire:
         """
         if start >= end:
             return
-        node = f"{address}/partitions/{partition}"
-        filters: dict[Any, Any] = {Symbol("start"): offset_spec(start)}
+        spelling = spelling or OURS
+        node = spelling.node(address, partition)
+        filters = spelling.begin(start)
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
         inbox = _Inbox(ACCEPTED)
@@ -573,7 +657,7 @@ class Wire:
                 while inbox.ready and expected < end:
                     payload = inbox.ready.popleft()
                     message = Message.decode(payload)
-                    offset = _number(payload, message)
+                    offset = spelling.number(payload, message)
                     if offset > expected and not selector and not may_lose:
                         raise DataLost(lost(node, expected, min(offset, end)))
                     expected = offset + 1
@@ -582,18 +666,35 @@ class Wire:
         finally:
             self._leave(link, inbox)
 
-    def probe(self, address: str, partition: int, position: Any) -> int | None:
+    def probe(
+        self, address: str, partition: int, position: Any, *, spelling: Spelling | None = None
+    ) -> int | None:
         """The offset of the first record at *position*, as ``rabbitmq:stream-offset-spec`` takes it;
         None if there is none yet."""
-        node = f"{address}/partitions/{partition}"
-        filters: dict[Any, Any] = {Symbol("start"): offset_spec(position)}
+        with contextlib.closing(self.from_(address, partition, position, 1, spelling)) as found:
+            return next(found, None)
+
+    def from_(
+        self,
+        address: str,
+        partition: int,
+        position: Any,
+        credit: int = CREDIT,
+        spelling: Spelling | None = None,
+    ) -> Generator[int]:
+        """The offsets of the records from *position* on, as far as there are some."""
+        spelling = spelling or OURS
+        node = spelling.node(address, partition)
         inbox = _Inbox(ACCEPTED)
-        link = self.receive(node, inbox, Source(address=node, filter=filters))
+        link = self.receive(node, inbox, Source(address=node, filter=spelling.begin(position)))
         try:
-            self._next(link, inbox, node, 1, draining=True)
-            if not inbox.ready:
-                return None
-            return _number(inbox.ready[0], Message.decode(inbox.ready[0]))
+            while True:
+                self._next(link, inbox, node, credit, draining=True)
+                if not inbox.ready:
+                    return
+                while inbox.ready:
+                    payload = inbox.ready.popleft()
+                    yield spelling.number(payload, Message.decode(payload))
         finally:
             self._leave(link, inbox)
 
@@ -727,6 +828,26 @@ class Wire:
         except AmqpError:
             # Whoever uses the connection next will see that.
             pass
+
+
+class Spelling:
+    """How a broker spells its logs. This is ours; those of others are in :mod:`.dialects`."""
+
+    def node(self, address: str, partition: int) -> str:
+        """The address of a partition."""
+        return f"{address}/partitions/{partition}"
+
+    def begin(self, position: Any) -> dict[Any, Any]:
+        """Filters of a source that begins at *position*: an offset, a timestamp, ``first`` or ``last``."""
+        return {Symbol("start"): offset_spec(position)}
+
+    def number(self, payload: bytes, message: Message) -> int:
+        """The offset of a record."""
+        return _number(payload, message)
+
+
+#: Our own.
+OURS: Final = Spelling()
 
 
 def offset_spec(position: Any) -> Described:

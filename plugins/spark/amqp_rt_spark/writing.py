@@ -16,7 +16,9 @@ from uuid import uuid4
 
 from msgspec import Struct
 
+from amqp_rt import Message
 from amqp_rt.errors import AmqpError
+from amqp_rt.values import Symbol
 
 from . import wire
 from .options import Options
@@ -28,6 +30,10 @@ _EPOCH: Final = "amqp_rt:epoch"
 _PART: Final = "amqp_rt:part"
 _ATTEMPT: Final = "amqp_rt:attempt"
 _COMMITTED: Final = "amqp_rt:committed-epoch"
+#: Annotations of dead letters, as our broker has them (amqp_rt/broker/expiry.py).
+_SOURCE: Final = Symbol("x-opt-deadletter-source")
+_REASON: Final = Symbol("x-opt-dead-letter-reason")
+_WHY: Final = Symbol("x-opt-dead-letter-description")
 _CAPABILITY: Final = "amqp_rt:epoch-publish"
 
 
@@ -91,7 +97,8 @@ class Sink:
             AmqpError: The broker does not take them, or a later run of the query has taken over.
             ValueError: A row makes no message.
         """
-        return self.send_payloads((payload_of(row, self.options) for row in rows), task)
+        named_by = wire.wire(self.options.endpoint).named_by
+        return self.send_payloads((payload_of(row, self.options, named_by) for row in rows), task)
 
     def send_payloads(self, payloads: Iterable[bytes], task: Task) -> Written:
         """Send encoded messages, or stage them.
@@ -106,7 +113,11 @@ class Sink:
             if not self.staged or not self._done_before(out, producer, task.epoch):
                 for payload in payloads:
                     out.send(payload)
+                    if out.refusals:
+                        self._give_up(out)
             out.finish()
+            if out.refusals:
+                self._give_up(out)
         finally:
             out.close()
         return Written(
@@ -149,9 +160,36 @@ class Sink:
             address,
             properties=claim,
             max_in_flight=options.max_in_flight,
-            timeout_s=options.connect_timeout,
-            skip=options.on_reject == "skip",
+            timeout_s=options.connect_timeout
+            if options.settle_timeout is None
+            else options.settle_timeout,
+            skip=options.on_reject != "fail",
+            keep_refused=options.on_reject == "deadletter",
         )
+
+    def _give_up(self, out: wire.Outlet) -> None:
+        """Send what was refused to the dead letters, at least once: a task that is done again does so, too."""
+        options = self.options
+        dead = wire.Outlet(
+            wire.wire(options.endpoint),
+            options.dead_letter_address,
+            max_in_flight=options.max_in_flight,
+            timeout_s=options.connect_timeout,
+        )
+        try:
+            for payload, error in out.refusals:
+                message = Message.decode(payload)
+                message.message_annotations = {
+                    **message.message_annotations,
+                    _SOURCE: options.addresses[0],
+                    _REASON: "rejected",
+                    _WHY: error.description or error.condition,
+                }
+                dead.send(message.encode())
+            out.refusals.clear()
+            dead.finish()
+        finally:
+            dead.close()
 
     def _last(self, out: wire.Outlet) -> int:
         if _CAPABILITY not in out.capabilities:

@@ -61,6 +61,7 @@ def test_values(name: str, text: str, field: str, value: Any) -> None:
         ({"maxTriggerDelay": "soon"}, "a time such as 30s"),
         ({"columns": "body,offzet"}, "no column 'offzet'; did you mean offset?"),
         ({"group": " "}, "it is empty"),
+        ({"addressPattern": "a*"}, "address or addressPattern, not both"),
         ({"startingOffsets": "latest", "startingTimestamp": "1"}, "not both"),
         ({"endingOffsets": '{"a": {}}', "endingTimestamp": "1"}, "not both"),
     ],
@@ -75,8 +76,11 @@ def test_what_makes_no_sense_is_one_sentence(given: dict[str, str], why: str) ->
     ("given", "why"),
     [
         ({"address": "a"}, "needs the option url"),
+        ({"url": "amqp://h", "addressPattern": "a*"}, "for a source, not for a sink"),
         ({"url": "amqp://h"}, "needs the option address"),
         ({**HERE, "address": "a,b"}, "a sink has one address"),
+        ({**HERE, "onReject": "deadletter"}, "go together"),
+        ({**HERE, "deadLetterAddress": "d"}, "go together"),
         ({**HERE, "group": "g"}, "for a source, not for a sink"),
     ],
 )

@@ -171,6 +171,111 @@ def test_several_logs_are_one_stream(served: Any) -> None:
     assert len(rows(both, both.partitions(before, end))) == 5
 
 
+# --- Logs by a pattern ---------------------------------------------------------------------------
+
+
+def like(served: Any, pattern: str, **given: str) -> LogStream:
+    said = {"url": served.url, "addressPattern": pattern, "columns": "address,offset,body"}
+    return LogStream(read_options({**said, **given}, "source"))
+
+
+def drained(it: LogStream, at: Any) -> tuple[list[tuple[str, bytes]], Any]:
+    """What a query reads until there is no more, and where it is then."""
+    found = []
+    while (end := json.loads(json.dumps(it.latestOffset(at, EVERYTHING)))) != at:
+        found += [(row[0], row[2]) for row in rows(it, it.partitions(at, end))]
+        at = end
+    return found, at
+
+
+@pytest.mark.parametrize("begin", ["earliest", "latest"])
+def test_logs_that_come_later_are_read_from_their_start(served: Any, begin: str) -> None:
+    for name in ("sales.a", "other"):
+        served.broker.declare(Log(name, partitions=2))
+        served.send(name, "before")
+    it = like(served, "sales.*", startingOffsets=begin, group="g")
+    start = it.initialOffset()
+    assert list(start["logs"]) == ["sales.a"]
+    served.send("sales.a", "after")
+    found, at = drained(it, start)
+    before = [("sales.a", b"before")] if begin == "earliest" else []
+    assert sorted(found) == sorted([*before, ("sales.a", b"after")])
+    served.broker.declare(Log("sales.b", partitions=1))
+    served.send("sales.b", "one", "two")
+    served.send("sales.a", "more")
+    # First it is noted where the new one begins: a batch that is done again knows it, too.
+    end = it.latestOffset(at, EVERYTHING)
+    assert parts(end, "sales.b") == {0: 0}
+    again = like(served, "sales.*", startingOffsets=begin, group="g")
+    for _ in range(2):
+        assert [row[2] for row in rows(again, again.partitions(at, end))] == [b"more"]
+    found, at = drained(again, end)
+    assert found == [("sales.b", b"one"), ("sales.b", b"two")]
+    served.send("sales.b", "three")
+    assert drained(again, at)[0] == [("sales.b", b"three")]
+    assert wire.call(served.endpoint, "sales.b", "CURSOR", group="g") == {0: 3}
+
+
+def test_a_pattern_that_means_nothing_yet(served: Any) -> None:
+    it = like(served, "sales.*")
+    start = it.initialOffset()
+    assert start == {"logs": {}, "v": 1} == it.latestOffset(start, EVERYTHING)
+    served.broker.declare(Log("sales.a"))
+    served.send("sales.a", "one")
+    assert drained(it, start)[0] == [("sales.a", b"one")]
+    # What the broker has for itself is nobody's sales.
+    assert all(not name.startswith("$") for name in like(served, "*").initialOffset()["logs"])
+
+
+def test_a_query_that_ends_does_not_begin_with_new_logs(served: Any) -> None:
+    served.broker.declare(Log("sales.a"))
+    it = like(served, "sales.*")
+    start = it.initialOffset()
+    it.prepareForTriggerAvailableNow()
+    served.broker.declare(Log("sales.b"))
+    served.send("sales.b", "one")
+    assert it.latestOffset(start, EVERYTHING) == start
+
+
+def test_more_logs_than_the_broker_lists_at_once() -> None:
+    with sync.Broker(volatile=True, limits=Limits(management_rows_max=2)) as broker:
+        broker.declare(*(Log(f"sales.{number}") for number in range(5)))
+        (url,) = broker.listen("amqp://127.0.0.1:0")
+        it = like(SimpleNamespace(url=url), "sales.*")
+        assert list(it.initialOffset()["logs"]) == [f"sales.{number}" for number in range(5)]
+        wire.forget(it.options.endpoint)
+
+
+def test_a_log_of_a_pattern_that_goes(served: Any) -> None:
+    for name in ("sales.a", "sales.b"):
+        served.broker.declare(Log(name))
+        served.send(name, "one")
+    strict = like(served, "sales.*", group="g")
+    lax = like(served, "sales.*", group="g", failOnDataLoss="false")
+    start = strict.initialOffset()
+    end = strict.latestOffset(start, EVERYTHING)
+    served.broker.delete("sales.b")
+    for refused in (lambda: strict.partitions(start, end), lambda: strict.latestOffset(end)):
+        with pytest.raises(DataLost, match=r"'sales.b', which .* is not there any more"):
+            refused()
+    assert [row[0] for row in rows(lax, lax.partitions(start, end))] == ["sales.a"]
+    later = lax.latestOffset(end, EVERYTHING)
+    assert list(later["logs"]) == ["sales.a"]
+    # One that the pattern does not mean any more is not missed.
+    narrow = like(served, "sales.a*", group="g")
+    assert list(narrow.latestOffset(end, EVERYTHING)["logs"]) == ["sales.a"]
+
+
+def test_a_batch_of_all_logs_of_a_pattern(served: Any) -> None:
+    for name in ("sales.a", "sales.b", "sale"):
+        served.broker.declare(Log(name))
+        served.send(name, name)
+    said = {"url": served.url, "addressPattern": "sales.?", "columns": "address,body"}
+    batch = Batch(read_options(said, "source"))
+    assert batch.only_logs()
+    assert [row[0] for row in rows(batch, batch.partitions())] == ["sales.a", "sales.b"]
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -271,16 +376,16 @@ def test_a_log_that_was_made_again(served: Any) -> None:
     assert [row[2] for row in rows(lax, lax.partitions(end, later))] == [b"a", b"b"]
 
 
-def test_what_is_read_is_held(served: Any) -> None:
+def test_a_hold_that_is_too_long_is_a_warning(
+    served: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker refuses it, and the batch goes on without."""
     served.send("one", *range(10))
-    it = stream(served, address="one", group="g", hold="60s")
+    it = stream(served, address="one", group="g", hold="30d")
     start = it.initialOffset()
-    it.partitions(start, it.latestOffset(start, EVERYTHING))
-    with served.broker.local() as peer:
-        assert peer is not None
-    # The broker refuses what is too long; that is a warning, not an end.
-    too_long = stream(served, address="one", group="g", hold="30d")
-    too_long.partitions(start, too_long.latestOffset(start, EVERYTHING))
+    spans = it.partitions(start, it.latestOffset(start, EVERYTHING))
+    assert "retention is not kept away from one" in caplog.text
+    assert len(rows(it, spans)) == 10
 
 
 # --- Batches -------------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from msgspec import UNSET, Meta, Struct
 
 from amqp_rt.settings import SettingsError, read_settings, suggestion
 
+from ..cluster import check
 from ..java import NoJava, java_home
 from .checkpoints import local_path
 from .conf import JOBS, Job, JobConf, bare
-from .launching import sentence_of, signals, start
+from .launching import NO_SPARK, sentence_of, signals, start
 from .report import MissingExtra, Report, extra
 from .running import Batch, Watch
 from .submitting import package, submit_line
@@ -64,7 +65,12 @@ class _Jobs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for job in JOBS:
             if job.name == cmd_name:
-                return command_of(job)
+                try:
+                    return command_of(job)
+                except ModuleNotFoundError as error:
+                    if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
+                        raise
+                    raise click.ClickException(NO_SPARK) from None
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(
@@ -105,14 +111,17 @@ def option_of(name: str, kind: Any, default: Any) -> click.Option:
     text = next(each.description for each in get_args(kind)[1:] if isinstance(each, Meta))
     flag = f"--{name.replace('_', '-')}"
     if default not in (msgspec.NODEFAULT, None, "", (), False):
-        text = f"{text}  [default: {default}]"
+        said = ", ".join(default) if isinstance(default, tuple) else default
+        said = "yes" if default is True else said
+        text = f"{text}  [default: {said}]"
     more: dict[str, Any] = {"help": text, "default": None, "show_default": False}
     if plain is bool:
         return click.Option([f"{flag}/--no-{name.replace('_', '-')}"], **more)
+    if get_origin(plain) is tuple:
+        more["multiple"] = True
+        plain = bare(get_args(plain)[0])
     if get_origin(plain) is Literal:
         return click.Option([flag], type=click.Choice(get_args(plain)), **more)
-    if get_origin(plain) is tuple:
-        return click.Option([flag], metavar="TEXT", multiple=True, **more)
     if name == "url":
         more |= {"envvar": "AMQP_URL", "show_envvar": True}
     kind = plain if plain in (int, float) else str
@@ -120,11 +129,11 @@ def option_of(name: str, kind: Any, default: Any) -> click.Option:
 
 
 def fields_of(kind: type[Struct]) -> dict[str, tuple[Any, Any]]:
-    """The fields of a Struct: name → type and default."""
+    """The fields of a Struct: name → type and default; its own before those that it derives."""
     hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: (hints[field.name], field.default) for field in msgspec.structs.fields(kind)
-    }
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    names = (name for each in kind.__mro__ for name in vars(each).get("__annotations__", ()))
+    return {name: (hints[name], defaults[name]) for name in names if name in defaults}
 
 
 def command_of(job: Job) -> click.Command:
@@ -215,6 +224,9 @@ def run_job(job: Job, conf: JobConf, running: Running) -> int:
             spark = start(
                 running.master, settings_of(running.conf), name=job.name, debug=running.debug
             )
+            if not running.master.startswith("local["):
+                # Here it would only find what has been imported already.
+                check(spark, conf.endpoint)
         with signals(watch.stopping if job.stream else None):
             more = {"watch": watch} if job.stream else {}
             report: Report = function(spark, conf, **more)
@@ -308,7 +320,7 @@ def submit(only_print: bool, archive: str | None, name: str, arguments: tuple[st
     if (program := shutil.which(line[0])) is None:
         found = find_spec("pyspark")
         if found is None or found.origin is None:
-            raise click.ClickException("Spark is not installed: pip install amqp-rt-spark")
+            raise click.ClickException(NO_SPARK)
         program = str(Path(found.origin).parent / "bin" / line[0])
     run = subprocess.run([program, *line[1:]], check=False)  # noqa: S603 - what the user has said
     raise click.exceptions.Exit(run.returncode)

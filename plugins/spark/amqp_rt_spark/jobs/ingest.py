@@ -42,13 +42,13 @@ class Ingest(StreamConf, frozen=True, kw_only=True):
         Meta(description="The log or queue to read. Repeatable: several logs, or several queues."),
     ]
     table: Annotated[str, Meta(description="The folder of the table, made if there is none.")]
-    format: Annotated[
+    table_format: Annotated[
         Literal["auto", "delta", "parquet"],
         Meta(description="auto: what the table is, else Delta if deltalake is installed."),
     ] = "auto"
     partition_by: Annotated[
-        tuple[Literal["date", "address"], ...],
-        Meta(description="What the table is divided by: date, address. Repeatable."),
+        tuple[Literal["date", "address", "none"], ...],
+        Meta(description="What the table is divided by. Repeatable.", min_length=1),
     ] = ("date", "address")
     quarantine: Annotated[
         str,
@@ -73,6 +73,9 @@ class Ingest(StreamConf, frozen=True, kw_only=True):
     starting_offsets: Annotated[
         str, Meta(description="Where a log is begun: earliest, latest, committed, or JSON.")
     ] = "earliest"
+    fail_on_data_loss: Annotated[
+        bool, Meta(description="End if retention took records before they were read.")
+    ] = True
     max_messages: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Messages in one micro-batch at most.")
     ] = 100_000
@@ -93,7 +96,8 @@ def ingest(spark: SparkSession, conf: Ingest, watch: Watch | None = None) -> Rep
         StreamingQueryException: A batch has failed; it is done again by the next run.
     """
     mode = mode_of(conf.endpoint, conf.address)
-    form = format_of(conf.table, conf.format)
+    form = format_of(conf.table, conf.table_format)
+    # Readers of tables pass over names that begin so.
     checkpoint = conf.checkpoint or f"{conf.table.rstrip('/')}/_checkpoint"
     query = (
         _rows(spark, conf, mode)
@@ -140,6 +144,7 @@ def _rows(spark: SparkSession, conf: Ingest, mode: str) -> DataFrame:
             body=conf.body,
             raw=conf.raw,
             onUndecodable="row",
+            failOnDataLoss=conf.fail_on_data_loss,
             maxMessagesPerTrigger=conf.max_messages,
             maxBytesPerTrigger=conf.max_bytes if log else None,
             selector=conf.selector,
@@ -170,6 +175,7 @@ class _Writer:
         self._form = form
         self._checkpoint = checkpoint
         self._quarantine = conf.quarantine or f"{conf.table.rstrip('/')}_quarantine"
+        self._columns = [each for each in conf.partition_by if each != "none"]
         self._query = ""
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
@@ -187,7 +193,7 @@ class _Writer:
 
         found = rows.toArrow()
         bad = pc.equal(found["body_kind"], "undecodable")
-        columns = self._conf.partition_by
+        columns = self._columns
         for table, part in (
             (self._conf.table, found.filter(pc.invert(bad))),
             (self._quarantine, found.filter(bad)),
@@ -196,7 +202,7 @@ class _Writer:
                 append_delta(table, part, columns, query=self._query, batch=batch)
 
     def _write_parquet(self, rows: DataFrame, batch: int) -> None:
-        columns = self._conf.partition_by
+        columns = self._columns
         kept = rows.persist()
         try:
             good = kept.where(f"not ({_BAD})")
@@ -238,6 +244,7 @@ def _report(conf: Ingest, form: Format, run: Run) -> Report:
             "rows": run.rows,
             "quarantined": quarantined,
             "batches": run.batches,
+            "last_batch": run.history[-1].number if run.history else None,
             "seconds": round(run.seconds, 3),
             "behind": run.behind,
         },

@@ -85,6 +85,7 @@ class Run(Struct):
         history: The last batches, ``HISTORY`` of them at most.
         observed: What ``DataFrame.observe`` has counted, by name, of all batches together.
         stopped: It was asked to, and would have gone on.
+        late: Rows, grouped as far as the query does, that came after the watermark and are left out.
     """
 
     HISTORY: ClassVar[int] = 1_000
@@ -94,6 +95,7 @@ class Run(Struct):
     seconds: float = 0.0
     moved: dict[Place, tuple[int, int]] = {}
     behind: int | None = None
+    late: int = 0
     history: list[Batch] = []
     observed: dict[str, int] = {}
     stopped: bool = False
@@ -155,6 +157,8 @@ def _last_done(query: Any, run: Run, watch: Watch, last: int) -> int:
         for row in (progress["observedMetrics"] or {}).values():
             for name, value in row.asDict().items():
                 run.observed[name] = run.observed.get(name, 0) + int(value or 0)
+        for state in progress["stateOperators"]:
+            run.late += int(state["numRowsDroppedByWatermark"])
         run.history = [*run.history[1 - Run.HISTORY :], batch]
         watch.batch(batch)
     return last

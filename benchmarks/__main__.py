@@ -15,6 +15,7 @@ from .contestants import PEERS, ROOT, environment, field_of
 from .measures import (
     Plan,
     Settings,
+    amqp091,
     attacked,
     broker,
     codec,
@@ -27,6 +28,7 @@ from .measures import (
     rpc,
     seeds,
     setup,
+    spark,
     start,
 )
 from .processes import RoleFailed
@@ -39,6 +41,7 @@ MEASURES = {
     "rpc": rpc.cases,
     "broker": broker.cases,
     "durable": durable.cases,
+    "amqp091": amqp091.cases,
     "setup": setup.cases,
     "start": start.cases,
     "memory": memory.cases,
@@ -47,6 +50,7 @@ MEASURES = {
     "doors": doors.cases,
     "attacked": attacked.cases,
     "seeds": seeds.cases,
+    "spark": spark.cases,
 }
 
 #: What these find moves little from round to round, and takes long.
@@ -138,6 +142,7 @@ def main(
     rpc      requests and replies, 1 and 64 in flight
     broker   producer, queue, consumer: the broker's CPU, and messages/s
     durable  the same with messages that survive the broker
+    amqp091  the same for clients of 0-9-1, and topics with up to 100,000 bindings
     setup    connections opened and closed
     start    a broker started for a test, and one message through it
     memory   per idle connection and per queued message
@@ -146,6 +151,7 @@ def main(
     doors    what TLS and WebSocket cost beside plain TCP
     attacked the longest step of our event loop under attack, and a good client beside
     seeds    simulated worlds of the tests
+    spark    rows/s that Spark reads and writes, beside the same code without it
 
     All contestants take turns within each round, and what is shown is the median over the rounds
     with the lowest and the highest. A sample is taken again when the machine's speed moved by more

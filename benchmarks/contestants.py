@@ -22,12 +22,13 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from .processes import Role, RoleFailed, terminate
+from .processes import Role, RoleFailed, descendants, terminate
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 ROLES = HERE / "roles"
 NODE_MODULES = ROOT / "tests" / "peers" / "node_modules"
+NODE_MODULES_091 = ROOT / "plugins" / "amqp091" / "tests" / "peers" / "node_modules"
 PROTON_C_BROKER = Path("/usr/share/proton/examples/c/broker.c")
 
 #: Seconds before the clock runs, for compilers that learn while they work (node's).
@@ -75,16 +76,21 @@ class Contestant(Struct):
     durable_broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
     #: The same on what is in a folder, and stays there.
     kept_broker: Callable[[Path], contextlib.AbstractContextManager[Running]] | None = None
+    #: Runs it as a broker that speaks 0-9-1, with a store or without.
+    broker091: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
     #: Listens at each of these URLs, with a certificate (its file and its key's), for our clients.
     doors: (
         Callable[[Sequence[str], tuple[str, str]], contextlib.AbstractContextManager[Doors]] | None
     ) = None
+    #: Folders of the packages that its program needs beside us.
+    packages: tuple[str, ...] = ()
 
     def role(self, role: str, **options: Any) -> Role:
         return Role(self.command, role, {"warmup": WARMUP_S, **options}, env=self.env)
 
 
 CLIENT_ROLES = frozenset({"sink", "source", "consume", "echo", "call", "dial", "codec"})
+CLIENT_ROLES_091 = frozenset({"source091", "consume091"})
 OWN_ROLES = CLIENT_ROLES | {"hop", "growth", "idle", "guarded", "attack", "seeds"}
 
 
@@ -181,15 +187,20 @@ def ours(mode: str, python: Path) -> Contestant | str:
         broker=lambda: _own_broker(serve),
         durable_broker=lambda: _own_durable_broker(serve),
         kept_broker=partial(_own_kept_broker, serve),
+        broker091=partial(_own_broker091, serve) if _speaks_0_9_1(python) else None,
         doors=partial(_own_doors, serve),
     )
+
+
+#: Logs appear likewise, with a partition for each core of a small machine.
+LOGS = ("--auto-create", "log:logs-*?partitions=2")
 
 
 @contextlib.contextmanager
 def _served(serve: Sequence[str], *options: str) -> Iterator[Doors]:
     """``amqp-rt serve``, as a user would run it, with queues that appear when they are used."""
     process = subprocess.Popen(
-        [*serve, *options, "--anonymous", "--auto-create", "queue:*"],
+        [*serve, *options, "--anonymous", "--auto-create", "queue:*", *LOGS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -227,6 +238,20 @@ def _own_kept_broker(
     serve: Sequence[str], folder: Path
 ) -> contextlib.AbstractContextManager[Running]:
     return _own_broker(serve, "--store", f"sqlite:{folder}/store")
+
+
+def _speaks_0_9_1(python: Path) -> bool:
+    """Whether the plug-in is installed."""
+    command = [str(python), "-P", "-c", "import amqp_rt_amqp091"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@contextlib.contextmanager
+def _own_broker091(serve: Sequence[str], durable: bool) -> Iterator[Running]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = ["--store", f"sqlite:{folder}/store"] if durable else []
+        with _own_broker(serve, "--front", "amqp091", *store) as running:
+            yield running
 
 
 def _own_doors(
@@ -270,6 +295,34 @@ def rhea() -> Contestant | str:
     return Contestant("rhea", identity, command, env, CLIENT_ROLES)
 
 
+@peer("amqplib")
+def amqplib() -> Contestant | str:
+    """The client of 0-9-1 for node, which `make peers` installs for the tests."""
+    node = shutil.which("node")
+    if not node:
+        return "node is not installed"
+    if not (NODE_MODULES_091 / "amqplib").is_dir():
+        return "amqplib is not installed (make peers)"
+    command = (node, str(ROLES / "on_amqplib.js"))
+    env = {"NODE_PATH": str(NODE_MODULES_091)}
+    says = identify(command, env)
+    if isinstance(says, str):
+        return says
+    identity = f"amqplib {says['version']}, node {says['node']}, {cores()} cores"
+    return Contestant("amqplib", identity, command, env, CLIENT_ROLES_091 | {"bind091"})
+
+
+@peer("pika")
+def pika() -> Contestant | str:
+    """The client of 0-9-1 for Python."""
+    command = (sys.executable, str(ROLES / "on_pika.py"))
+    says = identify(command, {})
+    if isinstance(says, str):
+        return "pika is not installed (make peers)"
+    identity = f"pika {says['version']}, Python {platform.python_version()}, {cores()} cores"
+    return Contestant("pika", identity, command, roles=CLIENT_ROLES_091)
+
+
 @peer("pyamqp")
 def pyamqp() -> Contestant | str:
     """The AMQP implementation inside Azure's Python SDK; only its codec can be measured alone."""
@@ -279,6 +332,22 @@ def pyamqp() -> Contestant | str:
         return "neither azure-servicebus nor azure-eventhub is installed"
     identity = f"pyamqp of {says['version']}, Python {platform.python_version()}, {cores()} cores"
     return Contestant("pyamqp", identity, command, roles=frozenset({"codec"}))
+
+
+@peer("spark")
+def spark() -> Contestant | str:
+    """Apache Spark, which our format and its own sources are measured in."""
+    command = (sys.executable, str(ROLES / "on_spark.py"))
+    says = identify(command, {})
+    if isinstance(says, str):
+        return says
+    if "absent" in says:
+        return str(says["absent"])
+    identity = (
+        f"Spark {says['spark']}, Java {says['java']}, pyarrow {says['arrow']}, "
+        f"Python {platform.python_version()}, local[2], {cores()} cores"
+    )
+    return Contestant("spark", identity, command, packages=tuple(says["packages"]))
 
 
 @peer("proton-c")
@@ -342,7 +411,14 @@ def rabbitmq() -> Contestant | str:
         ):
             yield running
 
-    return Contestant("rabbitmq", identity, broker=run, durable_broker=run, kept_broker=kept)
+    return Contestant(
+        "rabbitmq",
+        identity,
+        broker=run,
+        durable_broker=run,
+        kept_broker=kept,
+        broker091=lambda _durable: run(),
+    )
 
 
 RABBITMQ_CONF = """\
@@ -406,16 +482,6 @@ def _rabbitmq(server: Path, scratch: Path) -> Iterator[Running]:
 
 def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def descendants(pid: int) -> list[int]:
-    """*pid* and the processes below it."""
-    found = [pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += map(int, children.read_text().split())
-    return found
 
 
 def free_port() -> int:

@@ -188,7 +188,7 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return read
 
 
-def _moment(text: str) -> int:
+def moment(text: str) -> int:
     """Milliseconds since 1970: a number of them, or ISO 8601 with its offset from UTC."""
     given = text.strip()
     if given.lstrip("-").isdecimal():
@@ -327,7 +327,7 @@ _DECLARED: Final = (
     Option(
         "startingTimestamp",
         "starting_timestamp",
-        _moment,
+        moment,
         SOURCE,
         "The first record to read is the first one from this time on.",
     ),
@@ -341,7 +341,7 @@ _DECLARED: Final = (
     Option(
         "endingTimestamp",
         "ending_timestamp",
-        _moment,
+        moment,
         SOURCE,
         "Batch: records from this time on are not read.",
     ),

@@ -58,6 +58,7 @@ class RowMaker:
     def __init__(self, options: Options) -> None:
         self._columns = columns_of(options)
         self._row_for_bad = options.on_undecodable == "row"
+        self._text = options.body == "text"
         self._getters: list[Callable[[Message, Place], Any]] = [
             _BODIES.get((name, options.body), _GETTERS[name]) for name in self._columns
         ]
@@ -76,13 +77,19 @@ class RowMaker:
                     f"a message of {_shown(place)} cannot be decoded: {error}; with "
                     "onUndecodable=row it would be a row"
                 ) from error
-        known = {
+        octets = message.encode()
+        known: dict[str, Any] = {
             "address": place.address,
             "partition": place.partition,
             "offset": place.offset,
-            "body": message.encode(),
+            "body": octets.decode("utf-8", "backslashreplace") if self._text else octets,
             "body_kind": "undecodable",
         }
+        try:
+            known["enqueued_time"] = _enqueued(message, place)
+        except (DecodeError, ValueError):
+            # Its annotations are what is malformed.
+            pass
         return tuple([known.get(name) for name in self._columns])
 
 

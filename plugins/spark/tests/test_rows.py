@@ -332,7 +332,13 @@ def test_what_cannot_be_decoded() -> None:
     with pytest.raises(DecodeError, match=r"'here', partition 3, offset 17 cannot be decoded"):
         row_of(bad, body="text")
     row = row_of(bad, body="text", on_undecodable="row", columns=("offset", "body", "body_kind"))
-    assert (row["offset"], row["body_kind"], row["body"]) == (17, "undecodable", bad.encode())
+    # A string as the column is, with what is no text in it shown as such.
+    assert (row["offset"], row["body_kind"]) == (17, "undecodable")
+    assert row["body"].endswith("\\xff")
+    placed = Message(b"\xff", message_annotations={"x-opt-enqueued-time": Timestamp(5)})
+    columns = ("enqueued_time", "body", "body_variant")
+    other = row_of(placed, body="json", on_undecodable="row", columns=columns)
+    assert (other["enqueued_time"], other["body"]) == (5_000, placed.encode())
     with pytest.raises(ValueError, match="filter it out"):
         payload_of(row, Options())
     with pytest.raises(DecodeError):

@@ -241,6 +241,8 @@ JOBS: Final[tuple[Job, ...]] = (
         "deadletters:deadletters:Deadletters",
         "Dead letters by source, reason and shape; and back to where they came from.",
     ),
+    Job("replay", "replay:replay:Replay", "Messages of a lake to an address, each once."),
+    Job("audit", "audit:audit:Audit", "Whether a lake has what its logs have: 3 if not."),
     Job(
         "metrics",
         "metrics:metrics:Metrics",

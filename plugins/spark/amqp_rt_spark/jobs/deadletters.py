@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 
 from amqp_rt.errors import AmqpError
@@ -22,6 +21,7 @@ from .conf import JobConf, Rate, per_second
 from .publishing import Pace
 from .report import Plot, Report, Section, Table, Text
 from .returning import DESTINATIONS_MAX, Letter, Return, group_of, no_way, waiting
+from .tables import condition_of
 
 ORIGINAL: Final = "original"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -164,21 +164,6 @@ def described(messages: Any) -> Any:
     """*messages* with what they say of their past, as columns: those that ``where`` may name."""
     found = messages.selectExpr("*", *(f"{made} as {name}" for name, made in _DESCRIBED.items()))
     return found.selectExpr("*", "substr(sha2(shape, 256), 1, 8) as fingerprint")
-
-
-def condition_of(rows: Any, where: str) -> Any:
-    """*where* as a column of *rows*.
-
-    Raises:
-        ValueError: It is none.
-    """
-    try:
-        condition = sql.expr(where)
-        rows.where(condition).schema  # noqa: B018 - only whether it can be
-    except PySparkException as error:
-        said = str(error).strip().splitlines()[0].partition(" SQLSTATE:")[0]
-        raise ValueError(f"where is no condition: {said:.400}") from None
-    return condition
 
 
 def _report(found: Any, conf: Deadletters) -> Report:

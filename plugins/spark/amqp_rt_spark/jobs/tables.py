@@ -1,0 +1,62 @@
+"""What jobs do with rows of messages: conditions, and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as sql
+
+from ..options import moment
+from .conf import Written
+from .lake import read_table
+
+#: Text of a time with its zone, or of milliseconds since 1970.
+Moment = Annotated[str, Written(moment)]
+
+
+def condition_of(rows: Any, where: str) -> Any:
+    """The SQL condition *where* as a column of *rows*.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        condition = sql.expr(where)
+        # Columns are looked up, and types, before anything is read.
+        rows.where(condition).schema  # noqa: B018
+    except PySparkException as error:
+        said = str(error).strip().splitlines()[0].partition(" SQLSTATE:")[0]
+        raise ValueError(f"where is no condition: {said:.400}") from None
+    return condition
+
+
+def messages_of(
+    spark: Any, table: str, needed: Iterable[str], *, since: str, until: str, where: str
+) -> Any:
+    """The rows of a table of ingest that were enqueued from *since* on and before *until*, and for which
+    *where* is true.
+
+    Raises:
+        ValueError: It is not such a table, or *where* is no condition.
+    """
+    rows = read_table(spark, table)
+    for name in needed:
+        if name not in rows.columns:
+            hint = ": ingest keeps it unless it is told no-raw" if name == "message" else ""
+            raise ValueError(f"the table {table} has no column {name}{hint}")
+    # What Spark finds in the names of folders, it takes for numbers where it can.
+    rows = rows.withColumn("address", sql.col("address").cast("string"))
+    rows = within(rows, since, until)
+    return rows.where(condition_of(rows, where)) if where else rows
+
+
+def within(rows: Any, since: str, until: str) -> Any:
+    """Those of *rows* that were enqueued from *since* on and before *until*; an empty text is no bound."""
+    at = sql.col("enqueued_time")
+    if since:
+        rows = rows.where(at >= sql.timestamp_millis(sql.lit(moment(since))))
+    if until:
+        rows = rows.where(at < sql.timestamp_millis(sql.lit(moment(until))))
+    return rows

@@ -62,9 +62,9 @@ class Audit(JobConf, frozen=True, kw_only=True):
         Meta(description="Only records that were enqueued from this time on: 2026-01-31T12:00Z."),
     ] = ""
     until: Annotated[Moment, Meta(description="… and before this one.")] = ""
-    range_size: Annotated[
-        Annotated[int, Meta(ge=1)], Meta(description="Offsets that are compared at once.")
-    ] = 10_000
+    range_size: Annotated[int, Meta(description="Offsets that are compared at once.", ge=1)] = (
+        10_000
+    )
     hold: Annotated[
         Duration, Meta(description="How long retention is kept away from what is read.")
     ] = "10m"

@@ -47,9 +47,9 @@ class Deadletters(JobConf, frozen=True, kw_only=True):
             "subject, shape, fingerprint."
         ),
     ] = ""
-    groups: Annotated[
-        Annotated[int, Meta(ge=1)], Meta(description="Groups that are shown, the largest first.")
-    ] = 100
+    groups: Annotated[int, Meta(description="Groups that are shown, the largest first.", ge=1)] = (
+        100
+    )
     replay_to: Annotated[
         str,
         Meta(

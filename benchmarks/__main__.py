@@ -27,6 +27,7 @@ from .measures import (
     rpc,
     seeds,
     setup,
+    spark,
     start,
 )
 from .processes import RoleFailed
@@ -47,6 +48,7 @@ MEASURES = {
     "doors": doors.cases,
     "attacked": attacked.cases,
     "seeds": seeds.cases,
+    "spark": spark.cases,
 }
 
 #: What these find moves little from round to round, and takes long.
@@ -146,6 +148,7 @@ def main(
     doors    what TLS and WebSocket cost beside plain TCP
     attacked the longest step of our event loop under attack, and a good client beside
     seeds    simulated worlds of the tests
+    spark    rows/s that Spark reads and writes, beside the same code without it
 
     All contestants take turns within each round, and what is shown is the median over the rounds
     with the lowest and the highest. A sample is taken again when the machine's speed moved by more

@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from .processes import Role, RoleFailed, terminate
+from .processes import Role, RoleFailed, descendants, terminate
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -79,6 +79,8 @@ class Contestant(Struct):
     doors: (
         Callable[[Sequence[str], tuple[str, str]], contextlib.AbstractContextManager[Doors]] | None
     ) = None
+    #: Folders of the packages that its program needs beside us.
+    packages: tuple[str, ...] = ()
 
     def role(self, role: str, **options: Any) -> Role:
         return Role(self.command, role, {"warmup": WARMUP_S, **options}, env=self.env)
@@ -185,11 +187,15 @@ def ours(mode: str, python: Path) -> Contestant | str:
     )
 
 
+#: Logs appear likewise, with a partition for each core of a small machine.
+LOGS = ("--auto-create", "log:logs-*?partitions=2")
+
+
 @contextlib.contextmanager
 def _served(serve: Sequence[str], *options: str) -> Iterator[Doors]:
     """``amqp-rt serve``, as a user would run it, with queues that appear when they are used."""
     process = subprocess.Popen(
-        [*serve, *options, "--anonymous", "--auto-create", "queue:*"],
+        [*serve, *options, "--anonymous", "--auto-create", "queue:*", *LOGS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -279,6 +285,22 @@ def pyamqp() -> Contestant | str:
         return "neither azure-servicebus nor azure-eventhub is installed"
     identity = f"pyamqp of {says['version']}, Python {platform.python_version()}, {cores()} cores"
     return Contestant("pyamqp", identity, command, roles=frozenset({"codec"}))
+
+
+@peer("spark")
+def spark() -> Contestant | str:
+    """Apache Spark, which our format and its own sources are measured in."""
+    command = (sys.executable, str(ROLES / "on_spark.py"))
+    says = identify(command, {})
+    if isinstance(says, str):
+        return says
+    if "absent" in says:
+        return str(says["absent"])
+    identity = (
+        f"Spark {says['spark']}, Java {says['java']}, pyarrow {says['arrow']}, "
+        f"Python {platform.python_version()}, local[2], {cores()} cores"
+    )
+    return Contestant("spark", identity, command, packages=tuple(says["packages"]))
 
 
 @peer("proton-c")
@@ -406,16 +428,6 @@ def _rabbitmq(server: Path, scratch: Path) -> Iterator[Running]:
 
 def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def descendants(pid: int) -> list[int]:
-    """*pid* and the processes below it."""
-    found = [pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += map(int, children.read_text().split())
-    return found
 
 
 def free_port() -> int:

@@ -84,7 +84,8 @@ class Role:
             line = self._lines.get(timeout=patience_s or self.patience_s)
         except queue.Empty:
             self.kill()
-            raise RoleFailed(f"{self.name}: no answer in {self.patience_s:.0f} s") from None
+            waited = patience_s or self.patience_s
+            raise RoleFailed(f"{self.name}: no answer in {waited:.0f} s") from None
         if line is None:
             self.process.wait()
             last = b"".join(self._errors[-8:]).decode(errors="replace").strip()
@@ -114,6 +115,13 @@ class Role:
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
         return self.line()
+
+    def ask(self, what: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
+        """Tell a server that works on demand what to do, and have what came of it."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(what).encode() + b"\n")
+        self.process.stdin.flush()
+        return self.line(patience_s)
 
     def end(self) -> dict[str, Any]:
         """Close a server's input, and have its result."""
@@ -186,6 +194,26 @@ def _cpu_ticks_s(pids: Sequence[int]) -> float:
             fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
     return ticks * TICK_S
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Seconds of processor time of *pid* and all below it, those that have ended included."""
+    total = 0
+    for each in descendants(pid):
+        with contextlib.suppress(OSError):
+            fields = (PROC / str(each) / "stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))
+    return total * TICK_S
+
+
+def descendants(pid: int) -> list[int]:
+    """*pid* and the processes below it."""
+    found = [pid]
+    for parent in found:
+        for children in (PROC / str(parent) / "task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
 
 
 def memory_bytes(pids: Sequence[int]) -> int:

@@ -21,6 +21,12 @@ class Metric(Struct, frozen=True):
 
 METRICS: dict[str, Metric] = {
     "rate": Metric("messages/s", more=True),
+    "rows": Metric("rows/s", more=True),
+    "direct_rows": Metric("rows/s in one process, without Spark", more=True),
+    "row_cpu_us": Metric("CPU µs/row, Spark and its workers", more=False),
+    "of_direct": Metric("of the rate without Spark", more=True),
+    "over_direct": Metric("of the CPU without Spark", more=False),
+    "batch_ms": Metric("ms for a micro-batch", more=False),
     "calls": Metric("calls/s", more=True),
     "connections": Metric("connections/s", more=True),
     "cpu_us": Metric("CPU µs/message, both ends", more=False),

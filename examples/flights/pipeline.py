@@ -18,9 +18,6 @@ from station import Delays
 NEEDED = ("amqp_rt_spark", "pyspark", "pyarrow", "rich", "jinja2", "matplotlib")
 #: As few as this machine has to do; Spark's own default is for clusters.
 CONF = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
@@ -49,12 +46,12 @@ def missing() -> str:
 
 def delays(url: str, address: str, total: int) -> Grouped:
     """What Spark makes of the *total* flights in the log at *address*, in micro-batches."""
-    from amqp_rt_spark.java import session
+    from amqp_rt_spark.jobs.launching import start
     from pyspark.sql.functions import coalesce, count, lit
     from pyspark.sql.functions import sum as sum_
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else takes part
-    spark = session(name="flights", conf=CONF)
+    spark = start("local[*,4]", CONF, name="flights")
     try:
         flights = (
             spark.readStream.format("amqp")

@@ -114,11 +114,12 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         rpc,
         seeds,
         setup,
+        spark,
         start,
     )
 
     field = Field()
-    for name in ("compiled", "pure", "proton", "rhea", "proton-c", "rabbitmq"):
+    for name in ("compiled", "pure", "proton", "rhea", "proton-c", "rabbitmq", "spark"):
         field.present[name] = Contestant(
             name,
             name,
@@ -134,7 +135,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         plan = Plan(settings, field, stack)
         for measure in (
             *(p2p, rpc, broker, durable, setup, start, memory, growth),
-            *(recovery, doors, attacked, seeds),
+            *(recovery, doors, attacked, seeds, spark),
         ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:
@@ -192,6 +193,51 @@ main(["recovery", "doors", "attacked", "seeds", "--quick", "--seconds", "0.05", 
         ("doors", "over_tcp"),
         ("attacked", "step_ms"),
         ("seeds", "seeds_s"),
+    }
+
+
+def test_without_spark_it_is_said(tmp_path: Path) -> None:
+    """Whatever is missing, it is a sentence; what else was asked for is measured."""
+    command = [
+        *(sys.executable, "-m", "benchmarks", "codec", "spark", "--peers", "none"),
+        *("--quick", "--compiled-python", sys.executable, "--json", str(tmp_path / "now.json")),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "absent: spark: not among --peers" in done.stdout
+    program = """
+import json, sys
+sys.modules["pyspark"] = None
+sys.argv = ["", "version", "{}"]
+import runpy
+runpy.run_path("benchmarks/roles/on_spark.py", run_name="__main__")
+"""
+    run = [sys.executable, "-c", program]
+    said = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert json.loads(said) == {"absent": "pyspark is not installed (make .venv/spark)"}
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_spark_is_measured(tmp_path: Path) -> None:
+    if amqp_rt.COMPILED:
+        pytest.skip("Spark runs with the editable tree")
+    command = [
+        *(sys.executable, "-m", "benchmarks", "spark", "--peers", "spark", "--mode", "pure"),
+        *("--rounds", "1", "--seconds", "0.05", "--json", str(tmp_path / "now.json")),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    saved = json.loads((tmp_path / "now.json").read_text())
+    if reason := saved["absent"].get("spark"):
+        pytest.skip(reason)
+    assert saved["failures"] == {}
+    found = {(one["metric"], one["contestant"]) for one in saved["series"]}
+    assert found >= {
+        *(("rows", one) for one in ("pure", "spark")),
+        *(("batch_ms", one) for one in ("pure", "spark")),
+        *((metric, "pure") for metric in ("of_direct", "over_direct", "server_cpu_us")),
     }
 
 

@@ -197,6 +197,18 @@ def test_tables_are_cut_with_a_sentence() -> None:
     assert "10 more rows are not shown. All of today." in made.console(width=80)
 
 
+@pytest.mark.parametrize("width", [30, 40, 60, 74, 75, 76, 77, 78, 79, 80, 81, 82, 90, 120, 200])
+def test_a_narrow_terminal_breaks_what_it_must_and_loses_nothing(width: int) -> None:
+    pytest.importorskip("rich", reason="the extra jobs is not installed")
+    columns = ["some address", *(f"column {number}" for number in range(5))]
+    rows = [["orders-of-today" * 3, *(7 * 11111**number for number in range(5))]]
+    shown = Report(title="t", sections=[Table("t", columns, rows)]).console(width=width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert shown.count("7") == sum(str(cell).count("7") for cell in rows[0])
+    if width >= 90:
+        assert all(f"{number:,}" in shown for number in rows[0][1:])
+
+
 def test_an_empty_report_has_its_title_in_each_output() -> None:
     pytest.importorskip("rich", reason="the extra jobs is not installed")
     pytest.importorskip("jinja2", reason="the extra jobs is not installed")

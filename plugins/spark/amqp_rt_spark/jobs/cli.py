@@ -22,6 +22,7 @@ from msgspec import UNSET, Meta, Struct
 
 from amqp_rt.settings import SettingsError, read_settings, suggestion
 
+from ..cluster import check
 from ..java import NoJava, java_home
 from .checkpoints import local_path
 from .conf import JOBS, Job, JobConf, bare
@@ -223,6 +224,9 @@ def run_job(job: Job, conf: JobConf, running: Running) -> int:
             spark = start(
                 running.master, settings_of(running.conf), name=job.name, debug=running.debug
             )
+            if not running.master.startswith("local["):
+                # Here it would only find what has been imported already.
+                check(spark, conf.endpoint)
         with signals(watch.stopping if job.stream else None):
             more = {"watch": watch} if job.stream else {}
             report: Report = function(spark, conf, **more)

@@ -256,7 +256,7 @@ def report_of(rows: list[dict[str, Any]], conf: Metrics, run: Run | None = None)
             )
         )
     if rows:
-        sections += [_totals_table(totals), *_window_tables(rows), *_plots(rows, totals)]
+        sections += [*_totals_tables(totals), *_window_tables(rows), *_plots(rows, totals)]
     return Report(
         title=f"What became of messages: {conf.address}",
         sections=sections,
@@ -296,7 +296,7 @@ def _summary(rows: list[dict[str, Any]], conf: Metrics, run: Run | None) -> str:
         said = "There are no windows that are over yet." if run else "The journal is empty."
     else:
         first, last = rows[0]["window_start"], max(row["window_end"] for row in rows)
-        said = f"{len(rows):,} windows of {conf.window} from {first:%F %T} to {last:%F %T} UTC."
+        said = f"{len(rows):,} window{'s' if len(rows) > 1 else ''} of {conf.window} from {first:%F %T} to {last:%F %T} UTC."
     if run is not None:
         said += f" {run.rows:,} events were read in {run.batches:,} micro-batches."
         if run.late:
@@ -308,51 +308,51 @@ def _percent(part: int, whole: int) -> float | None:
     return round(100 * part / whole, 2) if whole else None
 
 
-def _totals_table(totals: list[_Total]) -> Table:
-    columns = ["address", "published", "bytes", "delivered", "redelivered, %", "rejected, %"]
-    columns += ["expired", "dead-lettered", "worst p99 in queue, ms", "worst p99 to settle, ms"]
-    return Table(
-        "By address",
-        columns,
-        [
+def _totals_tables(totals: list[_Total]) -> list[Table]:
+    ends = ("accepted", "released", "modified", "rejected", "expired", "dead_lettered", "dropped")
+    return [
+        Table(
+            "By address",
+            ["address", "in", "bytes", "out", "again, %", "queue p99, ms", "settle p99, ms"],
             [
-                total.address,
-                count["published"],
-                count["bytes"],
-                count["delivered"],
-                _percent(count["redelivered"], count["delivered"]),
-                _percent(count["rejected"], sum(count[name] for name in _OUTCOMES)),
-                count["expired"],
-                count["dead_lettered"],
-                total.worst.get("in_queue_p99_ms"),
-                total.worst.get("settle_p99_ms"),
-            ]
-            for total in totals
-            for count in (total.counts,)
-        ],
-        note="The worst p99 is that of the window where it was highest.",
-    )
+                [
+                    total.address,
+                    total.counts["published"],
+                    total.counts["bytes"],
+                    total.counts["delivered"],
+                    _percent(total.counts["redelivered"], total.counts["delivered"]),
+                    _shown(total.worst.get("in_queue_p99_ms")),
+                    _shown(total.worst.get("settle_p99_ms")),
+                ]
+                for total in totals
+            ],
+            note="in: published; out: delivered, of which again what had been delivered before; p99: of "
+            "the window where it was highest.",
+        ),
+        Table(
+            "How it ended",
+            ["address", *(name.replace("_lettered", "") for name in ends)],
+            [[total.address, *(total.counts[name] for name in ends)] for total in totals],
+            note="dead: dead-lettered, whatever for.",
+        ),
+    ]
 
 
 def _window_tables(rows: list[dict[str, Any]]) -> list[Table]:
     newest = rows[::-1]
-    traffic = ["window", "address", "published/s", "bytes/s", "delivered/s", "redelivered, %"]
-    latency = [
-        f"{name}, ms"
-        for what in ("queue", "settle")
-        for name in (f"{what} {q}" for q in _QUANTILES)
-    ]
+    traffic = ["window", "address", "in/s", "bytes/s", "out/s", "again, %", "rejected, %"]
+    latency = [f"{what} {name}" for what in ("queue", "settle") for name in _QUANTILES]
     return [
         Table(
             "Traffic by window",
-            [*traffic, "rejected, %"],
+            traffic,
             [
                 [
-                    f"{row['window_start']:%F %T}",
+                    _moment(row),
                     row["address"],
-                    row["published_per_s"],
-                    row["bytes_per_s"],
-                    row["delivered_per_s"],
+                    _shown(row["published_per_s"]),
+                    _shown(row["bytes_per_s"]),
+                    _shown(row["delivered_per_s"]),
                     _ratio(row["redelivery_ratio"]),
                     _ratio(row["reject_ratio"]),
                 ]
@@ -360,14 +360,14 @@ def _window_tables(rows: list[dict[str, Any]]) -> list[Table]:
             ],
         ),
         Table(
-            "Latency by window",
+            "Latency by window, ms",
             ["window", "address", *latency],
             [
                 [
-                    f"{row['window_start']:%F %T}",
+                    _moment(row),
                     row["address"],
-                    *(row[f"in_queue_{name}_ms"] for name in _QUANTILES),
-                    *(row[f"settle_{name}_ms"] for name in _QUANTILES),
+                    *(_shown(row[f"in_queue_{name}_ms"]) for name in _QUANTILES),
+                    *(_shown(row[f"settle_{name}_ms"]) for name in _QUANTILES),
                 ]
                 for row in newest
             ],
@@ -375,6 +375,15 @@ def _window_tables(rows: list[dict[str, Any]]) -> list[Table]:
             "To settle: from there to its outcome.",
         ),
     ]
+
+
+def _moment(row: Mapping[str, Any]) -> str:
+    return f"{row['window_start']:%m-%d %T}"
+
+
+def _shown(value: float | None) -> float | None:
+    """*value* with as many digits as say something."""
+    return None if value is None else round(value, 1 if value >= 10 else 3)
 
 
 def _ratio(value: float | None) -> float | None:

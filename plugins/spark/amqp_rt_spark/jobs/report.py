@@ -13,6 +13,7 @@ import io
 import json
 import math
 import shutil
+import textwrap
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -151,10 +152,11 @@ class Report(msgspec.Struct, kw_only=True):
             MissingExtra: rich is not installed.
         """
         out = io.StringIO()
+        width = width or shutil.get_terminal_size().columns
         text = extra("rich.text").Text
         console = extra("rich.console").Console(
             file=out,
-            width=width or shutil.get_terminal_size().columns,
+            width=width,
             force_terminal=color,
             color_system="standard" if color else None,
             markup=False,
@@ -172,7 +174,7 @@ class Report(msgspec.Struct, kw_only=True):
                     console.print(text(printable(section.text, TEXT_CHARS)))
                 case Table():
                     console.print()
-                    console.print(_rich_table(section))
+                    console.print(_rich_table(section, width))
                     if note := _note(section, CONSOLE_ROWS):
                         console.print(text(note))
         if plots:
@@ -315,17 +317,38 @@ def _numeric(table: Table) -> list[bool]:
 # ---- outputs -----------------------------------------------------------------------------------
 
 
-def _rich_table(table: Table) -> Any:
+def _rich_table(table: Table, width: int) -> Any:
     text = extra("rich.text").Text
     drawn = extra("rich.table").Table(
-        title=text(printable(table.name)), title_justify="left", box=extra("rich.box").SIMPLE
+        title=text(printable(table.name)),
+        title_justify="left",
+        box=extra("rich.box").SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
-    for column, right in zip(table.columns, _numeric(table), strict=True):
+    rows = [[printable(cell) for cell in row] for row in table.rows[:CONSOLE_ROWS]]
+    names, right = [printable(column) for column in table.columns], _numeric(table)
+    # Of a number that is broken into two nobody sees what it is.
+    least = [
+        max(map(len, (*name.split(), *((row[at] for row in rows) if right[at] else ()), "")))
+        for at, name in enumerate(names)
+    ]
+    # In too narrow a terminal all are broken, rather than that the last ones are not there.
+    edges = 2 * len(least) + 1
+    most = [max(map(len, (name, *(row[at] for row in rows)))) for at, name in enumerate(names)]
+    ample = sum(most) + edges <= width
+    roomy = sum(least) + edges <= width
+    for at, name in enumerate(names):
+        whole = roomy and right[at]
         drawn.add_column(
-            text(printable(column)), justify="right" if right else "left", overflow="fold"
+            # rich breaks all cells of a column, or none.
+            text(textwrap.fill(name, least[at]) if whole and not ample else name),
+            justify="right" if right[at] else "left",
+            overflow="fold",
+            no_wrap=whole,
+            min_width=least[at] if roomy else None,
         )
-    for row in table.rows[:CONSOLE_ROWS]:
-        drawn.add_row(*(text(printable(cell)) for cell in row))
+    for row in rows:
+        drawn.add_row(*map(text, row))
     return drawn
 
 

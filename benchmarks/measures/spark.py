@@ -1,0 +1,176 @@
+"""Rows a second that Spark reads and writes through our format, and what a micro-batch costs.
+
+Beside them in the same run: *direct*, the same rows made by the same code in one process without
+Spark, which is what decoding allows; and Spark by itself: for batches a data source in Python whose
+batches are there already, for streams its rate source, which is no Python at all. Each of ours has a broker, and a session whose workers run it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..contestants import Contestant
+from ..processes import Role, RoleFailed, cpu_s, tree_cpu_s
+from ..rounds import Case, Sample
+from . import Plan
+
+#: Messages of 256 B in a sample, for each second of it.
+ROWS = 100_000
+#: Micro-batches in a sample.
+BATCHES = 10
+TRIMMED = "offset,body"
+#: A session takes long to start, and so does the first query of each kind.
+PATIENCE_S = 180.0
+
+LOG = "logs-in"
+
+
+class Sessions:
+    """Sessions of Spark, started when they are first used."""
+
+    def __init__(self, plan: Plan, spark: Contestant) -> None:
+        self.rows = max(2_000, int(ROWS * plan.settings.seconds))
+        self._plan = plan
+        self._spark = spark
+        self._started: dict[str, Role] = {}
+        self._numbers = itertools.count()
+        self._path = ""
+
+    def ask(self, one: Contestant, job: str, **options: Any) -> dict[str, Any]:
+        """What came of *job*, and how many seconds of the processor the session and the broker took."""
+        if one.key not in self._started:
+            self._started[one.key] = self._start(one)
+        role = self._started[one.key]
+        broker = () if one.broker is None else self._plan.broker(one).pids
+        before = tree_cpu_s(role.pid), cpu_s(broker)
+        done = role.ask({"job": job, **options}, PATIENCE_S)
+        done["all_cpu"] = tree_cpu_s(role.pid) - before[0]
+        done["broker_cpu"] = cpu_s(broker) - before[1]
+        return done
+
+    def name(self, prefix: str) -> str:
+        """The address of a node that is new."""
+        return f"{prefix}-{next(self._numbers)}"
+
+    def _start(self, one: Contestant) -> Role:
+        env, options = {}, {}
+        python = self._spark.command[0]
+        if one.broker is not None:
+            python = one.command[0]
+            options["port"] = self._plan.broker(one).port
+            if python != self._spark.command[0]:
+                env["PYTHONPATH"] = self._packages()
+        command = (python, "-P", *self._spark.command[1:])
+        role = Role(command, "session", options, env=env, patience_s=PATIENCE_S)
+        self._plan.stack.enter_context(role)
+        if one.broker is not None:
+            if role.ready["compiled"] != (one.key == "compiled"):
+                raise RoleFailed(f"the workers of {one.key} would run another form of amqp_rt")
+            role.ask({"job": "fill", "address": LOG, "rows": self.rows}, PATIENCE_S)
+            # Until the first query has ended, one measures Java's compiler.
+            role.ask({"job": "read", "address": LOG}, PATIENCE_S)
+            role.ask({"job": "stream", "address": LOG, "columns": TRIMMED}, PATIENCE_S)
+            for staged in (False, True):
+                warm = {"address": "warm", "rows": 100, "staged": staged}
+                role.ask({"job": "write", **warm}, PATIENCE_S)
+        return role
+
+    def _packages(self) -> str:
+        """A folder with Spark and Arrow, and nothing else, for a Python that has neither."""
+        if not self._path:
+            folder = Path(self._plan.stack.enter_context(tempfile.TemporaryDirectory()))
+            for package in self._spark.packages:
+                (folder / Path(package).name).symlink_to(package)
+            self._path = str(folder)
+        return self._path
+
+
+def cases(plan: Plan) -> list[Case]:
+    spark = plan.field.present.get("spark")
+    if spark is None:
+        plan.field.absent.setdefault("spark", "not among --peers")
+        return []
+    there = Sessions(plan, spark)
+    ours = [one for key, one in plan.field.present.items() if key in ("compiled", "pure")]
+
+    def case(name: str, take: Any, beside: Any = None) -> Case:
+        runs = {one.key: partial(take, there, one) for one in ours}
+        if beside is not None:
+            runs[spark.key] = partial(beside, there, spark)
+        return Case("spark", name, runs)
+
+    return [
+        case("a log, batch, all columns", partial(read, columns="")),
+        case("a log, batch, offset and body", partial(read, columns=TRIMMED), ready),
+        case("a log, stream, offset and body", stream, rate),
+        case("a queue, leased, stream, body", lease),
+        case("sink, at least once", partial(write, staged=False)),
+        case("sink, exactly once", partial(write, staged=True)),
+        case("a micro-batch of two rows", ticks, own_ticks),
+    ]
+
+
+def _rate(done: dict[str, Any]) -> float:
+    return float(done["n"] / done["elapsed"])
+
+
+def _rows(done: dict[str, Any]) -> dict[str, float]:
+    found = {"rows": _rate(done), "row_cpu_us": done["all_cpu"] / done["n"] * 1e6}
+    if done["broker_cpu"]:
+        found["server_cpu_us"] = done["broker_cpu"] / done["n"] * 1e6
+    return found
+
+
+def _beside(done: dict[str, Any], direct: dict[str, Any]) -> Sample:
+    return {
+        **_rows(done),
+        "direct_rows": _rate(direct),
+        "of_direct": _rate(done) / _rate(direct),
+        "over_direct": done["all_cpu"] / done["n"] / (direct["cpu"] / direct["n"]),
+    }
+
+
+def read(there: Sessions, one: Contestant, columns: str) -> Sample:
+    direct = there.ask(one, "direct_read", address=LOG, columns=columns)
+    return _beside(there.ask(one, "read", address=LOG, columns=columns), direct)
+
+
+def stream(there: Sessions, one: Contestant) -> Sample:
+    direct = there.ask(one, "direct_read", address=LOG, columns=TRIMMED)
+    return _beside(there.ask(one, "stream", address=LOG, columns=TRIMMED), direct)
+
+
+def lease(there: Sessions, one: Contestant) -> Sample:
+    queue = there.name("leased")
+    rows = there.rows // 4
+    there.ask(one, "fill", address=queue, rows=rows)
+    done = there.ask(one, "stream", address=queue, columns="body", mode="lease")
+    if done["n"] != rows:
+        raise RoleFailed(f"{done['n']} of {rows} messages were read")
+    return _rows(done)
+
+
+def write(there: Sessions, one: Contestant, staged: bool) -> Sample:
+    direct = there.ask(one, "direct_write", address=there.name("out"), rows=there.rows)
+    done = there.ask(one, "write", address=there.name("out"), rows=there.rows, staged=staged)
+    return _beside(done, direct)
+
+
+def ticks(there: Sessions, one: Contestant) -> Sample:
+    return {"batch_ms": there.ask(one, "ticks", address=LOG, batches=BATCHES)["median_ms"]}
+
+
+def ready(there: Sessions, spark: Contestant) -> Sample:
+    return _rows(there.ask(spark, "own_python", rows=10 * there.rows))
+
+
+def rate(there: Sessions, spark: Contestant) -> Sample:
+    return _rows(there.ask(spark, "own_rate", rows=100 * there.rows))
+
+
+def own_ticks(there: Sessions, spark: Contestant) -> Sample:
+    return {"batch_ms": there.ask(spark, "own_ticks", batches=BATCHES)["median_ms"]}

@@ -1,0 +1,303 @@
+"""A session of Spark that does what it is told, a line of JSON at a time (see processes.py).
+
+It stands for two contestants: our format ``amqp``, in whose workers this Python has amqp_rt installed,
+and Spark by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Options = dict[str, Any]
+
+BODY = (bytes(range(251)) * 2)[:256]
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "OFF",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+}
+#: What the rows of all sinks are made of.
+ROWS = (
+    "cast(repeat('x', 256) as binary) body",
+    "'departed' subject",
+    "map('delay', id % 200) application_properties",
+)
+
+
+def say(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def version(options: Options) -> None:
+    """What there is, or the sentence that says what is missing."""
+    try:
+        import pyarrow
+        import pyspark
+        from amqp_rt_spark.java import NoJava, java_home, java_version
+    except ImportError as error:
+        say(absent=f"{error.name} is not installed (make .venv/spark)")
+        return
+    try:
+        java = java_version(str(java_home() / "bin" / "java"))
+    except NoJava as error:
+        say(absent=str(error))
+        return
+    packages = [Path(each.__file__).parent for each in (pyspark, pyarrow)]
+    say(
+        spark=pyspark.__version__,
+        arrow=pyarrow.__version__,
+        java=java,
+        packages=[str(each) for each in (*packages, packages[0].parent / "py4j")],
+    )
+
+
+class Jobs:
+    """What a session can be told to do. Each answers with numbers."""
+
+    def __init__(self, options: Options, folder: Path) -> None:
+        from amqp_rt_spark.java import session
+
+        where = {"spark.sql.warehouse.dir": str(folder), "spark.local.dir": str(folder)}
+        self.spark = session("local[2]", conf={**CONF, **where})
+        self.folder = folder
+        self.url = f"amqp://127.0.0.1:{options['port']}" if options.get("port") else ""
+        self._numbers = count()
+
+    # --- ours ---
+
+    def _options(self, address: str, **more: str) -> dict[str, str]:
+        return {"url": self.url, "address": address, **more}
+
+    def fill(self, address: str, rows: int) -> Options:
+        """Put *rows* messages where they are read from."""
+        from amqp_rt_spark import wire
+        from amqp_rt_spark.options import SINK, read_options
+
+        from amqp_rt import Message
+
+        endpoint = read_options(self._options(address), SINK).endpoint
+        out = wire.Outlet(wire.wire(endpoint), address, timeout_s=60)
+        for number in range(rows):
+            message = Message(
+                BODY,
+                message_id=number,
+                subject="departed",
+                content_type="application/octet-stream",
+                application_properties={"carrier": "UA", "delay": number % 200, "late": True},
+            )
+            out.send(message.encode())
+        out.finish()
+        return {"n": out.count}
+
+    def direct_read(self, address: str, columns: str = "") -> Options:
+        """Rows of a log, as batches of Arrow, in one process and for nobody."""
+        from amqp_rt_spark.arrow import batches
+        from amqp_rt_spark.options import SOURCE, read_options
+        from amqp_rt_spark.reading import Batch
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        given = self._options(address, **({"columns": columns} if columns else {}))
+        schema = self.spark.read.format("amqp").options(**given).load().schema
+        arrow = to_arrow_schema(schema, timezone="UTC")
+        batch = Batch(read_options(given, SOURCE))
+        rows, started, cpu = 0, time.perf_counter(), time.process_time()
+        for part in batch.partitions():
+            for each in batches(batch.read(part), arrow):
+                rows += each.num_rows
+        return timed(rows, started, cpu)
+
+    def read(self, address: str, columns: str = "") -> Options:
+        """The same as a batch of Spark's."""
+        given = self._options(address, **({"columns": columns} if columns else {}))
+        found = self.spark.read.format("amqp").options(**given).load()
+        return self._batch(found, self._rows(address))
+
+    def stream(self, address: str, columns: str = "", mode: str = "log") -> Options:
+        """The same as one micro-batch; of a queue, whose messages are gone then."""
+        given = self._options(address, mode=mode, minPartitions="2")
+        if columns:
+            given["columns"] = columns
+        if mode == "lease":
+            given["group"] = f"bench-{next(self._numbers)}"
+        return self._stream(self.spark.readStream.format("amqp").options(**given).load())
+
+    def ticks(self, address: str, batches: int) -> Options:
+        """Micro-batches of two messages each."""
+        given = self._options(address, maxMessagesPerTrigger="2")
+        return self._ticks(self.spark.readStream.format("amqp").options(**given).load(), batches)
+
+    def direct_write(self, address: str, rows: int) -> Options:
+        """Rows as messages, in one process."""
+        from amqp_rt_spark import wire
+        from amqp_rt_spark.options import SINK, read_options
+        from amqp_rt_spark.rows import payload_of
+
+        options = read_options(self._options(address, durable="false"), SINK)
+        given = [
+            {"body": BODY, "subject": "departed", "application_properties": {"delay": number % 200}}
+            for number in range(rows)
+        ]
+        started, cpu = time.perf_counter(), time.process_time()
+        out = wire.Outlet(wire.wire(options.endpoint), address, timeout_s=60)
+        for row in given:
+            out.send(payload_of(row, options))
+        out.finish()
+        return timed(out.count, started, cpu)
+
+    def write(self, address: str, rows: int, staged: bool) -> Options:
+        """The same as a batch of Spark's, as they come or published in one step."""
+        given = self._options(address, durable="false")
+        if staged:
+            given["producer"] = f"bench-{next(self._numbers)}"
+        made = self.spark.range(0, rows, 1, 2).selectExpr(*ROWS)
+        started, cpu = time.perf_counter(), time.process_time()
+        made.write.format("amqp").options(**given).mode("append").save()
+        return timed(rows, started, cpu)
+
+    def _rows(self, address: str) -> int:
+        from amqp_rt_spark import wire
+        from amqp_rt_spark.options import SINK, read_options
+
+        found = wire.call(read_options(self._options(address), SINK).endpoint, address, "READ")
+        return sum(int(part["next"]) - int(part["first"]) for part in found["partitions"])
+
+    # --- Spark by itself ---
+
+    def own_python(self, rows: int) -> Options:
+        """A Python data source whose batches are there already."""
+        self.spark.dataSource.register(ready_made())
+        found = self.spark.read.format("ready").option("rows", str(rows)).load()
+        return self._batch(found, rows)
+
+    def own_rate(self, rows: int) -> Options:
+        """The rate source, in one micro-batch."""
+        return self._stream(self._rate(rows))
+
+    def own_ticks(self, batches: int) -> Options:
+        """The rate source, with two rows in each micro-batch."""
+        return self._ticks(self._rate(2), batches)
+
+    def _rate(self, rows: int) -> Any:
+        rate = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", str(rows))
+        found = rate.option("numPartitions", "2").load()
+        return found.selectExpr("value offset", "cast(repeat('x', 256) as binary) body")
+
+    # --- both ---
+
+    def _batch(self, found: Any, rows: int) -> Options:
+        started, cpu = time.perf_counter(), time.process_time()
+        found.write.format("noop").mode("overwrite").save()
+        return timed(rows, started, cpu)
+
+    def _query(self, found: Any, **trigger: Any) -> Any:
+        checkpoint = tempfile.mkdtemp(dir=self.folder)
+        writer = found.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        return writer.trigger(**trigger).start()
+
+    def _stream(self, found: Any) -> Options:
+        query = self._query(found, availableNow=True)
+        query.awaitTermination()
+        took = [each for each in query.recentProgress if each["numInputRows"]]
+        rows = sum(each["numInputRows"] for each in took)
+        seconds = sum(each["durationMs"]["triggerExecution"] for each in took) / 1000
+        return {"n": rows, "elapsed": seconds}
+
+    def _ticks(self, found: Any, batches: int) -> Options:
+        query = self._query(found, processingTime="0 seconds")
+        try:
+            while len(query.recentProgress) < batches + WARM and query.isActive:
+                time.sleep(0.05)
+            took = [
+                each["durationMs"]["triggerExecution"]
+                for each in query.recentProgress
+                if each["numInputRows"]
+            ]
+        finally:
+            query.stop()
+        if query.exception() is not None:
+            raise RuntimeError(str(query.exception()))
+        return {"n": len(took) - WARM, "median_ms": median(took[WARM:])}
+
+
+#: Micro-batches at the beginning that are not counted.
+WARM = 3
+
+
+def timed(rows: int, started: float, cpu: float) -> Options:
+    return {
+        "n": rows,
+        "elapsed": time.perf_counter() - started,
+        "cpu": time.process_time() - cpu,
+    }
+
+
+def ready_made() -> type:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    class Reader(DataSourceReader):
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(self.rows // 2), InputPartition(self.rows - self.rows // 2)]
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            import pyarrow
+
+            left = partition.value
+            while left:
+                rows = min(left, 1_000)
+                offsets = pyarrow.array(range(rows), type=pyarrow.int64())
+                bodies = pyarrow.array([bytes(256)] * rows, type=pyarrow.binary())
+                yield pyarrow.RecordBatch.from_arrays([offsets, bodies], ["offset", "body"])
+                left -= rows
+
+    class Ready(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "ready"
+
+        def schema(self) -> str:
+            return "offset bigint, body binary"
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return Reader(int(self.options["rows"]))
+
+    return Ready
+
+
+def session(options: Options) -> None:
+    """Serve until standard input ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = Jobs(options, Path(folder))
+        try:
+            import amqp_rt
+
+            say(ready=1, compiled=amqp_rt.COMPILED)
+            for line in sys.stdin:
+                told = json.loads(line)
+                job: Callable[..., Options] = getattr(jobs, told.pop("job"))
+                say(**job(**told))
+        finally:
+            jobs.spark.stop()
+
+
+def main() -> None:
+    role, options = sys.argv[1], json.loads(sys.argv[2])
+    {"version": version, "session": session}[role](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Whether the machines of a cluster can do what a query will ask of them, found out before it starts.
+
+A task that lacks something fails with a traceback, four times over, on machines that nobody is logged in
+to. So a job of a few tasks goes first: each says what Python it runs, which versions of ours it finds, and
+whether it reaches the broker, and the first that cannot becomes one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from .options import SINK, read_options
+from .wire import Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: What tasks import, and how it is called where packages are installed.
+_NEEDED: Final = {
+    "msgspec": "msgspec",
+    "pyarrow": "pyarrow",
+    "amqp_rt": "amqp-rt",
+    "amqp_rt_spark": "amqp-rt-spark",
+}
+#: Of these, what has to be the same as on the driver.
+_SAME: Final = ("amqp_rt", "amqp_rt_spark")
+
+#: How long a task waits when it is done, so that the others go to other executors.
+_SPREAD_S: Final = 0.3
+#: Tasks at most: a cluster of thousands of cores is not asked on every one.
+TASKS_MAX: Final = 256
+
+#: What Spark says when a worker could not even begin.
+_NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
+_VERSIONS: Final = re.compile(r"different version: ([\d.]+) than that in driver: ([\d.]+),")
+#: Of anything else that it says, so many characters are shown.
+_SHOWN_MAX: Final = 500
+_NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
+
+
+class NotReady(RuntimeError):
+    """Tasks cannot do their work; the text says where, why, and what to do."""
+
+
+class Machine(Struct, frozen=True):
+    """What a task has found where it ran."""
+
+    host: str
+    python: str
+    #: Module → version; none if it is not there.
+    versions: dict[str, str]
+    #: Why the broker could not be reached, or what could not be imported; empty if all is well.
+    trouble: str = ""
+
+
+def check(
+    spark: SparkSession,
+    endpoint: Endpoint | Mapping[str, str] | None = None,
+    *,
+    tasks: int | None = None,
+) -> tuple[Machine, ...]:
+    """Ask the executors of *spark* whether they can read and write AMQP.
+
+    Args:
+        spark: A session, of Spark Connect too.
+        endpoint: The broker that they have to reach: the options of the format (``url`` and those
+            that log in), or an :class:`Endpoint`. Without it only what is installed is looked at.
+        tasks: How many tasks ask, which Spark spreads over the executors; by default one for each core
+            that it has.
+
+    Returns:
+        What each task has found.
+
+    Raises:
+        NotReady: They cannot.
+        ValueError: The options are no options of the format.
+    """
+    if isinstance(endpoint, Mapping):
+        # The address is of no interest here.
+        endpoint = read_options({"address": "-", **endpoint}, SINK).endpoint
+    ours = {name: str(import_module(name).__version__) for name in _SAME}
+    found = _ask(spark, endpoint, tasks)
+    for machine in found:
+        if why := _wrong(machine, ours):
+            count = sum(1 for each in found if _wrong(each, ours))
+            raise NotReady(f"{machine.host}, where {count} of {len(found)} tasks ran{why}")
+    return found
+
+
+def _ask(spark: SparkSession, endpoint: Endpoint | None, tasks: int | None) -> tuple[Machine, ...]:
+    from pyspark.sql.functions import udf
+
+    count = tasks or _cores(spark)
+    given = None if endpoint is None else msgspec.structs.asdict(endpoint)
+    # Plain Python, since Arrow is among what may be missing.
+    probe = udf(_probe(tuple(_NEEDED), given, _SPREAD_S), "string", useArrow=False)
+    try:
+        rows = spark.range(0, count, 1, count).select(probe("id")).collect()
+    except Exception as error:
+        # Of Spark, of Java or of the server of Spark Connect: in any case it is not to be.
+        raise NotReady(_sentence(str(error))) from error
+    return tuple(msgspec.json.decode(row[0], type=Machine) for row in rows)
+
+
+def _cores(spark: SparkSession) -> int:
+    """Cores that Spark has for tasks now: in so many parts it does what is not to be cut otherwise."""
+    rows = spark.range(TASKS_MAX).selectExpr("spark_partition_id()").collect()
+    return len({row[0] for row in rows})
+
+
+def _probe(
+    modules: tuple[str, ...], endpoint: Mapping[str, Any] | None, seconds: float
+) -> Callable[[int], str]:
+    """What a task does. A function within a function goes there as it is, and needs nothing of ours."""
+
+    def probe(number: int) -> str:
+        import importlib
+        import json
+        import platform
+        import socket
+        import time
+
+        versions = {}
+        trouble = ""
+        for name in modules:
+            try:
+                versions[name] = str(getattr(importlib.import_module(name), "__version__", ""))
+            except Exception as error:
+                if not (isinstance(error, ModuleNotFoundError) and error.name == name):
+                    trouble = trouble or f"cannot import {name}: {error}"
+        if endpoint is not None and not trouble and len(versions) == len(modules):
+            wire = importlib.import_module("amqp_rt_spark.wire")
+            try:
+                wire.wire(wire.Endpoint(**endpoint))
+            except Exception as error:
+                trouble = str(getattr(error, "description", "") or error)
+        time.sleep(seconds)
+        return json.dumps(
+            {
+                "host": socket.gethostname(),
+                "python": platform.python_version(),
+                "versions": versions,
+                "trouble": trouble,
+            }
+        )
+
+    return probe
+
+
+def _wrong(machine: Machine, ours: Mapping[str, str]) -> str:
+    """What is wrong with *machine*, as the sentence goes on after it; empty if nothing is."""
+    missing = [_NEEDED[name] for name in _NEEDED if name not in machine.versions]
+    if missing and not machine.trouble:
+        return (
+            f" has no {_listed(missing)} for its Python {machine.python}: install it there, or send it "
+            "along (see the guide on clusters)"
+        )
+    for name, version in ours.items():
+        there = machine.versions.get(name, version)
+        if there != version:
+            return f" has {_NEEDED[name]} {there}, and the driver has {version}: make them the same"
+    return machine.trouble and f": {machine.trouble}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *some, last = names
+    return f"{', '.join(some)} and {last}" if some else last
+
+
+def _sentence(said: str) -> str:
+    """What Spark's error about workers that could not begin means."""
+    if found := _NO_PYTHON.search(said):
+        return (
+            f"the executors have no Python {found[1]!r}: PYSPARK_PYTHON says which one they start"
+        )
+    if found := _VERSIONS.search(said):
+        return (
+            f"the executors run Python {found[1]}, and the driver {found[2]}: PYSPARK_PYTHON says which "
+            "one they start"
+        )
+    if found := _NO_MODULE.search(said):
+        return f"the executors' Python has no module {found[1]!r}: install it there"
+    first = next(filter(None, map(str.strip, said.splitlines())), "")
+    why = f": {json.dumps(first)[1:-1][:_SHOWN_MAX]}" if first else ""
+    return f"the executors cannot run Python{why}"

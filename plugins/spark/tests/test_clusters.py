@@ -1,0 +1,195 @@
+"""Executors in processes of their own, and Spark Connect; and what is said where something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from amqp_rt_spark.cluster import NotReady, _sentence, check
+from amqp_rt_spark.jobs.submitting import package
+
+import amqp_rt
+
+COUNT = 40
+
+#: Reads, streams and writes; *spark* and *url* are there already.
+COPY = """
+def there(it, address, **more):
+    return it.format("amqp").options(url=url, address=address, **more)
+
+log = there(spark.read, "log", body="text").load()
+assert log.where("partition < 2").count() == 40, log.count()
+there(log.selectExpr("concat('batch ', body) body").write, "out").mode("append").save()
+source = there(spark.readStream, "log", body="text", minPartitions="3").load()
+query = (
+    there(source.selectExpr("concat('stream ', body) body").writeStream, "out")
+    .option("checkpointLocation", folder + "/checkpoint")
+    .trigger(availableNow=True)
+    .start()
+)
+assert query.awaitTermination(240)
+assert query.exception() is None, query.exception()
+"""
+
+CLUSTER = f"""
+import json, sys
+from amqp_rt_spark.cluster import NotReady, check
+from amqp_rt_spark.java import session
+
+url, folder, conf, archive = sys.argv[1:]
+spark = session("local-cluster[2,1,1024]", conf=json.loads(conf))
+said = []
+for wanted in (None, {{"url": "amqp://127.0.0.1:1"}}):
+    try:
+        check(spark, wanted)
+    except NotReady as error:
+        said.append(str(error))
+    # What is sent along is there from now on.
+    spark.sparkContext.addPyFile(archive)
+found = check(spark, {{"url": url}})
+{COPY}
+rows = spark.sparkContext.parallelize(range(2), 2)
+loaded = rows.map(lambda _: sorted({{"trio", "amqp_rt_spark"}} & set(__import__("sys").modules))).collect()
+print(json.dumps([said, len(found), loaded]))
+"""
+
+CONNECT = f"""
+import json, sys
+from pyspark.sql import SparkSession
+from amqp_rt_spark.cluster import check
+
+url, folder, conf = sys.argv[1:]
+builder = SparkSession.builder
+for name, value in json.loads(conf).items():
+    builder = builder.config(name, value)
+spark = builder.remote("local[2]").getOrCreate()
+found = check(spark, {{"url": url}})
+{COPY}
+print(json.dumps([type(spark).__module__, len(found)]))
+"""
+
+
+def run(program: str, environ: dict[str, str], *said: str) -> Any:
+    """What *program* prints, run by a Python of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *said],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def copied(served: Any) -> Counter[str]:
+    return Counter(str(body) for body in served.bodies("out"))
+
+
+EXPECTED = Counter(f"{how} {number}" for how in ("batch", "stream") for number in range(COUNT))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.req("K1")
+def test_executors_are_asked_before_a_query_starts(
+    spark: Any, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = check(spark, {"url": served.url})
+    assert len(found) == 2
+    assert {each.versions["amqp_rt"] for each in found} == {amqp_rt.__version__}
+    for options, why in (
+        ({"url": "amqp://127.0.0.1:1"}, "2 of 2 tasks ran: cannot connect to amqp://127.0.0.1:1: "),
+        (
+            {"url": served.url, "credentialsFile": str(tmp_path / "none")},
+            f"ran: credentialsFile {str(tmp_path / 'none')!r} cannot be read: ",
+        ),
+    ):
+        with pytest.raises(NotReady) as caught:
+            check(spark, options)
+        assert why in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="did you mean credentialsFile"):
+        check(spark, {"url": served.url, "credentialFile": "x"})
+    monkeypatch.setattr(amqp_rt, "__version__", "99.0")
+    with pytest.raises(NotReady, match=r"has amqp-rt .*, and the driver has 99\.0: make them the"):
+        check(spark, tasks=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            'Task 0 failed 4 times: java.io.IOException: Cannot run program "/x/python3": error=2\n\tat a.b',
+            "the executors have no Python '/x/python3': PYSPARK_PYTHON says which one they start",
+        ),
+        (
+            "Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot …",
+            "the executors run Python 3.9, and the driver 3.11: PYSPARK_PYTHON says which one they start",
+        ),
+        (
+            "Traceback …\nModuleNotFoundError: No module named 'py4j.protocol'\n",
+            "the executors' Python has no module 'py4j.protocol': install it there",
+        ),
+        ("\n what\x1b[1m is it?\n more", "the executors cannot run Python: what\\u001b[1m is it?"),
+        ("", "the executors cannot run Python"),
+    ],
+)
+def test_what_spark_says_of_executors_is_one_sentence(said: str, sentence: str) -> None:
+    assert _sentence(said) == sentence
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.req("K1", "K2", "K3")
+def test_a_cluster_that_gets_our_python_sent_along(
+    served: Any, spark_conf: dict[str, str], tmp_path: Path
+) -> None:
+    """Executors have msgspec and pyarrow, and no trio: the rest comes as an archive."""
+    import pyarrow
+
+    served.send("log", *(str(number) for number in range(COUNT)))
+    archive, there = tmp_path / "ours.zip", tmp_path / "there"
+    package(str(archive))
+    there.mkdir()
+    for module in (msgspec, pyarrow):
+        folder = Path(str(module.__file__)).parent
+        (there / folder.name).symlink_to(folder)
+    environ = {
+        "PYSPARK_PYTHON": getattr(sys, "_base_executable", sys.executable),
+        "PYTHONPATH": str(there),
+    }
+    conf = {**spark_conf, "spark.local.dir": str(tmp_path)}
+    said, tasks, loaded = run(
+        CLUSTER, environ, served.url, str(tmp_path), json.dumps(conf), str(archive)
+    )
+    missing, unreached = said
+    assert "2 of 2 tasks ran has no amqp-rt and amqp-rt-spark for its Python" in missing
+    assert unreached.endswith(": cannot connect to amqp://127.0.0.1:1: nobody listens there")
+    assert tasks == 2
+    assert copied(served) == EXPECTED
+    assert "trio" not in {each for modules in loaded for each in modules}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.req("K1", "K2", "K3")
+def test_spark_connect(served: Any, spark_conf: dict[str, str], tmp_path: Path) -> None:
+    for module in ("grpc", "pandas", "zstandard"):
+        pytest.importorskip(module, reason=f"{module} is not installed (make .venv/spark)")
+    served.send("log", *(str(number) for number in range(COUNT)))
+    # Of a server that is there already, a client may not set what the whole server has.
+    conf = {**spark_conf, "spark.local.dir": str(tmp_path)}
+    environ = {"PYSPARK_PYTHON": sys.executable}
+    module, tasks = run(CONNECT, environ, served.url, str(tmp_path), json.dumps(conf))
+    assert ".connect." in module
+    assert tasks == 2
+    assert copied(served) == EXPECTED

@@ -15,6 +15,7 @@ from .contestants import PEERS, ROOT, environment, field_of
 from .measures import (
     Plan,
     Settings,
+    amqp091,
     attacked,
     broker,
     codec,
@@ -40,6 +41,7 @@ MEASURES = {
     "rpc": rpc.cases,
     "broker": broker.cases,
     "durable": durable.cases,
+    "amqp091": amqp091.cases,
     "setup": setup.cases,
     "start": start.cases,
     "memory": memory.cases,
@@ -140,6 +142,7 @@ def main(
     rpc      requests and replies, 1 and 64 in flight
     broker   producer, queue, consumer: the broker's CPU, and messages/s
     durable  the same with messages that survive the broker
+    amqp091  the same for clients of 0-9-1, and topics with up to 100,000 bindings
     setup    connections opened and closed
     start    a broker started for a test, and one message through it
     memory   per idle connection and per queued message

@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 ROLES = HERE / "roles"
 NODE_MODULES = ROOT / "tests" / "peers" / "node_modules"
+NODE_MODULES_091 = ROOT / "plugins" / "amqp091" / "tests" / "peers" / "node_modules"
 PROTON_C_BROKER = Path("/usr/share/proton/examples/c/broker.c")
 
 #: Seconds before the clock runs, for compilers that learn while they work (node's).
@@ -75,6 +76,8 @@ class Contestant(Struct):
     durable_broker: Callable[[], contextlib.AbstractContextManager[Running]] | None = None
     #: The same on what is in a folder, and stays there.
     kept_broker: Callable[[Path], contextlib.AbstractContextManager[Running]] | None = None
+    #: Runs it as a broker that speaks 0-9-1, with a store or without.
+    broker091: Callable[[bool], contextlib.AbstractContextManager[Running]] | None = None
     #: Listens at each of these URLs, with a certificate (its file and its key's), for our clients.
     doors: (
         Callable[[Sequence[str], tuple[str, str]], contextlib.AbstractContextManager[Doors]] | None
@@ -87,6 +90,7 @@ class Contestant(Struct):
 
 
 CLIENT_ROLES = frozenset({"sink", "source", "consume", "echo", "call", "dial", "codec"})
+CLIENT_ROLES_091 = frozenset({"source091", "consume091"})
 OWN_ROLES = CLIENT_ROLES | {"hop", "growth", "idle", "guarded", "attack", "seeds"}
 
 
@@ -183,6 +187,7 @@ def ours(mode: str, python: Path) -> Contestant | str:
         broker=lambda: _own_broker(serve),
         durable_broker=lambda: _own_durable_broker(serve),
         kept_broker=partial(_own_kept_broker, serve),
+        broker091=partial(_own_broker091, serve) if _speaks_0_9_1(python) else None,
         doors=partial(_own_doors, serve),
     )
 
@@ -235,6 +240,20 @@ def _own_kept_broker(
     return _own_broker(serve, "--store", f"sqlite:{folder}/store")
 
 
+def _speaks_0_9_1(python: Path) -> bool:
+    """Whether the plug-in is installed."""
+    command = [str(python), "-P", "-c", "import amqp_rt_amqp091"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@contextlib.contextmanager
+def _own_broker091(serve: Sequence[str], durable: bool) -> Iterator[Running]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = ["--store", f"sqlite:{folder}/store"] if durable else []
+        with _own_broker(serve, "--front", "amqp091", *store) as running:
+            yield running
+
+
 def _own_doors(
     serve: Sequence[str], urls: Sequence[str], certificate: tuple[str, str]
 ) -> contextlib.AbstractContextManager[Doors]:
@@ -274,6 +293,34 @@ def rhea() -> Contestant | str:
         return says
     identity = f"rhea {says['version']}, node {says['node']}, {cores()} cores"
     return Contestant("rhea", identity, command, env, CLIENT_ROLES)
+
+
+@peer("amqplib")
+def amqplib() -> Contestant | str:
+    """The client of 0-9-1 for node, which `make peers` installs for the tests."""
+    node = shutil.which("node")
+    if not node:
+        return "node is not installed"
+    if not (NODE_MODULES_091 / "amqplib").is_dir():
+        return "amqplib is not installed (make peers)"
+    command = (node, str(ROLES / "on_amqplib.js"))
+    env = {"NODE_PATH": str(NODE_MODULES_091)}
+    says = identify(command, env)
+    if isinstance(says, str):
+        return says
+    identity = f"amqplib {says['version']}, node {says['node']}, {cores()} cores"
+    return Contestant("amqplib", identity, command, env, CLIENT_ROLES_091 | {"bind091"})
+
+
+@peer("pika")
+def pika() -> Contestant | str:
+    """The client of 0-9-1 for Python."""
+    command = (sys.executable, str(ROLES / "on_pika.py"))
+    says = identify(command, {})
+    if isinstance(says, str):
+        return "pika is not installed (make peers)"
+    identity = f"pika {says['version']}, Python {platform.python_version()}, {cores()} cores"
+    return Contestant("pika", identity, command, roles=CLIENT_ROLES_091)
 
 
 @peer("pyamqp")
@@ -364,7 +411,14 @@ def rabbitmq() -> Contestant | str:
         ):
             yield running
 
-    return Contestant("rabbitmq", identity, broker=run, durable_broker=run, kept_broker=kept)
+    return Contestant(
+        "rabbitmq",
+        identity,
+        broker=run,
+        durable_broker=run,
+        kept_broker=kept,
+        broker091=lambda _durable: run(),
+    )
 
 
 RABBITMQ_CONF = """\

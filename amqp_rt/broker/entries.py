@@ -53,6 +53,8 @@ __all__ = [
 #: Places of messages that have none yet; the second is that of those that are not due at once.
 NOWHERE: Final = -1
 LATER: Final = -2
+#: Octets of annotations that are compared with those of the message before.
+_PLAIN_MAX: Final = 1_024
 
 
 class Entry(Struct, gc=False):
@@ -210,6 +212,9 @@ class Door:
     ) -> None:
         self.annotations = annotations
         self.limits = limits
+        #: Message annotations in which there was nothing to find: publishers of other protocols say the
+        #: same with each message.
+        self._plain = b""
 
     def admit(
         self, payload: bytes, message_format: int, now: float, ttl_s: float | None = None
@@ -226,15 +231,18 @@ class Door:
             return Entry(payload, message_format, expires_at=expiry(None, ttl_s, now))
         head = walk_head(payload, self.limits)
         due: Due | None = None
-        if head.delivery_annotations or head.message_annotations:
+        told = head.message_annotations
+        if head.delivery_annotations or (told and told != self._plain):
             error = check_annotations(head, self.annotations, limits=self.limits)
             if error is not None:
                 raise Unwelcome(error.description or "", condition=error.condition)
             if head.delivery_annotations:
                 # They were said to us and do not go on (§3.2.2).
                 payload = head.header + head.message_annotations + head.rest
-            if head.message_annotations:
-                due = due_of(head.message_annotations, now, self.limits)
+            if told:
+                due = due_of(told, now, self.limits)
+                if due is None and len(told) <= _PLAIN_MAX:
+                    self._plain = told
         entry = Entry(
             payload,
             MESSAGE_FORMAT,

@@ -26,6 +26,7 @@ class Plan:
         self.stack = stack
         self._brokers: dict[str, Running] = {}
         self._durable: dict[str, Running] = {}
+        self._091: dict[tuple[str, bool], Running] = {}
 
     def broker(self, contestant: Contestant) -> Running:
         """The broker of *contestant*, started when it is first used and stopped at the end."""
@@ -42,6 +43,14 @@ class Plan:
             assert contestant.durable_broker
             self._durable[contestant.key] = self.stack.enter_context(contestant.durable_broker())
         return self._durable[contestant.key]
+
+    def broker091(self, contestant: Contestant, *, durable: bool) -> Running:
+        """The broker of *contestant* for 0-9-1, with a store or without."""
+        key = contestant.key, durable
+        if key not in self._091:
+            assert contestant.broker091
+            self._091[key] = self.stack.enter_context(contestant.broker091(durable))
+        return self._091[key]
 
 
 def size_name(size: int) -> str:

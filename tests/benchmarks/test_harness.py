@@ -102,6 +102,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
     from benchmarks.measures import (
         Plan,
         Settings,
+        amqp091,
         attacked,
         broker,
         codec,
@@ -119,12 +120,15 @@ def test_every_target_names_a_case_that_is_measured() -> None:
     )
 
     field = Field()
-    for name in ("compiled", "pure", "proton", "rhea", "proton-c", "rabbitmq", "spark"):
+    clients091 = ("amqplib", "pika")
+    names = ("compiled", "pure", "proton", "rhea", "proton-c", "rabbitmq", "spark", *clients091)
+    for name in names:
         field.present[name] = Contestant(
             name,
             name,
             roles=OWN_ROLES if name in ("compiled", "pure") else CLIENT_ROLES,
-            broker=None if name == "rhea" else nullcontext,  # type: ignore[arg-type]
+            broker=None if name in ("rhea", *clients091) else nullcontext,  # type: ignore[arg-type]
+            broker091=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             durable_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             kept_broker=nullcontext if name in KEEPERS else None,  # type: ignore[arg-type]
             doors=nullcontext if name in ("compiled", "pure") else None,  # type: ignore[arg-type]
@@ -135,7 +139,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         plan = Plan(settings, field, stack)
         for measure in (
             *(p2p, rpc, broker, durable, setup, start, memory, growth),
-            *(recovery, doors, attacked, seeds, spark),
+            *(recovery, doors, attacked, seeds, spark, amqp091),
         ):
             known |= {(case.measure, case.name) for case in measure.cases(plan)}
     with (FOLDER / "targets.toml").open("rb") as file:

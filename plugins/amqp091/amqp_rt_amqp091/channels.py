@@ -10,7 +10,10 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from amqp_rt.fronts import (
     ACCEPTED,
@@ -28,7 +31,6 @@ from amqp_rt.fronts import (
     Message,
     Modified,
     Outcome,
-    Payload,
     QueueDeclaration,
     Rejected,
     Source,
@@ -41,12 +43,23 @@ from amqp_rt.fronts import (
 
 from . import faults
 from . import methods as m
-from .codec import Seconds
-from .contents import BaseChannel
+from .codec import ContentHeader, Seconds, write_header, write_shortstr
+from .contents import BASIC, BaseChannel
 from .faults import Fault
-from .frames import METHOD, OVERHEAD, Frame
+from .frames import METHOD, OVERHEAD, Frame, delivered_frames
 from .links import IncomingDelivery, Link, OutgoingDelivery, Publishing, ReceivingLink, SendingLink
-from .messages import Content, Invalid, from_message, to_arguments, to_message
+from .messages import (
+    Content,
+    Invalid,
+    from_message,
+    front_of,
+    joined,
+    parts_of,
+    place_of,
+    to_arguments,
+    to_message,
+)
+from .recent import OCTETS_MAX, Delivered, Published
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -60,6 +73,11 @@ REQUEUED: Final = Modified(delivery_failed=True)
 DISCARDED: Final = Rejected()
 
 _PUBLISH_CODE: Final = m.BasicPublish.code.to_bytes(4, "big")
+_DELIVER_CODE: Final = m.BasicDeliver.code.to_bytes(4, "big")
+_ACK_CODE: Final = m.BasicAck.code.to_bytes(4, "big")
+_ACK: Final = Layout(">IQB")
+#: How the content header of a message begins: its class, and the weight.
+_BASIC_HEADER: Final = b"\0\x3c\0\0"
 _EXCLUSIVE: Final = Symbol("exclusive")
 _PRIORITY: Final = Symbol("priority")
 _OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
@@ -154,6 +172,11 @@ class Channel(BaseChannel):
         self._getters: dict[str, SendingLink] = {}
         self._senders: dict[str, ReceivingLink] = {}
         self._publishing = Publishing(self)
+        #: The octets of the method and the properties of what is published.
+        self._said = b""
+        self._told = b""
+        #: Where it goes, as annotations say it.
+        self._place: bytes | None = None
         #: The tag of the consumer of direct replies, and the address by which it is reached.
         self._reply_tag: str | None = None
         self._reply_address = ""
@@ -207,6 +230,41 @@ class Channel(BaseChannel):
             self.backlog_size -= len(frame.payload) + OVERHEAD
             self.engine.let_go(len(frame.payload) + OVERHEAD)
             self.engine.guard(self, partial(self._take, frame))
+
+    def _on_method_octets(self, payload: bytes) -> None:
+        # What comes with each message goes the short way.
+        engine = self.engine
+        if payload.startswith(_PUBLISH_CODE):
+            known = engine.recents.methods.get(payload)
+            if known is None:
+                super()._on_method_octets(payload)
+                method = self._carrier
+                assert isinstance(method, m.BasicPublish)
+                known = Published(method, place_of(method.exchange, method.routing_key))
+                if len(payload) <= OCTETS_MAX:
+                    engine.recents.methods.put(payload, known)
+            engine.context = self._carrier = known.method
+            self._said = payload
+            self._place = known.place
+        elif payload.startswith(_ACK_CODE) and len(payload) == _ACK.size:
+            _, tag, bits = _ACK.unpack(payload)
+            engine.context = m.BasicAck(delivery_tag=tag, multiple=bool(bits & 1))
+            self._settle(tag, multiple=bool(bits & 1), outcome=ACCEPTED)
+        else:
+            super()._on_method_octets(payload)
+
+    def _on_header(self, payload: bytes) -> None:
+        self._told = told = payload[12:]
+        known = self.engine.recents.properties.get(told) if payload[:4] == _BASIC_HEADER else None
+        if known is not None and self._carrier is not None and self._properties is None:
+            self._begin(known, int.from_bytes(payload[4:12], "big"))
+            return
+        super()._on_header(payload)
+
+    def _begin(self, properties: m.BasicProperties, size: int) -> None:
+        if len(self._told) <= OCTETS_MAX:
+            self.engine.recents.properties.put(self._told, properties)
+        super()._begin(properties, size)
 
     def _on_method(self, method: m.Method) -> None:
         self.engine.flush()
@@ -533,23 +591,66 @@ class Channel(BaseChannel):
         self._links.discard(link)
         link.end(None, True)
 
-    def convert(self, payload: Payload, link: SendingLink) -> Content:
+    def convert(self, octets: bytes, link: SendingLink) -> Content:
         """A message as this protocol says it.
 
         Raises:
             LocalProtocolError: It cannot.
         """
-        octets = payload if isinstance(payload, bytes) else b"".join(payload)
         address = "" if link.source is None else str(link.source.address)
         try:
             return from_message(octets, address, self.engine.limits)
         except AmqpError as error:
             raise LocalProtocolError(f"the message is malformed: {error.description}") from error
 
-    def deliver(self, link: SendingLink, content: Content, delivery: OutgoingDelivery) -> None:
-        """Give *content* to a consumer."""
-        delivery.size = len(content.body)
-        self.engine.write_content(
+    def deliver(
+        self, link: SendingLink, payload: bytes, context: Any, settled: bool
+    ) -> OutgoingDelivery:
+        """Give a message of AMQP 1.0 to a consumer.
+
+        Raises:
+            LocalProtocolError: It cannot be said here.
+        """
+        engine = self.engine
+        address = "" if link.source is None else str(link.source.address)
+        delivered = engine.recents.delivered
+        parts = parts_of(payload, address)
+        known = None if parts is None else delivered.get(parts.key)
+        if parts is None or known is None:
+            content = self.convert(payload, link)
+            body = content.body
+            known = _delivered(content)
+            place = b"" if known is None else known.place
+            if (
+                parts is not None
+                and known is not None
+                and len(payload) - len(parts.body) <= OCTETS_MAX
+            ):
+                delivered.put(parts.key, known)
+        else:
+            content = None
+            body = parts.body
+            place = parts.place or known.place
+        delivery = OutgoingDelivery(link, self.next_tag(), context, settled)
+        delivery.size = len(body)
+        octets = None
+        if known is not None:
+            octets = delivered_frames(
+                self.number,
+                link.said or _said_to(link),
+                delivery.number,
+                known.redelivered,
+                place,
+                known.properties,
+                body,
+                engine.frame_max_out,
+            )
+        if octets is not None:
+            engine.write_octets(octets)
+            return delivery
+        # It takes several frames, or not all of it can be said.
+        content = content or self.convert(payload, link)
+        engine.write_content(
             self.number,
             m.BasicDeliver(
                 consumer_tag=link.tag,
@@ -561,6 +662,7 @@ class Channel(BaseChannel):
             content.properties,
             content.body,
         )
+        return delivery
 
     def _on_get(self, method: m.BasicGet) -> None:
         queue = self._queue_named(method.queue)
@@ -685,30 +787,44 @@ class Channel(BaseChannel):
         self._conclude(chosen, outcome)
 
     def _conclude(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
-        by_link: dict[SendingLink, list[OutgoingDelivery]] = {}
+        """Say *outcome* of *deliveries*: with what else the client answers in this chunk, outside of
+        transactions."""
+        if self._control is not None:
+            self._enlist(deliveries, outcome)
+            return
+        engine = self.engine
         for delivery in deliveries:
-            if not delivery.link.attached:
-                # Its queue has been deleted meanwhile.
-                delivery.link.forget(delivery)
-                continue
-            if self._control is not None:
-                delivery.enlisted = True
-                delivery.state = TransactionalState(self._txn_id, outcome)
-                self._enlisted.append(delivery)
-            else:
+            link = delivery.link
+            link.forget(delivery)
+            # If it is not attached, its queue has been deleted meanwhile.
+            if link.attached:
                 delivery.state = outcome
                 delivery.settled = True
                 delivery.remote_settled = True
+                engine.answer(link, delivery)
+
+    def conclude(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
+        """Tell the queue what was answered, and have more of it."""
+        if link.attached:
+            link.endpoint.on_outcomes(link, deliveries)
+            self._after_answer(link)
+            if self._prefetch_all or self._prefetch_size:
+                self._offer_credit()
+
+    def _enlist(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
+        """Say *outcome* of *deliveries* in the transaction."""
+        by_link: dict[SendingLink, list[OutgoingDelivery]] = {}
+        for delivery in deliveries:
+            if not delivery.link.attached:
                 delivery.link.forget(delivery)
+                continue
+            delivery.enlisted = True
+            delivery.state = TransactionalState(self._txn_id, outcome)
+            self._enlisted.append(delivery)
             by_link.setdefault(delivery.link, []).append(delivery)
         for link, chosen in by_link.items():
             if link.attached:
                 link.endpoint.on_outcomes(link, chosen)
-        if self._control is None:
-            for link in by_link:
-                self._after_answer(link)
-            if self._prefetch_all or self._prefetch_size:
-                self._offer_credit()
 
     def _after_answer(self, link: SendingLink) -> None:
         if link.once is None:
@@ -772,7 +888,9 @@ class Channel(BaseChannel):
                     faults.PRECONDITION_FAILED,
                     f"consume from {REPLY_TO} before you ask for replies",
                 )
-            properties.reply_to = self._reply_address
+            properties = replace(properties, reply_to=self._reply_address)
+            # Whoever asks next has another address.
+            self._told = b""
         number = 0
         if self._confirms:
             self._last_number += 1
@@ -786,39 +904,63 @@ class Channel(BaseChannel):
             elif number:
                 self.confirm(number, acknowledged=True)
             return
-        keys = _keys(method.routing_key, properties)
-        topology = self.engine.topology
-        if exchange:
-            names: dict[str, None] = {}
-            if topology is None:
-                raise Fault(faults.NOT_FOUND, f"there is no exchange {exchange!r:.100}")
-            for key in keys:
-                names.update(
-                    dict.fromkeys(
-                        topology.route(exchange, key, to_arguments(properties.headers or {}))
-                    )
-                )
-        else:
-            names = dict.fromkeys(keys)
-        ways = [self._way_to(name, routed=bool(exchange)) for name in names]
+        ways = self._ways(method, properties)
         if not ways:
-            self._nowhere(method, properties, body, number)
+            self._nowhere(method, _without_bcc(properties), body, number)
             return
-        try:
-            payload = to_message(
-                properties, body, exchange=exchange, routing_key=method.routing_key
-            )
-        except (Invalid, AmqpError) as error:
-            raise Fault(faults.PRECONDITION_FAILED, str(error)) from error
+        payload = self._payload(method, _without_bcc(properties), body)
         told: Callable[[Any], None] | None = None
         if number or method.mandatory:
-            content = (properties, body) if method.mandatory else None
+            content = (_without_bcc(properties), body) if method.mandatory else None
             told = Publication(self, number, method, content, len(ways)).on_outcome
         state = None
         if self._control is not None:
             state = TransactionalState(self._txn_id)
         for way, link in ways:
             self.engine.post(way, link, IncomingDelivery(link, payload, told, state))
+
+    def _ways(
+        self, method: m.BasicPublish, properties: m.BasicProperties
+    ) -> list[tuple[Any, ReceivingLink]]:
+        """Who takes a message. Of those of one chunk that say the same it is asked once: nothing
+        happens between them."""
+        ways = self.engine.ways
+        key = (self.number, self._said, self._told)
+        found = ways.get(key)
+        if found is not None and self._told:
+            return found
+        exchange = method.exchange
+        topology = self.engine.topology
+        keys = _keys(method.routing_key, properties)
+        names: dict[str, None] = {}
+        if not exchange:
+            names = dict.fromkeys(keys)
+        elif topology is None:
+            raise Fault(faults.NOT_FOUND, f"there is no exchange {exchange!r:.100}")
+        else:
+            headers = to_arguments(properties.headers or {})
+            for each in keys:
+                names.update(dict.fromkeys(topology.route(exchange, each, headers)))
+        found = ways[key] = [self._way_to(name, routed=bool(exchange)) for name in names]
+        return found
+
+    def _payload(self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes) -> bytes:
+        """The message of AMQP 1.0."""
+        told, place = self._told, self._place
+        fronts = self.engine.recents.fronts
+        front = fronts.get(told) if told else None
+        try:
+            if front is None:
+                front = front_of(properties)
+                if front is not None and told and len(told) <= OCTETS_MAX:
+                    fronts.put(told, front)
+            if front is None or place is None:
+                return to_message(
+                    properties, body, exchange=method.exchange, routing_key=method.routing_key
+                )
+        except (Invalid, AmqpError) as error:
+            raise Fault(faults.PRECONDITION_FAILED, str(error)) from error
+        return joined(front, place, body)
 
     def _way_to(self, name: str, *, routed: bool) -> tuple[Any, ReceivingLink]:
         """Who takes messages for node *name*, and the link on which they come."""
@@ -987,8 +1129,8 @@ class Channel(BaseChannel):
 
 
 def _keys(key: str, properties: m.BasicProperties) -> list[str]:
-    """The routing key with those of the headers ``CC`` and ``BCC``, the latter of which is taken out
-    (RabbitMQ's sender-selected distribution)."""
+    """The routing key with those of the headers ``CC`` and ``BCC`` (RabbitMQ's sender-selected
+    distribution)."""
     headers = properties.headers
     keys = [key]
     if not headers:
@@ -1002,9 +1144,34 @@ def _keys(key: str, properties: m.BasicProperties) -> list[str]:
                 faults.PRECONDITION_FAILED, f"the header {name} is an array of routing keys"
             )
         keys += others
-    if "BCC" in headers:
-        properties.headers = {name: value for name, value in headers.items() if name != "BCC"}
     return keys
+
+
+def _without_bcc(properties: m.BasicProperties) -> m.BasicProperties:
+    """The properties as others see them."""
+    headers = properties.headers
+    if not headers or "BCC" not in headers:
+        return properties
+    seen = {name: value for name, value in headers.items() if name != "BCC"}
+    return replace(properties, headers=seen)
+
+
+def _delivered(content: Content) -> Delivered | None:
+    """How consumers are told of such messages; None if it cannot be said."""
+    try:
+        return Delivered(
+            content.redelivered,
+            write_shortstr(content.exchange) + write_shortstr(content.routing_key),
+            write_header(ContentHeader(BASIC, 0, content.properties))[12:],
+        )
+    except ValueError:
+        return None
+
+
+def _said_to(link: SendingLink) -> bytes:
+    """How ``basic.deliver`` to a consumer begins."""
+    link.said = _DELIVER_CODE + write_shortstr(link.tag)
+    return link.said
 
 
 def _offset(value: object) -> object:

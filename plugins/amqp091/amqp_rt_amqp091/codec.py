@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from struct import Struct as Layout
 from typing import Final, get_args, get_type_hints
 
@@ -84,7 +85,12 @@ class Reader:
 
     def shortstr(self) -> str:
         # Nobody guarantees UTF-8 here; what is not survives the way through.
-        return self.octets(self.number(_UINT8)).decode("utf-8", "surrogateescape")
+        start = self._position + 1
+        end = start + self._data[start - 1] if start <= self._end else start
+        if end > self._end:
+            raise SyntaxFault(f"a short string needs {end - self._end} octets more than are there")
+        self._position = end
+        return self._data[start:end].decode("utf-8", "surrogateescape")
 
     def longstr(self) -> bytes:
         return self.octets(self.number(_UINT32))
@@ -367,6 +373,14 @@ def write_method(method: Method) -> bytes:
     return b"".join(parts)
 
 
+@lru_cache(maxsize=256)
+def _stated(flags: int) -> tuple[tuple[str, str], ...]:
+    """The properties that *flags* say are there, in order."""
+    return tuple(
+        each for index, each in enumerate(PROPERTIES) if flags >> (_PROPERTY_FLAGS - index) & 1
+    )
+
+
 class ContentHeader(Struct):
     """A frame of type 2 (§4.2.6.1): what the octets that follow are, and how many."""
 
@@ -395,8 +409,10 @@ def read_header(payload: bytes) -> ContentHeader:
     if flags & 0b10:
         raise SyntaxFault("a content header has a fifteenth property")
     properties = BasicProperties()
-    for index, (name, kind) in enumerate(PROPERTIES):
-        if flags >> (_PROPERTY_FLAGS - index) & 1:
+    for name, kind in _stated(flags):
+        if kind == "shortstr":
+            setattr(properties, name, reader.shortstr())
+        else:
             setattr(properties, name, _read(reader, kind))
     if not reader.at_end():
         raise SyntaxFault("a content header has octets after its last property")

@@ -103,11 +103,11 @@ class BaseChannel:
             raise Fault(
                 faults.UNEXPECTED_FRAME, f"a content header of class {header.class_id}, not basic"
             )
-        self._properties = header.properties
-        self._expect(header.body_size)
+        self._begin(header.properties, header.body_size)
 
-    def _expect(self, size: int) -> None:
+    def _begin(self, properties: m.BasicProperties, size: int) -> None:
         """So many octets of content are to come."""
+        self._properties = properties
         most = self.engine.limits.message_size_max
         if size > most:
             raise Fault(faults.CONTENT_TOO_LARGE, f"a message has at most {most} octets of content")

@@ -10,6 +10,8 @@ from itertools import count
 from math import inf
 from typing import Any, ClassVar, Final
 
+from msgspec.structs import replace
+
 from amqp_rt.fronts import (
     ConnectionFailed,
     Error,
@@ -29,7 +31,8 @@ from .connection import CHANNEL_MAX, FRAME_MAX, HEARTBEAT_S, Connection
 from .faults import Fault
 from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
 from .lifecycle import TRANSITIONS, Stage, Transitions
-from .links import IncomingDelivery, ReceivingLink, SendingLink
+from .links import IncomingDelivery, OutgoingDelivery, ReceivingLink, SendingLink
+from .recent import Recents
 
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
@@ -73,13 +76,18 @@ class Engine(Connection):
 
     transitions: ClassVar[Transitions] = TRANSITIONS
 
-    def __init__(self, options: ServerOptions, replies: dict[str, Channel], now: float) -> None:
+    def __init__(
+        self, options: ServerOptions, replies: dict[str, Channel], recents: Recents, now: float
+    ) -> None:
         peer = Peer(address=options.address, protocol="amqp0-9-1")
         super().__init__(options.limits, peer, Stage.HEADER, now)
         self.options = options
         self.topology: Topology | None = None
         #: Who waits for direct replies, by address; of all connections of the front.
         self.replies = replies
+        self.recents = recents
+        #: Who takes what was published in this chunk, by channel, method and properties.
+        self.ways: dict[tuple[int, bytes, bytes], list[tuple[Any, ReceivingLink]]] = {}
         #: Consumers that have credit and no room.
         self.thirsty: dict[SendingLink, None] = {}
         self.hears_cancel = False
@@ -98,6 +106,8 @@ class Engine(Connection):
         self._dirty: dict[Channel, None] = {}
         #: Messages of this chunk, by who takes them and the link on which they come.
         self._posts: dict[tuple[int, ReceivingLink], tuple[Any, list[IncomingDelivery]]] = {}
+        #: What was answered in this chunk, by link.
+        self._answered: dict[SendingLink, list[OutgoingDelivery]] = {}
 
     # --- what the connection asks --------------------------------------------------------
 
@@ -360,8 +370,7 @@ class Engine(Connection):
             super().write_content(channel, method, properties, body)
         except ValueError:
             # What others have put into it is more than a frame holds: the message itself is whole.
-            properties.headers = None
-            super().write_content(channel, method, properties, body)
+            super().write_content(channel, method, replace(properties, headers=None), body)
 
     def _pour(self) -> None:
         """There is room again for those who had credit and none."""
@@ -370,6 +379,14 @@ class Engine(Connection):
         thirsty, self.thirsty = self.thirsty, {}
         for link in thirsty:
             link.offer_credit()
+
+    def write_octets(self, data: bytes) -> None:
+        """Send whole frames."""
+        if self.finished:
+            return
+        if self._open_due:
+            self._say_open_ok()
+        self._write(data)
 
     # --- what channels call --------------------------------------------------------------
 
@@ -402,8 +419,22 @@ class Engine(Connection):
         else:
             found[1].append(delivery)
 
+    def answer(self, link: SendingLink, delivery: OutgoingDelivery) -> None:
+        """Tell of an answer of the client's with the others of this chunk."""
+        found = self._answered.get(link)
+        if found is None:
+            self._answered[link] = [delivery]
+        else:
+            found.append(delivery)
+
     def flush(self) -> None:
-        """Hand over what was published so far, before anything else happens."""
+        """Hand over what was published and answered so far, before anything else happens."""
+        if self.ways:
+            self.ways.clear()
+        while self._answered:
+            answered, self._answered = self._answered, {}
+            for sender, given in answered.items():
+                sender.channel.conclude(sender, given)
         while self._posts:
             posts, self._posts = self._posts, {}
             for (_, link), (way, deliveries) in posts.items():

@@ -7,6 +7,7 @@ from amqp_rt.fronts import ServerOptions
 from .channels import Channel
 from .engine import Engine
 from .frames import PROTOCOL_HEADER
+from .recent import Recents
 
 
 class Front:
@@ -24,7 +25,8 @@ class Front:
     def __init__(self) -> None:
         #: Who waits for direct replies, on whatever connection.
         self._replies: dict[str, Channel] = {}
+        self._recents = Recents()
 
     def server(self, options: ServerOptions, now: float) -> Engine:
         """An engine for a connection that a client opened."""
-        return Engine(options, self._replies, now)
+        return Engine(options, self._replies, self._recents, now)

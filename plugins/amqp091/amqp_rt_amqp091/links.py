@@ -135,21 +135,15 @@ class IncomingDelivery:
         on_outcome: Called once with what became of it; None if nobody wants to know.
     """
 
-    __slots__ = (
-        "aborted",
-        "complete",
-        "context",
-        "link",
-        "local_state",
-        "message_format",
-        "on_outcome",
-        "payload",
-        "second",
-        "settled",
-        "state",
-        "streamed",
-        "tag",
-    )
+    __slots__ = ("context", "link", "local_state", "on_outcome", "payload", "settled", "state")
+
+    # The same for all of them.
+    tag = b""
+    message_format = 0
+    second = False
+    complete = True
+    aborted = False
+    streamed = False
 
     def __init__(
         self,
@@ -159,16 +153,10 @@ class IncomingDelivery:
         state: Any = None,
     ) -> None:
         self.link = link
-        self.tag = b""
-        self.message_format = 0
         self.settled = on_outcome is None
-        self.second = False
         self.state = state
         self.local_state: Any = None
         self.payload = payload
-        self.complete = True
-        self.aborted = False
-        self.streamed = False
         self.context: Any = None
         self.on_outcome = on_outcome
 
@@ -364,6 +352,8 @@ class SendingLink(Link):
         self.no_ack = no_ack
         self.prefetch = prefetch
         self.tag = name
+        #: How ``basic.deliver`` to it begins.
+        self.said = b""
         self.draining = False
         self.flow_properties: Mapping[object, object] | None = None
         #: Messages that it has and has not answered.
@@ -385,7 +375,8 @@ class SendingLink(Link):
             return UNBOUNDED
         room = self.channel.room()
         if self.prefetch:
-            room = min(room, self.prefetch - len(self.held))
+            left = self.prefetch - len(self.held)
+            room = min(room, left)
         return max(0, room)
 
     @property
@@ -446,15 +437,16 @@ class SendingLink(Link):
             raise LocalProtocolError("0-9-1 says the size of a message before its first octet")
         if message_format != 0:
             raise LocalProtocolError(f"0-9-1 knows no message-format {message_format}")
-        content = self.channel.convert(payload, self)
+        octets = payload if isinstance(payload, bytes) else b"".join(payload)
         done = self.no_ack if settled is None else settled
-        delivery = OutgoingDelivery(self, self.channel.next_tag(), context, done)
+        if self.on_message is None:
+            delivery = self.channel.deliver(self, octets, context, done)
+        else:
+            content = self.channel.convert(octets, self)
+            delivery = OutgoingDelivery(self, self.channel.next_tag(), context, done)
+            self.on_message(content, delivery)
         if self.once is not None:
             self.once -= 1
-        if self.on_message is not None:
-            self.on_message(content, delivery)
-        else:
-            self.channel.deliver(self, content, delivery)
         if not done:
             self.held[delivery.number] = delivery
             self.channel.unacked[delivery.number] = delivery

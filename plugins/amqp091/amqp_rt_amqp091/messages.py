@@ -7,7 +7,8 @@ names begin with ``x-``, so that whatever goes through comes out as it was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from struct import Struct as Layout
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from amqp_rt.fronts import (
@@ -83,6 +84,157 @@ def to_message(
     Raises:
         Invalid: The expiration is no number.
     """
+    return _message(properties, body, exchange, routing_key).encode()
+
+
+class Front(NamedTuple):
+    """What comes before the body of a message of AMQP 1.0, but for where it was published."""
+
+    header: bytes
+    #: Message annotations beside exchange and routing key: how many values, and their octets.
+    more: int
+    others: bytes
+    rest: bytes
+
+
+def place_of(exchange: str, routing_key: str) -> bytes | None:
+    """Where a message was published, as message annotations say it; None if that is no text."""
+    try:
+        names = exchange.encode(), routing_key.encode()
+    except UnicodeEncodeError:
+        return None
+    if max(map(len, names)) > _SHORT_MAX:
+        return None
+    one, other = (bytes((len(name),)) + name for name in names)
+    return _EXCHANGE_IS + one + _KEY_IS + other
+
+
+def front_of(properties: BasicProperties) -> Front | None:
+    """What comes before the body, wherever the message goes and whatever the body is; None where that
+    depends on the body.
+
+    Raises:
+        Invalid: The expiration is no number.
+    """
+    if properties.type == AMQP10:
+        return None
+    front = _message(properties, b"", "", "").encode_front()
+    found = _annotations(front)
+    if found is None:
+        return None
+    at, key_end, section_end = found
+    start = 6 if front[at + 3] == _MAP8 else 12
+    count = front[at + 5] if start == 6 else int.from_bytes(front[at + 8 : at + 12], "big")
+    return Front(front[:at], count - 4, front[key_end:section_end], front[section_end:])
+
+
+def joined(front: Front, place: bytes, body: bytes) -> bytes:
+    """The message of AMQP 1.0, as its encoder writes it (Part 3 §3.2)."""
+    annotations = place + front.others
+    count = 4 + front.more
+    size = len(annotations) + 1
+    if size < 256 and count < 256:
+        head = bytes((0, 0x53, 0x72, _MAP8, size, count))
+    else:
+        head = b"\0\x53\x72\xd1" + _SIZE_AND_COUNT.pack(size + 3, count)
+    size = len(body)
+    if size < 256:
+        data = bytes((0, 0x53, _DATA, 0xA0, size))
+    else:
+        data = b"\0\x53\x75\xb0" + size.to_bytes(4, "big")
+    return b"".join((front.header, head, annotations, front.rest, data, body))
+
+
+class Parts(NamedTuple):
+    """A message of AMQP 1.0 from a queue, in the pieces that come again."""
+
+    #: What stands for all before the body, but for *place*.
+    key: tuple[object, ...]
+    #: Exchange and routing key as short strings, None if they are part of *key*.
+    place: bytes | None
+    body: bytes
+
+
+def parts_of(payload: bytes, address: str) -> Parts | None:
+    """The pieces of a message from queue *address*, where it has one data section and nothing follows;
+    None for all others, malformed ones too."""
+    at, end = 0, len(payload)
+    found: tuple[int, int, int] | None = None
+    try:
+        while True:
+            kind = payload[at : at + 4]
+            code = _SIZES8.get(kind)
+            if code is not None:
+                after = at + 5 + payload[at + 4]
+            elif kind in _SIZES32:
+                code = kind[2]
+                after = at + 8 + int.from_bytes(payload[at + 4 : at + 8], "big")
+            else:
+                return None
+            if code == _DATA:
+                break
+            if code == _ANNOTATIONS:
+                found = _annotations(payload, at)
+            at = after
+        if after != end:
+            return None
+        body = payload[at + (5 if kind[3] == 0xA0 else 8) :]
+        if found is None:
+            return Parts((address, payload[:at]), None, body)
+        begin, key_end, section_end = found
+        others = payload[key_end:section_end]
+        if _HISTORY_OCTETS in others:
+            # It is told with exchange and key.
+            return Parts((address, payload[:at]), None, body)
+        exchange = begin + (19 if payload[begin + 3] == _MAP8 else 25)
+        routing = exchange + 1 + payload[exchange] + len(_KEY_IS)
+        return Parts(
+            (payload[:begin], others, payload[section_end:at]),
+            payload[exchange : routing - len(_KEY_IS)] + payload[routing:key_end],
+            body,
+        )
+    except IndexError:
+        return None
+
+
+def _annotations(payload: bytes, at: int | None = None) -> tuple[int, int, int] | None:
+    """Where message annotations that begin with exchange and routing key begin, where these end, and where
+    the section does; None if there are none."""
+    if at is None:
+        # Behind the header, if there is one.
+        at = 5 + payload[4] if payload[:4] == b"\0\x53\x70\xc0" else 0
+    if payload[at : at + 4] == b"\0\x53\x72\xc1":
+        start, section_end = at + 6, at + 5 + payload[at + 4]
+    else:
+        start, section_end = at + 12, at + 8 + int.from_bytes(payload[at + 4 : at + 8], "big")
+    exchange = start + len(_EXCHANGE_IS)
+    if payload[start:exchange] != _EXCHANGE_IS:
+        return None
+    routing = exchange + 1 + payload[exchange]
+    key = routing + len(_KEY_IS)
+    if payload[routing:key] != _KEY_IS:
+        return None
+    return at, key + 1 + payload[key], section_end
+
+
+_DATA: Final = 0x75
+_ANNOTATIONS: Final = 0x72
+_MAP8: Final = 0xC1
+_SIZE_AND_COUNT: Final = Layout(">II")
+#: The annotations that each message of 0-9-1 begins with, up to the size of their values.
+_EXCHANGE_IS: Final = b"\xa3\x0ax-exchange\xa1"
+_KEY_IS: Final = b"\xa3\x0dx-routing-key\xa1"
+_HISTORY_OCTETS: Final = str(_HISTORY).encode()
+#: How sections begin, with what their size says and how wide it is: lists, maps and binaries.
+_FORMS: Final = [
+    *((0x70, 0xC0, 0xD0), (0x71, 0xC1, 0xD1), (0x72, 0xC1, 0xD1), (0x73, 0xC0, 0xD0)),
+    *((0x74, 0xC1, 0xD1), (0x75, 0xA0, 0xB0)),
+]
+_SIZES8: Final = {bytes((0, 0x53, code, short)): code for code, short, _ in _FORMS}
+_SIZES32: Final = frozenset(bytes((0, 0x53, code, wide)) for code, _, wide in _FORMS)
+
+
+def _message(properties: BasicProperties, body: bytes, exchange: str, routing_key: str) -> Message:
     annotations: dict[Any, Any] = {EXCHANGE: exchange, ROUTING_KEY: routing_key}
     if properties.type is not None:
         annotations[TYPE] = properties.type
@@ -111,7 +263,7 @@ def to_message(
         annotations[EXPIRATION] = properties.expiration
     timestamp = properties.timestamp
     said, kind = _sections(body) if properties.type == AMQP10 else (body, None)
-    message = Message(
+    return Message(
         said,
         body_kind=kind,
         durable=properties.delivery_mode == 2,
@@ -127,7 +279,6 @@ def to_message(
         creation_time=None if timestamp is None else min(timestamp, _SECONDS_MAX) * 1000,
         application_properties=plain or None,
     )
-    return message.encode()
 
 
 _SECONDS_MAX: Final = (1 << 63) // 1000 - 1

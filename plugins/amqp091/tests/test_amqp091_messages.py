@@ -6,13 +6,25 @@ import uuid
 from typing import Any
 
 import pytest
-from amqp_rt_amqp091.codec import Decimal, Seconds
+from amqp_rt_amqp091 import methods as m
+from amqp_rt_amqp091.codec import Decimal, Seconds, write_shortstr
 from amqp_rt_amqp091.frames import content_frames
-from amqp_rt_amqp091.messages import Invalid, from_message, to_message
+from amqp_rt_amqp091.messages import (
+    Invalid,
+    from_message,
+    front_of,
+    joined,
+    parts_of,
+    place_of,
+    to_message,
+)
 from amqp_rt_amqp091.methods import BasicDeliver, BasicProperties
+from amqp_rt_amqp091.recent import Recent
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typed_values import scalars, values
+from worlds091 import World
 
 from amqp_rt import Message
 from amqp_rt.fronts import (
@@ -90,6 +102,19 @@ def test_what_goes_in_comes_out(
     properties: BasicProperties, body: bytes, exchange: str, key: str
 ) -> None:
     payload = to_message(properties, body, exchange=exchange, routing_key=key)
+    # The short way says the same.
+    front, place = front_of(properties), place_of(exchange, key)
+    assert front is not None
+    assert place is not None
+    assert joined(front, place, body) == payload
+    parts = parts_of(payload, "q")
+    assert parts is not None
+    said = write_shortstr(exchange) + write_shortstr(key)
+    assert (parts.key, parts.place, parts.body) == (
+        (front.header, front.others, front.rest),
+        said,
+        body,
+    )
     found = from_message(payload, "q")
     assert (found.body, found.exchange, found.routing_key) == (body, exchange, key)
     assert not found.redelivered
@@ -275,3 +300,63 @@ def test_sections_are_taken_for_such_only_if_they_are_a_body(body: bytes) -> Non
     assert not message.durable
     again = from_message(message.encode(), "q")
     assert (again.body, again.properties.type) == (body, "amqp-1.0")
+
+
+# --- The short way --------------------------------------------------------------------------------
+
+
+@given(
+    st.fixed_dictionaries({}, optional=_PROPERTIES).map(lambda said: BasicProperties(**said)),
+    st.binary(max_size=9000),
+)
+def test_a_message_that_was_said_before_is_said_in_the_same_way(
+    properties: BasicProperties, body: bytes
+) -> None:
+    """What is remembered of earlier messages gives the same octets as what is made anew."""
+    client = World().connect()
+    client.say(1, m.QueueDeclare(queue="q"), m.QueueBind(queue="q", exchange="amq.fanout"))
+    client.say(1, m.BasicConsume(queue="q", no_ack=True))
+    client.take()
+    for _ in range(3):
+        client.publish(1, "q", body, properties=properties)
+    client.publish(1, "key", body, properties=properties, exchange="amq.fanout")
+    one, *others, last = client.contents()
+    assert one.body == last.body == body
+    assert typed_properties(last.properties) == typed_properties(one.properties)
+    assert (last.method.exchange, last.method.routing_key) == ("amq.fanout", "key")
+    for number, other in enumerate(others, 2):
+        assert other.body == body
+        assert typed_properties(other.properties) == typed_properties(one.properties)
+        assert other.method == replace(one.method, delivery_tag=number)
+
+
+def typed_properties(properties: BasicProperties) -> Any:
+    return {name: typed(getattr(properties, name)) for name in properties.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"x",
+        Message("text").encode(),
+        Message([b"a", b"b"], body_kind="data").encode(),
+        Message(b"x", footer={Symbol("x-f"): 1}).encode(),
+        Message(b"x" * 300).encode()[:-1],
+        Message(b"x").encode() + b"y",
+        b"\0\x53\x75",
+        b"\0\x53\x70\xd0\0\0",
+    ],
+)
+def test_what_is_no_plain_message_is_not_split(payload: bytes) -> None:
+    assert parts_of(payload, "q") is None
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    recent: Recent[int, int] = Recent(entries_max=4)
+    for number in range(100):
+        recent.put(number, number)
+        assert recent.get(0) == 0, "what is asked for stays"
+    known = [number for number in range(100) if recent.get(number) is not None]
+    assert len(known) <= 9
+    assert 99 in known

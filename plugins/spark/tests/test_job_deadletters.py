@@ -166,7 +166,7 @@ def test_a_replay_goes_on_after_an_interruption(
 
 def test_mistakes_are_one_sentence(spark: Any, letters: Any) -> None:
     for wrong, why in (
-        ({"where": "sorce = 'a'"}, "where is no condition: .*sorce"),
+        ({"where": "sauce = 'a'"}, "where is no condition: .*sauce"),
         ({"where": "source ="}, "where is no condition"),
         ({"replay_to": DEAD}, "the dead-letter queue itself"),
         ({"rate": "many"}, "rate"),

@@ -231,6 +231,7 @@ def test_the_line_for_a_cluster(tmp_path: Path) -> None:
     application = Path(cli.__file__).with_name("submitted.py")
     assert found.output == (
         "spark-submit --master yarn --name 'amqp-rt ingest' --conf spark.executor.instances=2 "
+        f"--conf spark.executorEnv.PYTHONPATH={archive}:jobs.zip "
         f"--py-files {archive} {application} ingest --address=orders '--table=s3://lake/or ders' "
         "--format=json\n"
     )
@@ -470,6 +471,8 @@ def test_other_errors_are_their_first_line() -> None:
     error = RuntimeError("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03\nat java")
     assert sentence_of(error) == "Path does not exist: file:/x."
     assert sentence_of(RuntimeError()) == "RuntimeError"
+    said = "An error occurred while calling o1.load.\n: org.apache.X$Y: [NO_SUCH] None. SQLSTATE: 42K02"
+    assert sentence_of(RuntimeError(said)) == "None."
 
 
 # --- the guide -----------------------------------------------------------------------------------

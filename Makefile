@@ -140,12 +140,12 @@ suites: .venv/flights peers
 .PHONY: unit
 unit: .venv/flights peers
 	$(call heading,Tests on plain Python)
-	AMQP_RT_EXPECT=pure $(BIN)/pytest tests $(wildcard plugins/*/tests) --conformance=.conformance.json
+	AMQP_RT_EXPECT=pure $(BIN)/pytest --durations=30 --durations-min=4 tests $(wildcard plugins/*/tests) --conformance=.conformance.json
 	$(BIN)/python docs/_tools/conformance.py --check
 
 .PHONY: conformance
 conformance: .venv/flights peers
-	AMQP_RT_EXPECT=pure $(BIN)/pytest tests $(wildcard plugins/*/tests) --conformance=.conformance.json
+	AMQP_RT_EXPECT=pure $(BIN)/pytest --durations=30 --durations-min=4 tests $(wildcard plugins/*/tests) --conformance=.conformance.json
 	$(BIN)/python docs/_tools/conformance.py
 
 # Which promise each mistake of tests/mutations.py breaks, and how the simulation notices.

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from amqp_rt import Message
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 MESSAGES = 400
@@ -33,6 +35,9 @@ source = (
 )
 if mode == "lease":
     source = source.option("address", "in").option("mode", "lease").option("group", "g")
+elif mode == "spool":
+    source = source.option("address", "in").option("mode", "spool")
+    source = source.option("spoolDir", checkpoint + "-spool")
 else:
     source = source.option("address", "log")
 rows = source.load().repartition(int(slots))
@@ -62,6 +67,7 @@ def start(served: Any, conf: dict[str, str], folder: Path, *said: str) -> subpro
     [
         pytest.param("log", marks=pytest.mark.req("K2", "K3")),
         pytest.param("lease", marks=[pytest.mark.req("K5"), pytest.mark.long]),
+        pytest.param("spool", marks=[pytest.mark.req("K6"), pytest.mark.long]),
     ],
 )
 def test_nothing_is_lost_and_nothing_doubled(
@@ -71,8 +77,9 @@ def test_nothing_is_lost_and_nothing_doubled(
     long_run_here: bool,
     mode: str,
 ) -> None:
-    address = "in" if mode == "lease" else "log"
-    served.send(address, *(str(number) for number in range(MESSAGES)), durable=True)
+    address = "log" if mode == "log" else "in"
+    bodies = [str(number) for number in range(MESSAGES)]
+    served.send(address, *(Message(body, message_id=body, durable=True) for body in bodies))
     kills = 3 if long_run_here else 1
     for kill in range(kills):
         driver = start(served, spark_conf, tmp_path, mode, "on", str(2 + kill))
@@ -90,4 +97,4 @@ def test_nothing_is_lost_and_nothing_doubled(
             driver.wait()
     last = start(served, spark_conf, tmp_path, mode, "once", "5")
     assert last.wait(300) == 0
-    assert Counter(served.bodies("out")) == Counter(map(str, range(MESSAGES)))
+    assert Counter(served.bodies("out")) == Counter(bodies)

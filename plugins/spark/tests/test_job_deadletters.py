@@ -51,17 +51,21 @@ def test_letters_are_grouped_by_why_and_what_they_are(spark: Any, letters: Any) 
     report = run(spark, letters)
     assert report.exit_code == 0
     assert (report.facts["letters"], report.facts["groups"]) == (13, 3)
-    (table,) = (each for each in report.sections if getattr(each, "name", "") == "Groups")
-    rows = {row[1]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    groups, details = (each for each in report.sections if hasattr(each, "rows"))
+    rows = {
+        group[2]: dict(zip([*groups.columns, *details.columns], [*group, *detail], strict=True))
+        for group, detail in zip(groups.rows, details.rows, strict=True)
+    }
     assert rows["a"]["messages"] == rows["b"]["messages"] == 6
     assert rows["a"]["reason"] == "max-deliveries"
     assert rows["a"]["body"] == "data application/json OBJECT<name: STRING, number: BIGINT>"
     assert rows["a"]["deliveries"] == 2
-    assert rows["b"]["error"] == "amqp:decode-error: <b>no</b> such thing"
+    assert rows["b"]["reason"] == "rejected: amqp:decode-error: <b>no</b> such thing"
     assert rows["b"]["body"] == "data text"
-    assert rows["b"]["first seen"] <= rows["b"]["last seen"]
+    assert "2000" < rows["b"]["first"] <= rows["b"]["last"]
     assert rows["b"]["for example"].split(", ")[0] == "b0"
     assert rows[None]["for example"] == "stray"
+    assert rows[None]["first"] == ""
     assert len(letters.messages(DEAD)) == 13
     assert sum(map(sum, report.sections[-1].series.values())) == 12
     assert "&lt;b&gt;no" in report.html()
@@ -166,7 +170,7 @@ def test_a_replay_goes_on_after_an_interruption(
 
 def test_mistakes_are_one_sentence(spark: Any, letters: Any) -> None:
     for wrong, why in (
-        ({"where": "sorce = 'a'"}, "where is no condition: .*sorce"),
+        ({"where": "sauce = 'a'"}, "where is no condition: .*sauce"),
         ({"where": "source ="}, "where is no condition"),
         ({"replay_to": DEAD}, "the dead-letter queue itself"),
         ({"rate": "many"}, "rate"),

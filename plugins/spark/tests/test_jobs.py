@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -469,3 +470,24 @@ def test_other_errors_are_their_first_line() -> None:
     error = RuntimeError("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03\nat java")
     assert sentence_of(error) == "Path does not exist: file:/x."
     assert sentence_of(RuntimeError()) == "RuntimeError"
+
+
+# --- the guide -----------------------------------------------------------------------------------
+
+_GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md"
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"^amqp-rt pipeline (.+)$", _GUIDE.read_text("utf-8"), re.MULTILINE)
+)
+def test_the_guide_says_what_there_is(line: str) -> None:
+    pytest.importorskip("pyspark")
+    words = shlex.split(line)
+    if words[0] == "submit":
+        words = words[words.index("--package") + 2 :]
+    (job,) = (job for job in JOBS if job.name == words[0])
+    with cli.command_of(job).make_context(job.name, words[1:]) as context:
+        if config := context.params.pop("config"):
+            assert f"# {config}, for amqp-rt pipeline {line}" in _GUIDE.read_text("utf-8")
+            return
+        cli.read_told(job.load()[1], config, context.params)

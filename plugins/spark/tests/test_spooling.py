@@ -228,6 +228,20 @@ def test_two_attempts_of_a_task_at_once(served: Any, tmp_path: Path) -> None:
     assert served.bodies("in") == ["1", "2", "3", "4", "9"]
 
 
+def test_a_driver_that_was_thought_dead_takes_nothing_along(served: Any, tmp_path: Path) -> None:
+    """It has planned the batch, and goes on after another one has done it."""
+    served.send("in", "a", "b", "c")
+    old, new = (stream(served.url, tmp_path, maxMessagesPerTrigger="3") for _ in range(2))
+    start = old.initialOffset()
+    end = logged(old, start)
+    # The old one holds the first message.
+    assert batch(new, start, end) == [b"b", b"c"]
+    assert batch(old, start, end) == [b"b", b"c"]
+    assert served.bodies("in") == ["a"]
+    later = logged(new, end)
+    assert batch(new, end, later) == [b"a"]
+
+
 def test_a_stream_ends_by_itself_where_a_queue_had_no_more(served: Any, tmp_path: Path) -> None:
     served.send("in", *(str(number) for number in range(8)))
     it = stream(served.url, tmp_path, maxMessagesPerTrigger="5")

@@ -47,9 +47,9 @@ class Deadletters(JobConf, frozen=True, kw_only=True):
             "subject, shape, fingerprint."
         ),
     ] = ""
-    groups: Annotated[
-        Annotated[int, Meta(ge=1)], Meta(description="Groups that are shown, the largest first.")
-    ] = 100
+    groups: Annotated[int, Meta(description="Groups that are shown, the largest first.", ge=1)] = (
+        100
+    )
     replay_to: Annotated[
         str,
         Meta(
@@ -193,36 +193,44 @@ def _report(found: Any, conf: Deadletters) -> Report:
         sql.unix_micros(sql.max("seen")).alias("last"),
     ).first()
     first, last = _moment(totals["first"]), _moment(totals["last"])
-    table = Table(
+    groups = Table(
         "Groups",
-        [
-            *("messages", "source", "reason", "error", "body", "shape"),
-            *("first seen", "last seen", "deliveries", "for example"),
-        ],
+        ["", "messages", "source", "reason", "body"],
         [
             [
+                number,
                 row["count"],
                 row.source,
-                row.reason,
-                ": ".join(each for each in (row.condition, row.description) if each),
+                ": ".join(each for each in (row.reason, row.condition, row.description) if each),
                 row.shape[:_SHAPE_CHARS],
-                row.fingerprint,
-                _moment(row["first"]),
-                _moment(row["last"]),
-                row.least if row.least == row.most else f"{row.least} to {row.most}",
-                ", ".join(row.names),
             ]
-            for row in rows
+            for number, row in enumerate(rows, 1)
         ],
         "" if totals.groups <= len(rows) else f"{totals.groups - len(rows)} more groups",
     )
+    details = Table(
+        "When they were given up",
+        ["", "first", "last", "deliveries", "shape", "for example"],
+        [
+            [
+                number,
+                _shown(row["first"]),
+                _shown(row["last"]),
+                row.least if row.least == row.most else f"{row.least} to {row.most}",
+                row.fingerprint,
+                ", ".join(row.names),
+            ]
+            for number, row in enumerate(rows, 1)
+        ],
+    )
     sections: list[Section] = [
         Text(
-            f"{totals.letters} dead letters of {conf.address} in {totals.groups} groups"
+            f"{totals.letters} dead letters of {conf.address}, {totals.groups} kinds of them"
             + (f", for which {conf.where}" if conf.where else "")
             + "."
         ),
-        table,
+        groups,
+        details,
     ]
     if first is not None and last is not None:
         sections.append(_over_time(found, first, last))
@@ -240,6 +248,11 @@ def _report(found: Any, conf: Deadletters) -> Report:
 
 def _moment(micros: int | None) -> datetime | None:
     return None if micros is None else _EPOCH + timedelta(microseconds=micros)
+
+
+def _shown(micros: int | None) -> str:
+    moment = _moment(micros)
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
 def _over_time(found: Any, first: datetime, last: datetime) -> Plot:
@@ -296,7 +309,7 @@ def _planned(letters: Any, conf: Deadletters) -> Report:
     for row in counted.orderBy(sql.desc("count"), "to").limit(DESTINATIONS_MAX).collect():
         why = "the message cannot be decoded" if row.bad else no_way(conf.address, row.to)
         why = why or _missing(conf, row.to)
-        rows.append([row.to, row["count"], _moment(row["first"]), _moment(row["last"]), why])
+        rows.append([row.to, row["count"], _shown(row["first"]), _shown(row["last"]), why])
         would += 0 if why else row["count"]
         failed += row["count"] if why else 0
     sections: list[Section] = [

@@ -122,7 +122,12 @@ def mode_of(endpoint: wire.Endpoint, addresses: tuple[str, ...]) -> str:
         ValueError: They are of different kinds, or of one that cannot be read.
         AmqpError: There is no such node.
     """
-    kinds = {address: str(wire.call(endpoint, address, "READ")["kind"]) for address in addresses}
+    try:
+        kinds = {
+            address: str(wire.call(endpoint, address, "READ")["kind"]) for address in addresses
+        }
+    finally:
+        wire.forget(endpoint)
     modes = {"log": "log", "queue": "lease"}
     found = {modes.get(kind) for kind in kinds.values()}
     if len(found) == 1 and (mode := found.pop()) is not None:

@@ -167,12 +167,16 @@ def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) ->
         AmqpError: The broker cannot be asked.
     """
     found = []
-    for number, begun in enumerate(checkpoint.begun):
-        done = checkpoint.done[number] if number < len(checkpoint.done) else {}
-        if "leases" in begun:
-            found += _leased(begun, done, endpoint, group)
-        elif begun:
-            found += _logged(begun, done, endpoint, group)
+    try:
+        for number, begun in enumerate(checkpoint.begun):
+            done = checkpoint.done[number] if number < len(checkpoint.done) else {}
+            if "leases" in begun:
+                found += _leased(begun, done, endpoint, group)
+            elif begun:
+                found += _logged(begun, done, endpoint, group)
+    finally:
+        # Whoever calls this lives on, and does not answer a broker that asks whether it does.
+        wire.forget(endpoint)
     if checkpoint.begun and not found:
         raise ValueError(
             "the checkpoint is one of a query that reads nothing from a broker of ours"
@@ -270,25 +274,28 @@ def settle_all(
     if dry_run:
         return counts
     cursors: dict[tuple[str, str], dict[int, int]] = {}
-    for each, count in zip(standings, counts, strict=True):
-        if not count:
-            continue
-        if each.partition is not None:
-            key = each.address, each.incarnation
-            cursors.setdefault(key, {})[each.partition] = each.done
-            continue
-        # With the generation that there is: opening the lease would shut out a query that runs.
-        given = {"group": group, "id": each.incarnation}
-        state = wire.call(endpoint, each.address, "LEASE-STATE", **given)
-        wire.call(
-            endpoint,
-            each.address,
-            "ACCEPT-LEASE",
-            **given,
-            generation=int(state["generation"]),
-            to=each.done,
-        )
-    for (address, incarnation), offsets in cursors.items():
-        given = {"group": group, "incarnation": incarnation}
-        wire.call(endpoint, address, "SET-CURSOR", offsets, **given)
+    try:
+        for each, count in zip(standings, counts, strict=True):
+            if not count:
+                continue
+            if each.partition is not None:
+                key = each.address, each.incarnation
+                cursors.setdefault(key, {})[each.partition] = each.done
+                continue
+            # With the generation that there is: opening the lease would shut out a query that runs.
+            given = {"group": group, "id": each.incarnation}
+            state = wire.call(endpoint, each.address, "LEASE-STATE", **given)
+            wire.call(
+                endpoint,
+                each.address,
+                "ACCEPT-LEASE",
+                **given,
+                generation=int(state["generation"]),
+                to=each.done,
+            )
+        for (address, incarnation), offsets in cursors.items():
+            given = {"group": group, "incarnation": incarnation}
+            wire.call(endpoint, address, "SET-CURSOR", offsets, **given)
+    finally:
+        wire.forget(endpoint)
     return counts

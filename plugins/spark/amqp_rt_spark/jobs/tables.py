@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import functions as sql
 
 from ..options import moment
@@ -22,6 +24,10 @@ def condition_of(rows: Any, where: str) -> Any:
     Raises:
         ValueError: It is none.
     """
+    # Spark writes the whole of such an error to the log, and what is said here is enough.
+    log = PySparkLogger.getLogger("SQLQueryContextLogger")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
     try:
         condition = sql.expr(where)
         # Columns are looked up, and types, before anything is read.
@@ -29,6 +35,8 @@ def condition_of(rows: Any, where: str) -> Any:
     except PySparkException as error:
         said = str(error).strip().splitlines()[0].partition(" SQLSTATE:")[0]
         raise ValueError(f"where is no condition: {said:.400}") from None
+    finally:
+        log.setLevel(level)
     return condition
 
 

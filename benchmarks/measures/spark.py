@@ -8,6 +8,7 @@ batches are there already, for streams its rate source, which is no Python at al
 from __future__ import annotations
 
 import itertools
+import json
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,13 @@ from ..processes import Role, RoleFailed, cpu_s, tree_cpu_s
 from ..rounds import Case, Sample
 from . import Plan
 
-#: Messages of 256 B in a sample, for each second of it.
-ROWS = 100_000
+#: Messages of 256 B in a sample, for each second of it: a query costs half a second whatever it reads.
+ROWS = 150_000
+#: One in so many of them where all columns are made, or where each is put into a queue first.
+FEWER = 3
 #: Micro-batches in a sample.
 BATCHES = 10
-TRIMMED = "offset,body"
+TRIMMED = {"columns": "offset,body"}
 #: A session takes long to start, and so does the first query of each kind.
 PATIENCE_S = 180.0
 
@@ -48,6 +51,8 @@ class Sessions:
         broker = () if one.broker is None else self._plan.broker(one).pids
         before = tree_cpu_s(role.pid), cpu_s(broker)
         done = role.ask({"job": job, **options}, PATIENCE_S)
+        if "failed" in done:
+            raise RoleFailed(done["failed"])
         done["all_cpu"] = tree_cpu_s(role.pid) - before[0]
         done["broker_cpu"] = cpu_s(broker) - before[1]
         return done
@@ -70,13 +75,19 @@ class Sessions:
         if one.broker is not None:
             if role.ready["compiled"] != (one.key == "compiled"):
                 raise RoleFailed(f"the workers of {one.key} would run another form of amqp_rt")
-            role.ask({"job": "fill", "address": LOG, "rows": self.rows}, PATIENCE_S)
-            # Until the first query has ended, one measures Java's compiler.
-            role.ask({"job": "read", "address": LOG}, PATIENCE_S)
-            role.ask({"job": "stream", "address": LOG, "columns": TRIMMED}, PATIENCE_S)
-            for staged in (False, True):
-                warm = {"address": "warm", "rows": 100, "staged": staged}
-                role.ask({"job": "write", **warm}, PATIENCE_S)
+            warm: list[dict[str, Any]] = [
+                {"job": "fill", "address": LOG, "rows": self.rows},
+                # Until the first query has ended, one measures Java's compiler.
+                {"job": "stream", "address": LOG, "options": TRIMMED},
+            ]
+            warm += [
+                {"job": "write", "address": "warm", "rows": 100, "staged": staged}
+                for staged in (False, True)
+            ]
+            for each in warm:
+                done = role.ask(each, PATIENCE_S)
+                if "failed" in done:
+                    raise RoleFailed(done["failed"])
         return role
 
     def _packages(self) -> str:
@@ -104,8 +115,8 @@ def cases(plan: Plan) -> list[Case]:
         return Case("spark", name, runs)
 
     return [
-        case("a log, batch, all columns", partial(read, columns="")),
-        case("a log, batch, offset and body", partial(read, columns=TRIMMED), ready),
+        case("a log, batch, all columns", partial(read, fewer=True)),
+        case("a log, batch, offset and body", partial(read, fewer=False), ready),
         case("a log, stream, offset and body", stream, rate),
         case("a queue, leased, stream, body", lease),
         case("sink, at least once", partial(write, staged=False)),
@@ -134,29 +145,36 @@ def _beside(done: dict[str, Any], direct: dict[str, Any]) -> Sample:
     }
 
 
-def read(there: Sessions, one: Contestant, columns: str) -> Sample:
-    direct = there.ask(one, "direct_read", address=LOG, columns=columns)
-    return _beside(there.ask(one, "read", address=LOG, columns=columns), direct)
+def read(there: Sessions, one: Contestant, fewer: bool) -> Sample:
+    options = TRIMMED
+    if fewer:
+        end = there.rows // FEWER // 2
+        options = {"endingOffsets": json.dumps({LOG: {"0": end, "1": end}})}
+    direct = there.ask(one, "direct_read", address=LOG, options=options)
+    done = there.ask(one, "read", address=LOG, rows=direct["n"], options=options)
+    return _beside(done, direct)
 
 
 def stream(there: Sessions, one: Contestant) -> Sample:
-    direct = there.ask(one, "direct_read", address=LOG, columns=TRIMMED)
-    return _beside(there.ask(one, "stream", address=LOG, columns=TRIMMED), direct)
+    direct = there.ask(one, "direct_read", address=LOG, options=TRIMMED)
+    return _beside(there.ask(one, "stream", address=LOG, options=TRIMMED), direct)
 
 
 def lease(there: Sessions, one: Contestant) -> Sample:
     queue = there.name("leased")
-    rows = there.rows // 4
+    rows = there.rows // FEWER
     there.ask(one, "fill", address=queue, rows=rows)
-    done = there.ask(one, "stream", address=queue, columns="body", mode="lease")
+    options = {"columns": "body", "mode": "lease", "group": "bench"}
+    done = there.ask(one, "stream", address=queue, options=options)
     if done["n"] != rows:
         raise RoleFailed(f"{done['n']} of {rows} messages were read")
     return _rows(done)
 
 
 def write(there: Sessions, one: Contestant, staged: bool) -> Sample:
-    direct = there.ask(one, "direct_write", address=there.name("out"), rows=there.rows)
-    done = there.ask(one, "write", address=there.name("out"), rows=there.rows, staged=staged)
+    rows = there.rows // FEWER
+    direct = there.ask(one, "direct_write", address=there.name("out"), rows=rows)
+    done = there.ask(one, "write", address=there.name("out"), rows=rows, staged=staged)
     return _beside(done, direct)
 
 
@@ -165,11 +183,11 @@ def ticks(there: Sessions, one: Contestant) -> Sample:
 
 
 def ready(there: Sessions, spark: Contestant) -> Sample:
-    return _rows(there.ask(spark, "own_python", rows=10 * there.rows))
+    return _rows(there.ask(spark, "own_python", rows=4 * there.rows))
 
 
 def rate(there: Sessions, spark: Contestant) -> Sample:
-    return _rows(there.ask(spark, "own_rate", rows=100 * there.rows))
+    return _rows(there.ask(spark, "own_rate", rows=50 * there.rows))
 
 
 def own_ticks(there: Sessions, spark: Contestant) -> Sample:

@@ -101,14 +101,14 @@ class Jobs:
         out.finish()
         return {"n": out.count}
 
-    def direct_read(self, address: str, columns: str = "") -> Options:
+    def direct_read(self, address: str, options: dict[str, str]) -> Options:
         """Rows of a log, as batches of Arrow, in one process and for nobody."""
         from amqp_rt_spark.arrow import batches
         from amqp_rt_spark.options import SOURCE, read_options
         from amqp_rt_spark.reading import Batch
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        given = self._options(address, **({"columns": columns} if columns else {}))
+        given = self._options(address, **options)
         schema = self.spark.read.format("amqp").options(**given).load().schema
         arrow = to_arrow_schema(schema, timezone="UTC")
         batch = Batch(read_options(given, SOURCE))
@@ -118,19 +118,14 @@ class Jobs:
                 rows += each.num_rows
         return timed(rows, started, cpu)
 
-    def read(self, address: str, columns: str = "") -> Options:
-        """The same as a batch of Spark's."""
-        given = self._options(address, **({"columns": columns} if columns else {}))
-        found = self.spark.read.format("amqp").options(**given).load()
-        return self._batch(found, self._rows(address))
+    def read(self, address: str, rows: int, options: dict[str, str]) -> Options:
+        """The same *rows* as a batch of Spark's."""
+        given = self._options(address, **options)
+        return self._batch(self.spark.read.format("amqp").options(**given).load(), rows)
 
-    def stream(self, address: str, columns: str = "", mode: str = "log") -> Options:
+    def stream(self, address: str, options: dict[str, str]) -> Options:
         """The same as one micro-batch; of a queue, whose messages are gone then."""
-        given = self._options(address, mode=mode, minPartitions="2")
-        if columns:
-            given["columns"] = columns
-        if mode == "lease":
-            given["group"] = f"bench-{next(self._numbers)}"
+        given = self._options(address, minPartitions="2", **options)
         return self._stream(self.spark.readStream.format("amqp").options(**given).load())
 
     def ticks(self, address: str, batches: int) -> Options:
@@ -165,13 +160,6 @@ class Jobs:
         started, cpu = time.perf_counter(), time.process_time()
         made.write.format("amqp").options(**given).mode("append").save()
         return timed(rows, started, cpu)
-
-    def _rows(self, address: str) -> int:
-        from amqp_rt_spark import wire
-        from amqp_rt_spark.options import SINK, read_options
-
-        found = wire.call(read_options(self._options(address), SINK).endpoint, address, "READ")
-        return sum(int(part["next"]) - int(part["first"]) for part in found["partitions"])
 
     # --- Spark by itself ---
 
@@ -289,7 +277,11 @@ def session(options: Options) -> None:
             for line in sys.stdin:
                 told = json.loads(line)
                 job: Callable[..., Options] = getattr(jobs, told.pop("job"))
-                say(**job(**told))
+                try:
+                    done = job(**told)
+                except Exception as error:
+                    done = {"failed": f"{type(error).__name__}: {error}"[:500]}
+                say(**done)
         finally:
             jobs.spark.stop()
 

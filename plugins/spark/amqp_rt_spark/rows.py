@@ -277,6 +277,8 @@ def payload_of(row: Mapping[str, Any], options: Options, named_by: str = "") -> 
     given: dict[str, Any] = {"durable": options.durable}
     header = row.get("header")
     for name in _HEADER:
+        if header is None and name not in row:
+            continue
         value = _of(row, header, name)
         if value is not None:
             given["ttl_ms" if name == "ttl" else name] = value
@@ -289,6 +291,9 @@ def payload_of(row: Mapping[str, Any], options: Options, named_by: str = "") -> 
         return Message(**given).encode_front() + bytes(bare)
     properties = row.get("properties")
     for name in _PROPERTIES:
+        # Most rows have few of them, and no struct of all.
+        if properties is None and name not in row:
+            continue
         value = _of(row, properties, name)
         if value is not None:
             given[name] = _property(name, value, _of(row, properties, f"{name}_type"))

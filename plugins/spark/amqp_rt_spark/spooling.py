@@ -361,10 +361,8 @@ class SpoolStream(Stream):
         found = []
         for address, plan in stop.plans.items():
             probed = _path(folder, address, 0)
-            probe = self._probes.pop(address, None)
-            if probe is not None:
-                self._keep(address, probe, probed)
-            before = (str(probed),) if probed.exists() else ()
+            self._keep(self._probes.pop(address, None), probed)
+            before: tuple[str, ...] = (str(probed),)
             for task, messages in enumerate(plan.tasks, 1):
                 path = str(_path(folder, address, task))
                 found.append(Share(address, path, messages, plan.bytes, before))
@@ -462,11 +460,16 @@ class SpoolStream(Stream):
 
     # --- inside: both ---
 
-    def _keep(self, address: str, probe: _Probe, path: Path) -> None:
-        """Write what has told us that there are messages, unless others have it again by now."""
-        with probe.drain as drain:
-            if not drain.over and not path.exists():
-                self._spool(drain, path, [[probe.delivery]])
+    def _keep(self, probe: _Probe | None, path: Path) -> None:
+        """Write what has told us that there are messages; nothing if another run has planned the batch, or
+        others have it again by now. Then nobody writes it any more, whoever still has it."""
+        if probe is not None:
+            with probe.drain as drain:
+                if not drain.over and not path.exists():
+                    self._spool(drain, path, [[probe.delivery]])
+        if not path.exists():
+            with SpoolFile(path) as file:
+                file.publish(dry=False)
 
     def _fill(self, share: Share, path: Path) -> None:
         """Take what *share* says, and have it be in a file."""

@@ -591,11 +591,12 @@ def spool(
     return found(url, out), killed.doubtful
 
 
+fewer = settings(steady, max_examples=30)
 kills = st.dictionaries(st.integers(0, 12), st.sampled_from(["before", "after"]), max_size=4)
 
 
 @pytest.mark.req("K6")
-@steady
+@fewer
 @given(crashes, kills, st.integers(0, 2**16), st.booleans())
 def test_files_lose_nothing_wherever_driver_and_tasks_end(
     anywhere: Any,
@@ -613,7 +614,7 @@ def test_files_lose_nothing_wherever_driver_and_tasks_end(
 
 
 @pytest.mark.req("K6")
-@steady
+@fewer
 @given(crashes, kills, st.integers(0, 2**16), st.booleans())
 def test_messages_with_names_come_once(
     anywhere: Any,

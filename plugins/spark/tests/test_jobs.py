@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -478,14 +479,16 @@ def test_other_errors_are_their_first_line() -> None:
 # --- the guide -----------------------------------------------------------------------------------
 
 _GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md"
+_LINES = re.findall(r"^amqp-rt pipeline ((?:\\\n|.)+)$", _GUIDE.read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "line", re.findall(r"^amqp-rt pipeline (.+)$", _GUIDE.read_text("utf-8"), re.MULTILINE)
-)
+@pytest.mark.parametrize("line", _LINES)
 def test_the_guide_says_what_there_is(line: str) -> None:
     pytest.importorskip("pyspark")
-    words = shlex.split(line)
+    parser = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=True)
+    parser.whitespace_split = True
+    # Without what the shell does with it.
+    words = list(takewhile(lambda word: word not in ("||", "&&", "|", ">"), parser))
     if words[0] == "submit":
         words = words[words.index("--package") + 2 :]
     (job,) = (job for job in JOBS if job.name == words[0])

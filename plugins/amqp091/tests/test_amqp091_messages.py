@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
+from amqp_rt_amqp091 import faults
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.codec import Decimal, Seconds, write_shortstr
 from amqp_rt_amqp091.frames import content_frames
@@ -29,6 +30,7 @@ from worlds091 import World
 from amqp_rt import Message
 from amqp_rt.fronts import (
     Byte,
+    Error,
     Float32,
     Int,
     Short,
@@ -360,3 +362,39 @@ def test_what_is_remembered_is_bounded() -> None:
     known = [number for number in range(100) if recent.get(number) is not None]
     assert len(known) <= 9
     assert 99 in known
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("N7", "N19")
+@pytest.mark.parametrize(
+    ("code", "condition", "soft"),
+    [
+        (311, "amqp:link:message-size-exceeded", True),
+        (320, "amqp:connection:forced", False),
+        (403, "amqp:unauthorized-access", True),
+        (404, "amqp:not-found", True),
+        (405, "amqp:resource-locked", True),
+        (406, "amqp:precondition-failed", True),
+        (501, "amqp:connection:framing-error", False),
+        (502, "amqp:decode-error", False),
+        (506, "amqp:resource-limit-exceeded", False),
+        (530, "amqp:not-allowed", False),
+        (540, "amqp:not-implemented", False),
+        (541, "amqp:internal-error", False),
+    ],
+)
+def test_errors_mean_the_same_in_both_protocols(code: int, condition: str, soft: bool) -> None:
+    assert faults.code_of(condition) == code
+    assert faults.condition_of(code) == condition
+    assert (code in faults.SOFT) is soft
+    fault = faults.Fault.of(Error(condition, "why"))
+    assert (fault.code, fault.text) == (code, "why")
+
+
+@pytest.mark.req("N7")
+def test_a_reply_text_is_a_short_string_that_begins_with_the_name_of_its_code() -> None:
+    assert faults.reply_text(404, "no queue") == "NOT_FOUND - no queue"
+    assert len(faults.reply_text(404, "\u00e4" * 300).encode()) <= 255
+    assert set(faults.NAMES) >= faults.SOFT

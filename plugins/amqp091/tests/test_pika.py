@@ -61,6 +61,7 @@ def drain(channel: Any, queue: str) -> list[bytes]:
     return found
 
 
+@pytest.mark.req("N13")
 async def test_publish_get_consume_and_acknowledge(served: Any) -> None:
     def client(channel: Any) -> None:
         assert channel.queue_declare("q").method.message_count == 0
@@ -88,6 +89,7 @@ async def test_publish_get_consume_and_acknowledge(served: Any) -> None:
     await served.run(on_channel(client), served.port)
 
 
+@pytest.mark.req("N5", "N13")
 async def test_properties_come_back_as_they_were(served: Any) -> None:
     said = {
         "content_type": "text/plain",
@@ -377,6 +379,7 @@ async def test_prefetch_of_a_consumer_and_of_a_channel(served: Any) -> None:
     await served.run(client, served.port)
 
 
+@pytest.mark.req("N13")
 async def test_a_consumer_hears_that_its_queue_has_gone(served: Any) -> None:
     def client(port: int) -> None:
         with connected(port) as connection:

@@ -482,6 +482,21 @@ class Wire:
         Raises:
             AmqpError: It cannot be done; the condition is the broker's.
         """
+        try:
+            return self._call(address, operation, body, given)
+        except (LinkRefused, DeadlineExceeded) as error:
+            # Ours says nothing of a product, unless somebody has it say so.
+            product = self.engine.peer.properties.get("product")
+            if product is None:
+                raise
+            raise AmqpError(
+                f"{product} at {self.endpoint.url} does not answer {operation} for {address!r}, which takes "
+                "our broker: queues of others are streamed with mode=spool and browsed with mode=browse, and "
+                f"logs are read with the option logs ({error.description})",
+                condition="amqp:not-implemented",
+            ) from error
+
+    def _call(self, address: str, operation: str, body: Any, given: Mapping[str, Any]) -> Any:
         timeout_s = self.endpoint.timeout_s
         inbox, receiver = self._reply_link()
         node = f"{address}/$management"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -231,6 +232,7 @@ def test_the_line_for_a_cluster(tmp_path: Path) -> None:
     application = Path(cli.__file__).with_name("submitted.py")
     assert found.output == (
         "spark-submit --master yarn --name 'amqp-rt ingest' --conf spark.executor.instances=2 "
+        f"--conf spark.executorEnv.PYTHONPATH={archive}:jobs.zip "
         f"--py-files {archive} {application} ingest --address=orders '--table=s3://lake/or ders' "
         "--format=json\n"
     )
@@ -470,19 +472,23 @@ def test_other_errors_are_their_first_line() -> None:
     error = RuntimeError("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03\nat java")
     assert sentence_of(error) == "Path does not exist: file:/x."
     assert sentence_of(RuntimeError()) == "RuntimeError"
+    said = "An error occurred while calling o1.load.\n: org.apache.X$Y: [NO_SUCH] None. SQLSTATE: 42K02"
+    assert sentence_of(RuntimeError(said)) == "None."
 
 
 # --- the guide -----------------------------------------------------------------------------------
 
 _GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md"
+_LINES = re.findall(r"^amqp-rt pipeline ((?:\\\n|.)+)$", _GUIDE.read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "line", re.findall(r"^amqp-rt pipeline (.+)$", _GUIDE.read_text("utf-8"), re.MULTILINE)
-)
+@pytest.mark.parametrize("line", _LINES)
 def test_the_guide_says_what_there_is(line: str) -> None:
     pytest.importorskip("pyspark")
-    words = shlex.split(line)
+    parser = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=True)
+    parser.whitespace_split = True
+    # Without what the shell does with it.
+    words = list(takewhile(lambda word: word not in ("||", "&&", "|", ">"), parser))
     if words[0] == "submit":
         words = words[words.index("--package") + 2 :]
     (job,) = (job for job in JOBS if job.name == words[0])

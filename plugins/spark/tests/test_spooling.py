@@ -15,8 +15,9 @@ from typing import Any
 import foreign_brokers
 import pytest
 from amqp_rt_spark import spooling, wire
+from amqp_rt_spark.leasing import LeaseStream
 from amqp_rt_spark.options import read_options
-from amqp_rt_spark.reading import Batch
+from amqp_rt_spark.reading import Batch, LogStream
 from amqp_rt_spark.spooling import (
     Epoch,
     Plan,
@@ -30,6 +31,7 @@ from amqp_rt_spark.spooling import (
     spooled,
 )
 from amqp_rt_spark.wire import DataLost
+from amqp_rt_spark.writing import Sink, Task
 
 from amqp_rt import Message
 from amqp_rt.errors import AmqpError, LinkDetached
@@ -459,6 +461,39 @@ def test_rabbitmq_ignores_selectors_and_takes_messages_away(rabbitmq: Any, tmp_p
     it = stream(rabbitmq.url, tmp_path, address=queue)
     start = it.initialOffset()
     assert batch(it, start, logged(it, start)) == [b"a"]
+
+
+@pytest.mark.timeout(180)
+def test_what_takes_our_broker_says_so_on_rabbitmq(rabbitmq: Any) -> None:
+    said = {"url": rabbitmq.url, "address": rabbitmq.fresh()}
+    log = LogStream(read_options(said, "source"))
+    lease = LeaseStream(read_options({**said, "mode": "lease", "group": "g"}, "source"))
+    for begin in (log.initialOffset, lease.initialOffset, Batch(log.options).partitions):
+        with pytest.raises(AmqpError, match=r"RabbitMQ at .* are streamed with mode=spool"):
+            begin()
+    sink = Sink(read_options(said, "sink"), ["body"], streaming=True)
+    with pytest.raises(AmqpError, match="set delivery=at-least-once"):
+        sink.send([], Task(0, 0))
+
+
+@pytest.mark.req("K1")
+@pytest.mark.timeout(180)
+def test_rows_are_written_to_rabbitmq_and_read_back(rabbitmq: Any, tmp_path: Path) -> None:
+    queue = rabbitmq.fresh()
+    said = {"url": rabbitmq.url, "address": queue, "delivery": "at-least-once"}
+    options = read_options({**said, "dedupColumn": "key"}, "sink")
+    sink = Sink(options, ["body", "key", "subject"], streaming=True)
+    rows = [{"body": b"%d" % number, "key": number, "subject": "s"} for number in range(20)]
+    written = sink.send(rows, Task(0, 0))
+    assert (written.count, written.staged) == (20, False)
+    assert not sink.publish([written])
+    it = stream(rabbitmq.url, tmp_path, address=queue, columns="body,properties")
+    start = it.initialOffset()
+    (share, *others) = it.partitions(start, logged(it, start))
+    found = [row for each in (share, *others) for row in it.read(each)]
+    assert [(row[0], row[1][0], row[1][4]) for row in found] == [
+        (b"%d" % number, str(number), "s") for number in range(20)
+    ]
 
 
 def test_what_has_no_name_and_what_is_no_message() -> None:

@@ -36,6 +36,8 @@ _RAISED: Final = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*): (.+?)(?: SQLSTATE: .*
 _PREFIX: Final = re.compile(
     r"\[[A-Z_.0-9]+\] |Query \[id = [^]]*\] terminated with exception: |SQLSTATE: \w+"
 )
+#: What py4j shows of an error that pyspark does not know: the class, and what it says.
+_JAVA: Final = re.compile(r"^An error occurred while calling .*\n: (?:[\w.$]+: )?(.*)")
 _SENTENCE_MAX: Final = 1_000
 
 #: Nothing of it is anything that a command should say, unless it is asked to.
@@ -119,5 +121,6 @@ def sentence_of(error: BaseException) -> str:
         ours = kind in ("ValueError", "DataLost", "MissingExtra") or "[amqp:" in text
         said = text if ours else f"{kind}: {text}"
     else:
-        said = _PREFIX.sub("", said.strip().partition("\n")[0]).strip()
+        first = _JAVA.search(said)
+        said = _PREFIX.sub("", first[1] if first else said.strip().partition("\n")[0]).strip()
     return said[:_SENTENCE_MAX]

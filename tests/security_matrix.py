@@ -121,7 +121,9 @@ RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
     },
     "AMQP 0-9-1": {
         "declare q": _MANAGERS,
-        "declare q passively": dict.fromkeys(RIGHTS, ALLOWED),
+        "declare q passively": _by(send=ALLOWED, listen=ALLOWED, manage=ALLOWED),
+        "declare passively what is not there": dict.fromkeys(RIGHTS, _DENIED),
+        "delete what is not there": dict.fromkeys(RIGHTS, _DENIED),
         "declare another queue": dict.fromkeys(RIGHTS, _DENIED),
         "declare a queue without a name": dict.fromkeys(RIGHTS, _DENIED),
         "declare an exchange": dict.fromkeys(RIGHTS, _DENIED),

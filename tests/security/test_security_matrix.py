@@ -366,6 +366,10 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
     "AMQP 0-9-1": {
         "declare q": on_channel(lambda channel: channel.declare_queue("q")),
         "declare q passively": on_channel(lambda channel: channel.declare_queue("q", passive=True)),
+        "declare passively what is not there": on_channel(
+            lambda channel: channel.declare_queue("nowhere", passive=True)
+        ),
+        "delete what is not there": on_channel(lambda channel: channel.delete_queue("nowhere")),
         "declare another queue": on_channel(lambda channel: channel.declare_queue("mine")),
         "declare a queue without a name": on_channel(lambda channel: channel.declare_queue()),
         "declare an exchange": on_channel(lambda channel: channel.declare_exchange("mine")),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
@@ -68,6 +68,7 @@ _WINDOW: Final = 1_000
 _ROUTING_KEY: Final = Symbol("x-routing-key")
 
 
+@lru_cache(maxsize=1024)
 def exchange_address(name: str, key: str = "") -> str:
     """The address by which rights to an exchange are given, and 1.0 peers reach it."""
     # Whoever names an exchange in octets that are no text hears that there is none.

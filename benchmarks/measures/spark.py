@@ -30,6 +30,8 @@ TRIMMED = {"columns": "offset,body"}
 PATIENCE_S = 180.0
 
 LOG = "logs-in"
+#: Rows before anything is measured.
+WARM_ROWS = 2_000
 
 
 class Sessions:
@@ -72,22 +74,25 @@ class Sessions:
         command = (python, "-P", *self._spark.command[1:])
         role = Role(command, "session", options, env=env, patience_s=PATIENCE_S)
         self._plan.stack.enter_context(role)
+        if one.broker is not None and role.ready["compiled"] != (one.key == "compiled"):
+            raise RoleFailed(f"the workers of {one.key} would run another form of amqp_rt")
+        # Until the first queries have ended, one measures Java's compiler.
+        warm: list[dict[str, Any]] = [
+            {"job": "own_python", "rows": WARM_ROWS},
+            {"job": "own_rate", "rows": WARM_ROWS},
+        ]
         if one.broker is not None:
-            if role.ready["compiled"] != (one.key == "compiled"):
-                raise RoleFailed(f"the workers of {one.key} would run another form of amqp_rt")
-            warm: list[dict[str, Any]] = [
+            warm = [
                 {"job": "fill", "address": LOG, "rows": self.rows},
-                # Until the first query has ended, one measures Java's compiler.
+                {"job": "read", "address": LOG, "rows": 1, "options": _until(WARM_ROWS)},
                 {"job": "stream", "address": LOG, "options": TRIMMED},
+                {"job": "write", "address": "warm", "rows": WARM_ROWS, "staged": False},
+                {"job": "write", "address": "warm", "rows": WARM_ROWS, "staged": True},
             ]
-            warm += [
-                {"job": "write", "address": "warm", "rows": 100, "staged": staged}
-                for staged in (False, True)
-            ]
-            for each in warm:
-                done = role.ask(each, PATIENCE_S)
-                if "failed" in done:
-                    raise RoleFailed(done["failed"])
+        for each in warm:
+            done = role.ask(each, PATIENCE_S)
+            if "failed" in done:
+                raise RoleFailed(done["failed"])
         return role
 
     def _packages(self) -> str:
@@ -145,11 +150,13 @@ def _beside(done: dict[str, Any], direct: dict[str, Any]) -> Sample:
     }
 
 
+def _until(rows: int) -> dict[str, str]:
+    """The first *rows* of the log, which has two partitions."""
+    return {"endingOffsets": json.dumps({LOG: dict.fromkeys(("0", "1"), rows // 2)})}
+
+
 def read(there: Sessions, one: Contestant, fewer: bool) -> Sample:
-    options = TRIMMED
-    if fewer:
-        end = there.rows // FEWER // 2
-        options = {"endingOffsets": json.dumps({LOG: {"0": end, "1": end}})}
+    options = _until(there.rows // FEWER) if fewer else TRIMMED
     direct = there.ask(one, "direct_read", address=LOG, options=options)
     done = there.ask(one, "read", address=LOG, rows=direct["n"], options=options)
     return _beside(done, direct)

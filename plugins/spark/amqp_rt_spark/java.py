@@ -136,4 +136,10 @@ def session(
     builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if not master.startswith("local"):
+        # Spark looks for data sources on its own machine's paths, which an archive is not on.
+        from .source import AmqpDataSource
+
+        spark.dataSource.register(AmqpDataSource)
+    return spark

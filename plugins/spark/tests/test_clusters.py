@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +184,9 @@ def test_a_cluster_that_gets_our_python_sent_along(
 @pytest.mark.timeout(600)
 @pytest.mark.req("K1", "K2", "K3")
 def test_spark_connect(served: Any, spark_conf: dict[str, str], tmp_path: Path) -> None:
-    for module in ("grpc", "pandas", "zstandard"):
-        pytest.importorskip(module, reason=f"{module} is not installed (make .venv/spark)")
+    missing = [each for each in ("grpc", "pandas", "zstandard") if find_spec(each) is None]
+    if missing and os.environ.get("CI") != "true":
+        pytest.skip(f"{missing[0]} is not installed (make .venv/spark)")
     served.send("log", *(str(number) for number in range(COUNT)))
     # Of a server that is there already, a client may not set what the whole server has.
     conf = {**spark_conf, "spark.local.dir": str(tmp_path)}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
 from pathlib import Path
@@ -206,3 +209,44 @@ def test_a_command_goes_on_until_it_is_asked_to_stop(
     # Of the last batch, too.
     assert wire.call(served.endpoint, "log", "CURSOR", group="ingest") == {0: 20, 1: 20}
     assert bodies(spark, tmp_path / "t") == Counter(map(str, range(40)))
+
+
+@pytest.mark.long
+def test_a_submitted_job_brings_its_python_along(
+    spark: Any, served: Any, spark_conf: dict[str, str], tmp_path: Path
+) -> None:
+    """Where neither the runtime nor the plug-in is installed, the archive is all that it takes."""
+    served.send("log", *(str(number) for number in range(10)))
+    home = tmp_path / "lean"
+    home.mkdir()
+    site = Path(sysconfig.get_path("platlib"))
+    ours = ("amqp_rt", "amqp-rt", "__editable__", "pyspark_amqp_rt", "click")
+    for each in site.iterdir():
+        if not each.name.startswith(ours) and each.suffix != ".pth":
+            (home / each.name).symlink_to(each)
+    words = ["--package", "jobs.zip", "ingest", "--address=log", "--table=t", "--once"]
+    words += ["--master=local[2,2]", f"--url={served.url}", "--format=json"]
+    words += [f"--conf={name}={value}" for name, value in spark_conf.items()]
+    printed = subprocess.run(
+        [sys.executable, "-m", "amqp_rt.cli", "pipeline", "submit", "--print", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line = shlex.split(printed.stdout)
+    (application,) = (word for word in line if word.endswith("submitted.py"))
+    (tmp_path / "application.py").write_text(Path(application).read_text("utf-8"), "utf-8")
+    line[line.index(application)] = "application.py"
+    line[0] = str(home / "pyspark" / "bin" / line[0])
+    python = str(Path(sys.executable).resolve())
+    environment = {**os.environ, "PYTHONPATH": str(home), "PYSPARK_PYTHON": python}
+    ran = subprocess.run(
+        line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    # It puts what an application says on standard error onto the other one.
+    progress, _, report = ran.stdout.partition("\n")
+    assert progress.startswith("batch 0: 10 rows in ")
+    assert json.loads(report)["facts"]["rows"] == 10
+    assert bodies(spark, tmp_path / "t") == Counter(map(str, range(10)))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -231,6 +232,7 @@ def test_the_line_for_a_cluster(tmp_path: Path) -> None:
     application = Path(cli.__file__).with_name("submitted.py")
     assert found.output == (
         "spark-submit --master yarn --name 'amqp-rt ingest' --conf spark.executor.instances=2 "
+        f"--conf spark.executorEnv.PYTHONPATH={archive}:jobs.zip "
         f"--py-files {archive} {application} ingest --address=orders '--table=s3://lake/or ders' "
         "--format=json\n"
     )
@@ -421,19 +423,34 @@ def test_the_command_needs_no_spark_for_a_checkpoint_here(served: Any, tmp_path:
 # --- how a command ends --------------------------------------------------------------------------
 
 
-def test_the_first_signal_asks_and_the_second_one_ends() -> None:
-    stopping = threading.Event()
+_SIGNALLED = """
+import signal, sys, threading
+from amqp_rt_spark.jobs.launching import signals
+
+stopping = threading.Event() if sys.argv[1] == "stream" else None
+with signals(stopping):
+    signal.raise_signal(signal.SIGTERM)
+    print(stopping.is_set(), flush=True)
+    signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(("kind", "code", "said"), [("stream", 130, "True\n"), ("other", 143, "")])
+def test_the_first_signal_asks_a_stream_and_ends_anything_else(
+    kind: str, code: int, said: str
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _SIGNALLED, kind], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (code, said)
+    assert ran.stderr == ("stopping after this batch; again to stop now\n" if said else "")
+
+
+def test_handlers_of_signals_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with signals(stopping):
-        signal.raise_signal(signal.SIGTERM)
-        assert stopping.is_set()
-        with pytest.raises(SystemExit) as ended:
-            signal.raise_signal(signal.SIGINT)
-        assert ended.value.code == 130
+    with signals(threading.Event()):
+        assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
-    with signals(None), pytest.raises(SystemExit) as ended:
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.code == 143
 
 
 #: What Spark 4.3 makes of an error in a worker of Python.
@@ -470,19 +487,23 @@ def test_other_errors_are_their_first_line() -> None:
     error = RuntimeError("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03\nat java")
     assert sentence_of(error) == "Path does not exist: file:/x."
     assert sentence_of(RuntimeError()) == "RuntimeError"
+    said = "An error occurred while calling o1.load.\n: org.apache.X$Y: [NO_SUCH] None. SQLSTATE: 42K02"
+    assert sentence_of(RuntimeError(said)) == "None."
 
 
 # --- the guide -----------------------------------------------------------------------------------
 
 _GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md"
+_LINES = re.findall(r"^amqp-rt pipeline ((?:\\\n|.)+)$", _GUIDE.read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "line", re.findall(r"^amqp-rt pipeline (.+)$", _GUIDE.read_text("utf-8"), re.MULTILINE)
-)
+@pytest.mark.parametrize("line", _LINES)
 def test_the_guide_says_what_there_is(line: str) -> None:
     pytest.importorskip("pyspark")
-    words = shlex.split(line)
+    parser = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=True)
+    parser.whitespace_split = True
+    # Without what the shell does with it.
+    words = list(takewhile(lambda word: word not in ("||", "&&", "|", ">"), parser))
     if words[0] == "submit":
         words = words[words.index("--package") + 2 :]
     (job,) = (job for job in JOBS if job.name == words[0])

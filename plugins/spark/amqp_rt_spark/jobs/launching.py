@@ -36,6 +36,8 @@ _RAISED: Final = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*): (.+?)(?: SQLSTATE: .*
 _PREFIX: Final = re.compile(
     r"\[[A-Z_.0-9]+\] |Query \[id = [^]]*\] terminated with exception: |SQLSTATE: \w+"
 )
+#: What py4j shows of an error that pyspark does not know: the class, and what it says.
+_JAVA: Final = re.compile(r"^An error occurred while calling .*\n: (?:[\w.$]+: )?(.*)")
 _SENTENCE_MAX: Final = 1_000
 
 #: Nothing of it is anything that a command should say, unless it is asked to.
@@ -90,11 +92,15 @@ def _pass_on(reading: int, writing: int) -> None:
 
 @contextmanager
 def signals(stopping: threading.Event | None) -> Iterator[None]:
-    """SIGINT and SIGTERM set *stopping*; a second one, or without it the first one, ends the process."""
+    """SIGINT and SIGTERM set *stopping*; a second one, or without it the first one, ends the process.
+
+    That is at once: an exception would come in the middle of a call to Java, whose answer is then taken
+    for that of the next one. Java ends when its standard input does.
+    """
 
     def heard(number: int, _: FrameType | None) -> None:
         if stopping is None or stopping.is_set():
-            raise SystemExit(128 + number)
+            os._exit(128 + number)
         stopping.set()
         os.write(2, b"stopping after this batch; again to stop now\n")
 
@@ -119,5 +125,6 @@ def sentence_of(error: BaseException) -> str:
         ours = kind in ("ValueError", "DataLost", "MissingExtra") or "[amqp:" in text
         said = text if ours else f"{kind}: {text}"
     else:
-        said = _PREFIX.sub("", said.strip().partition("\n")[0]).strip()
+        first = _JAVA.search(said)
+        said = _PREFIX.sub("", first[1] if first else said.strip().partition("\n")[0]).strip()
     return said[:_SENTENCE_MAX]

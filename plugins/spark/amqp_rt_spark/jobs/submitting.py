@@ -13,6 +13,8 @@ from typing import Final
 
 #: Modules and packages that the archive has.
 _PACKED: Final = ("amqp_rt", "amqp_rt_spark", "pyspark_amqp_rt", "click")
+#: Where Python workers look for modules.
+_PATH: Final = "spark.executorEnv.PYTHONPATH"
 #: Of these, files that are no Python.
 _DATA: Final = (".jinja", ".properties", ".typed")
 #: All of the archive's times, so that it is the same whenever it is made: the first one it can have.
@@ -29,6 +31,13 @@ def submit_line(
 ) -> list[str]:
     """The words of the line that runs the job *name* with *arguments* at *master*."""
     line = ["spark-submit", "--master", master, "--name", f"amqp-rt {name}"]
+    settings = dict(settings)
+    if archive is not None:
+        # What plans a stream, beside the driver, is told of no archives: it is where the driver was
+        # started, or where Spark has put it for the task.
+        found = dict.fromkeys((archive, Path(archive).name))
+        known = settings.get(_PATH, "")
+        settings[_PATH] = ":".join([*filter(None, [known]), *found])
     for key, value in settings.items():
         line += ["--conf", f"{key}={value}"]
     if archive is not None:

@@ -237,10 +237,13 @@ class Channel(BaseChannel):
         if payload.startswith(_PUBLISH_CODE):
             known = engine.recents.methods.get(payload)
             if known is None:
-                super()._on_method_octets(payload)
-                method = self._carrier
-                assert isinstance(method, m.BasicPublish)
-                known = Published(method, place_of(method.exchange, method.routing_key))
+                known = _read_publish(payload)
+                if known is None:
+                    # Something is wrong with it, or nearly.
+                    super()._on_method_octets(payload)
+                    self._place = None
+                    self._said = payload
+                    return
                 if len(payload) <= OCTETS_MAX:
                     engine.recents.methods.put(payload, known)
             engine.context = self._carrier = known.method
@@ -1154,6 +1157,25 @@ def _without_bcc(properties: m.BasicProperties) -> m.BasicProperties:
         return properties
     seen = {name: value for name, value in headers.items() if name != "BCC"}
     return replace(properties, headers=seen)
+
+
+def _read_publish(payload: bytes) -> Published | None:
+    """``basic.publish`` from its octets; None if it is ill, or names what is no text."""
+    try:
+        first = 7 + payload[6]
+        second = first + 1 + payload[first]
+        if len(payload) != second + 1:
+            return None
+        method = m.BasicPublish(
+            reserved_1=payload[4] << 8 | payload[5],
+            exchange=payload[7:first].decode(),
+            routing_key=payload[first + 1 : second].decode(),
+            mandatory=bool(payload[second] & 1),
+            immediate=bool(payload[second] & 2),
+        )
+    except (IndexError, UnicodeDecodeError):
+        return None
+    return Published(method, place_of(payload[6:first], payload[first:second]))
 
 
 def _delivered(content: Content) -> Delivered | None:

@@ -56,7 +56,7 @@ from .client_engine import (
     OnAnswer,
     Plain,
 )
-from .faults import RESOURCE_ERROR, Fault, condition_of
+from .faults import CHANNEL_ERROR, RESOURCE_ERROR, Fault, condition_of
 from .methods import BasicProperties
 
 T = TypeVar("T", bound=m.Method)
@@ -82,6 +82,31 @@ class Delivery:
     def nack(self, *, multiple: bool = False, requeue: bool = True) -> None:
         """It is not: back to the queue, or to the dead letters without *requeue*."""
         self._channel.say(m.BasicNack(delivery_tag=self._tag, multiple=multiple, requeue=requeue))
+
+
+class _Answer:
+    """Hears an answer, and waits for it."""
+
+    def __init__(self) -> None:
+        self._came = trio.Event()
+        self._answer: m.Method | Content | Fault | None = None
+
+    def __call__(self, answer: m.Method | Content | Fault) -> None:
+        self._answer = answer
+        self._came.set()
+
+    async def wait(self) -> m.Method | Content:
+        """The answer.
+
+        Raises:
+            AmqpError: There is none, and why.
+        """
+        await self._came.wait()
+        answer = self._answer
+        assert answer is not None
+        if isinstance(answer, Fault):
+            raise _said(answer)
+        return answer
 
 
 class _Mandatory:
@@ -155,17 +180,18 @@ class Consumer:
 class ClientChannel:
     """One channel. Make it by :meth:`ClientConnection.channel`."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(
+        self, connection: ClientConnection, half: EngineChannel, *, confirms: bool
+    ) -> None:
         self._connection = connection
+        self._half = half
+        self._confirms = confirms
         self._consumers: dict[str, Consumer] = {}
         self._numbers = 0
         #: What is mandatory and not confirmed, in order: exchange, key and body, and that it came back.
         self._mandatory: list[_Mandatory] = []
         self._flows = trio.Event()
         self._flows.set()
-
-    def _opened(self, half: EngineChannel) -> None:
-        self._half = half
         half.on_message = self._on_message
         half.on_cancel = self._on_cancel
         half.on_flow = self._on_flow
@@ -369,8 +395,9 @@ class ClientChannel:
         if mandatory:
             self._mandatory.append(awaited)
         await done.wait()
-        if self._half.fault is not None and not taken:
-            raise _said(self._half.fault)
+        if self._half.ended and not taken:
+            closed = Fault(CHANNEL_ERROR, "the channel was closed before the server had it")
+            raise _said(self._half.fault or closed)
         if awaited.returned:
             raise DeliveryNotAccepted(
                 f"nothing is bound for {key!r:.100}", condition="amqp:not-found"
@@ -420,6 +447,7 @@ class ClientChannel:
         finally:
             if self._consumers.pop(tag, None) is not None:
                 self._half.say(m.BasicCancel(consumer_tag=tag, no_wait=True))
+            consumer._end(None)
 
     async def select(self) -> None:
         """Have transactions from now on: what is published and answered counts when it is committed."""
@@ -432,9 +460,6 @@ class ClientChannel:
     async def rollback(self) -> None:
         """Let none of it have been said."""
         await self._ask(m.TxRollback())
-
-    _confirms = False
-    _half: EngineChannel
 
 
 class ClientConnection:
@@ -470,24 +495,21 @@ class ClientConnection:
             confirms: ``publish`` waits until the server has the message. Not with transactions.
             prefetch: Unanswered messages that each consumer has at most; 0 for any number.
         """
-        channel = ClientChannel(self)
-
-        def ask(on_answer: OnAnswer) -> None:
-            try:
-                channel._opened(self._engine.open_channel(on_answer))
-            except Fault as fault:
-                on_answer(fault)
-
-        await self._ask(ask)
+        opened = _Answer()
         try:
+            half = self._engine.open_channel(opened)
+        except Fault as fault:
+            raise _said(fault) from None
+        try:
+            await opened.wait()
             if confirms:
-                await self._ask(channel._half.confirm)
-                channel._confirms = True
+                await self._ask(half.confirm)
+            channel = ClientChannel(self, half, confirms=confirms)
             if prefetch:
                 await channel.qos(prefetch)
             yield channel
         finally:
-            channel._half.close()
+            half.close()
 
     async def update_secret(self, secret: str, reason: str = "") -> None:
         """Show a new secret, such as a token, before the old one expires.
@@ -502,19 +524,9 @@ class ClientConnection:
     # --- the driver ---
 
     async def _ask(self, ask: Callable[[OnAnswer], None]) -> m.Method | Content:
-        done = trio.Event()
-        found: list[m.Method | Content | Fault] = []
-
-        def answered(answer: m.Method | Content | Fault) -> None:
-            found.append(answer)
-            done.set()
-
-        ask(answered)
-        await done.wait()
-        (answer,) = found
-        if isinstance(answer, Fault):
-            raise _said(answer)
-        return answer
+        answer = _Answer()
+        ask(answer)
+        return await answer.wait()
 
     async def _room(self, flows: trio.Event) -> None:
         """Until the server takes messages, and there is room for them."""

@@ -262,10 +262,12 @@ class Connection:
             for frame in self._frames.feed(data):
                 self._on_frame(frame)
                 left -= 1
-                if left <= 0 and not self.finished:
+                if self.stage is Stage.CLOSED:
+                    break
+                if left <= 0:
                     # What is left may be no whole frame: then the next call finds that out.
                     self.unread = True
-                if self.finished or self.unread:
+                if self.unread:
                     break
         except BrokenFrame as error:
             # Nothing sensible can be said (§4.2.3).

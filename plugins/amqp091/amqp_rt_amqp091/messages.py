@@ -97,16 +97,10 @@ class Front(NamedTuple):
     rest: bytes
 
 
-def place_of(exchange: str, routing_key: str) -> bytes | None:
-    """Where a message was published, as message annotations say it; None if that is no text."""
-    try:
-        names = exchange.encode(), routing_key.encode()
-    except UnicodeEncodeError:
-        return None
-    if max(map(len, names)) > _SHORT_MAX:
-        return None
-    one, other = (bytes((len(name),)) + name for name in names)
-    return _EXCHANGE_IS + one + _KEY_IS + other
+def place_of(exchange: bytes, routing_key: bytes) -> bytes:
+    """Where a message was published, as its message annotations begin. Both are short strings, with their
+    size before them."""
+    return _EXCHANGE_IS + exchange + _KEY_IS + routing_key
 
 
 def front_of(properties: BasicProperties) -> Front | None:

@@ -53,7 +53,7 @@ class Published(NamedTuple):
     """A ``basic.publish`` that was read, and where it publishes to as annotations say it."""
 
     method: BasicPublish
-    place: bytes | None
+    place: bytes
 
 
 class Delivered(NamedTuple):

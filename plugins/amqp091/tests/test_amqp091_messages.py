@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from amqp_rt_amqp091 import faults
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.codec import Decimal, Seconds, write_shortstr
+from amqp_rt_amqp091.channels import _read_publish
+from amqp_rt_amqp091.codec import Decimal, Seconds, read_method, write_shortstr
 from amqp_rt_amqp091.frames import content_frames
 from amqp_rt_amqp091.messages import (
     Invalid,
@@ -105,9 +106,9 @@ def test_what_goes_in_comes_out(
 ) -> None:
     payload = to_message(properties, body, exchange=exchange, routing_key=key)
     # The short way says the same.
-    front, place = front_of(properties), place_of(exchange, key)
+    front = front_of(properties)
     assert front is not None
-    assert place is not None
+    place = place_of(write_shortstr(exchange), write_shortstr(key))
     assert joined(front, place, body) == payload
     parts = parts_of(payload, "q")
     assert parts is not None
@@ -334,6 +335,29 @@ def test_a_message_that_was_said_before_is_said_in_the_same_way(
 
 def typed_properties(properties: BasicProperties) -> Any:
     return {name: typed(getattr(properties, name)) for name in properties.__struct_fields__}
+
+
+@given(
+    st.binary(max_size=30)
+    | st.builds(
+        lambda exchange, key, bits, rest: (
+            b"\0\0" + write_shortstr(exchange) + write_shortstr(key) + bytes((bits,)) + rest
+        ),
+        _TEXT,
+        _TEXT,
+        st.integers(0, 255),
+        st.sampled_from([b"", b"x"]),
+    )
+)
+def test_a_publication_is_read_the_short_way_as_the_long_one(fields: bytes) -> None:
+    payload = m.BasicPublish.code.to_bytes(4, "big") + fields
+    found = _read_publish(payload)
+    if found is not None:
+        method = read_method(payload)
+        assert found.method == method
+        assert isinstance(method, m.BasicPublish)
+        exchange, key = write_shortstr(method.exchange), write_shortstr(method.routing_key)
+        assert found.place == place_of(exchange, key)
 
 
 @pytest.mark.parametrize(

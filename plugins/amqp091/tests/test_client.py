@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from amqp_rt_amqp091 import BasicProperties, External, Front, connect
 from certificates import certificates
 from foreign_brokers import foreign_broker
 
 from amqp_rt import Broker, ClientTls, ServerTls
+from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import AmqpError, AuthenticationFailed, ConnectFailed
 
 pytestmark = pytest.mark.req("N20")
@@ -176,6 +178,34 @@ async def test_who_is_not_let_in(url: str) -> None:
     with pytest.raises(ConnectFailed, match="nowhere"), trio.fail_after(30):
         async with connect(f"{url}/nowhere"):
             pass
+
+
+async def test_who_waits_while_the_channel_is_closed_hears_so() -> None:
+    async with Broker(fronts=[Front()], volatile=True) as broker:
+        await broker.declare(Queue("full", length_max=1))
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        heard: list[AmqpError] = []
+
+        async def wait(consumer: Any) -> None:
+            try:
+                await anext(consumer)
+            except (AmqpError, StopAsyncIteration) as error:
+                heard.append(error)  # type: ignore[arg-type]
+
+        with trio.fail_after(30):
+            async with connect(url) as connection, trio.open_nursery() as nursery:
+                async with (
+                    connection.channel() as channel,
+                    channel.consume("full") as consumer,
+                ):
+                    nursery.start_soon(wait, consumer)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                    broker.host.delete("full")
+                with pytest.raises(AmqpError, match="closed"):
+                    await channel.publish(b"x", key="full")
+                with pytest.raises(AmqpError, match="closed"):
+                    await channel.get("full")
+        assert isinstance(heard[0], StopAsyncIteration)
 
 
 async def test_there_is_nobody() -> None:

@@ -423,19 +423,34 @@ def test_the_command_needs_no_spark_for_a_checkpoint_here(served: Any, tmp_path:
 # --- how a command ends --------------------------------------------------------------------------
 
 
-def test_the_first_signal_asks_and_the_second_one_ends() -> None:
-    stopping = threading.Event()
+_SIGNALLED = """
+import signal, sys, threading
+from amqp_rt_spark.jobs.launching import signals
+
+stopping = threading.Event() if sys.argv[1] == "stream" else None
+with signals(stopping):
+    signal.raise_signal(signal.SIGTERM)
+    print(stopping.is_set(), flush=True)
+    signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(("kind", "code", "said"), [("stream", 130, "True\n"), ("other", 143, "")])
+def test_the_first_signal_asks_a_stream_and_ends_anything_else(
+    kind: str, code: int, said: str
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _SIGNALLED, kind], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (code, said)
+    assert ran.stderr == ("stopping after this batch; again to stop now\n" if said else "")
+
+
+def test_handlers_of_signals_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with signals(stopping):
-        signal.raise_signal(signal.SIGTERM)
-        assert stopping.is_set()
-        with pytest.raises(SystemExit) as ended:
-            signal.raise_signal(signal.SIGINT)
-        assert ended.value.code == 130
+    with signals(threading.Event()):
+        assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
-    with signals(None), pytest.raises(SystemExit) as ended:
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.code == 143
 
 
 #: What Spark 4.3 makes of an error in a worker of Python.

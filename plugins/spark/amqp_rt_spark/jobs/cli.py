@@ -221,13 +221,15 @@ def run_job(job: Job, conf: JobConf, running: Running) -> int:
             extra("jinja2")
             extra("matplotlib")
         if not (job.alone and local_path(str(getattr(conf, "checkpoint", ""))) is not None):
-            spark = start(
-                running.master, settings_of(running.conf), name=job.name, debug=running.debug
-            )
-            if not running.master.startswith("local["):
+            with signals(None):
+                spark = start(
+                    running.master, settings_of(running.conf), name=job.name, debug=running.debug
+                )
+        # Once more: Spark has set a handler of its own meanwhile.
+        with signals(watch.stopping if job.stream else None):
+            if spark is not None and not running.master.startswith("local["):
                 # Here it would only find what has been imported already.
                 check(spark, conf.endpoint)
-        with signals(watch.stopping if job.stream else None):
             more = {"watch": watch} if job.stream else {}
             report: Report = function(spark, conf, **more)
         if running.report:

@@ -92,11 +92,15 @@ def _pass_on(reading: int, writing: int) -> None:
 
 @contextmanager
 def signals(stopping: threading.Event | None) -> Iterator[None]:
-    """SIGINT and SIGTERM set *stopping*; a second one, or without it the first one, ends the process."""
+    """SIGINT and SIGTERM set *stopping*; a second one, or without it the first one, ends the process.
+
+    That is at once: an exception would come in the middle of a call to Java, whose answer is then taken
+    for that of the next one. Java ends when its standard input does.
+    """
 
     def heard(number: int, _: FrameType | None) -> None:
         if stopping is None or stopping.is_set():
-            raise SystemExit(128 + number)
+            os._exit(128 + number)
         stopping.set()
         os.write(2, b"stopping after this batch; again to stop now\n")
 

@@ -19,12 +19,12 @@ NONE: dict[Any, Any] = {}
 @pytest.mark.req("M11")
 def test_annotations_are_judged_whatever_came_before() -> None:
     door = Door()
-    for annotations in (PLAIN, PLAIN, NONE, PLAIN, LATE, LATE, PLAIN, WRONG, PLAIN, WRONG, NONE):
-        payload = Message(b"x", message_annotations=annotations).encode()
-        if annotations is WRONG:
+    for told in (PLAIN, PLAIN, NONE, PLAIN, LATE, LATE, PLAIN, WRONG, PLAIN, WRONG, NONE):
+        payload = Message(b"x", message_annotations=told).encode()
+        if told is WRONG:
             with pytest.raises(Unwelcome):
                 door.admit(payload, 0, 1000.0)
             continue
         entry = door.admit(payload, 0, 1000.0)
         assert entry.payload == payload
-        assert (entry.sequence == LATER) is (annotations is LATE)
+        assert (entry.sequence == LATER) is (told is LATE)

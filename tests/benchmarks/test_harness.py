@@ -200,6 +200,33 @@ main(["recovery", "doors", "attacked", "seeds", "--quick", "--seconds", "0.05", 
     }
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="CPU is counted by /proc")
+def test_clients_of_0_9_1_go_through_a_broker(tmp_path: Path) -> None:
+    """Also through a topic exchange, where amqplib is there."""
+    pytest.importorskip("pika")
+    pytest.importorskip("amqp_rt_amqp091")
+    mode = "compiled" if amqp_rt.COMPILED else "pure"
+    program = f"""
+import sys
+from benchmarks.measures import amqp091
+amqp091.BINDINGS = (10,)
+from benchmarks.__main__ import main
+main(["amqp091", "--peers", "pika,amqplib", "--sizes", "100", "--rounds", "1", "--seconds", "0.2",
+      "--mode", "{mode}", "--compiled-python", sys.executable,
+      "--json", {str(tmp_path / "now.json")!r}])
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    saved = json.loads((tmp_path / "now.json").read_text())
+    assert saved["failures"] == {}
+    found = {one["case"] for one in saved["series"]}
+    expected = {"100 B transient, pika", "100 B persistent, pika"}
+    if "amqplib" not in saved["absent"]:
+        expected |= {"100 B transient, amqplib", "topic with 10 bindings, amqplib"}
+    assert found >= expected
+
+
 def test_without_spark_it_is_said(tmp_path: Path) -> None:
     """Whatever is missing, it is a sentence; what else was asked for is measured."""
     command = [

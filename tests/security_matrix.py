@@ -101,6 +101,9 @@ _SOMEBODY: Final = dict.fromkeys(RIGHTS, ALLOWED) | {"nothing": _DENIED}
 #: Whoever manages something may ask; the status says what they may not manage.
 _NOT_THEIRS: Final = _by(manage="403")
 
+#: Protocols that not every transport carries, and those that have no tokens.
+CARRIED_BY: Final = {"AMQP 0-9-1": ("tcp", "tls")}
+WITHOUT_TOKENS: Final = ("AMQP 0-9-1",)
 #: protocol → operation → right → outcome.
 RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
     "AMQP 1.0": {
@@ -115,6 +118,24 @@ RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
         "post to q in a transaction": _SENDERS,
         "post to q in a transaction, by the anonymous terminus": _SENDERS,
         "receive from q in a transaction": _LISTENERS,
+    },
+    "AMQP 0-9-1": {
+        "declare q": _MANAGERS,
+        "declare q passively": _by(send=ALLOWED, listen=ALLOWED, manage=ALLOWED),
+        "declare passively what is not there": dict.fromkeys(RIGHTS, _DENIED),
+        "delete what is not there": dict.fromkeys(RIGHTS, _DENIED),
+        "declare another queue": dict.fromkeys(RIGHTS, _DENIED),
+        "declare a queue without a name": dict.fromkeys(RIGHTS, _DENIED),
+        "declare an exchange": dict.fromkeys(RIGHTS, _DENIED),
+        "bind q to an exchange of others": dict.fromkeys(RIGHTS, _DENIED),
+        "purge q": _MANAGERS,
+        "delete q": _MANAGERS,
+        "publish to q": _SENDERS,
+        "publish to an exchange of others": dict.fromkeys(RIGHTS, _DENIED),
+        "publish to q in a transaction": _SENDERS,
+        "ask for transactions": _SOMEBODY,
+        "consume from q": _LISTENERS,
+        "get from q": _LISTENERS,
     },
     "AMQP Management": {
         "READ q": _MANAGERS,

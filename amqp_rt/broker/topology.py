@@ -597,6 +597,7 @@ class Topology:
 
     def queue(self, name: str) -> QueueState:
         """The queue *name*, as it is now."""
+        self._judge_look(name)
         found = self._find(name)
         stats = self._host.stats(found, virtual_host=self._virtual_host)
         return QueueState(
@@ -617,8 +618,8 @@ class Topology:
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue with its messages and bindings; how many messages it had."""
-        found = self._find(name)
         self._judge(Rights.MANAGE, name)
+        found = self._find(name)
         if found != name:
             raise AmqpError(
                 f"{name!r} is an alias of {found!r}: delete that",
@@ -634,8 +635,8 @@ class Topology:
 
     def purge_queue(self, name: str) -> int:
         """Drop what waits in a queue; how many messages there were."""
-        found = self._find(name)
         self._judge(Rights.MANAGE, name)
+        found = self._find(name)
         return self._host.purge_now(found, virtual_host=self._virtual_host)
 
     def scarce(self, on_room: Callable[[], None]) -> bool:
@@ -668,6 +669,7 @@ class Topology:
 
     def exchange(self, name: str) -> Exchange:
         """How exchange *name* was declared."""
+        self._judge_look(exchange_address(name))
         return self._space.exchanges.find(name)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
@@ -680,12 +682,14 @@ class Topology:
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Let *exchange* lead to queue *name*."""
+        self._judge(Rights.MANAGE, name)
         self._bind(exchange, Destination(self._find(name)), key, arguments)
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Undo that, if it is so."""
+        self._judge(Rights.MANAGE, name)
         self._unbind(exchange, Destination(self._find(name)), key, arguments)
 
     def bind_exchange(
@@ -749,6 +753,16 @@ class Topology:
             if refused is not None:
                 return refused
         return self._host.relay(queue, link)
+
+    def _judge_look(self, address: str) -> None:
+        """Who has no right there at all does not learn whether there is something."""
+        refused: Error | None = None
+        for wanted in (Rights.LISTEN, Rights.SEND, Rights.MANAGE):
+            refused = self._all.decide(self._peer, wanted, address)
+            if refused is None:
+                return
+        assert refused is not None
+        raise refused.raised_as(AmqpError)
 
     def _judge(self, wanted: Rights, address: str) -> None:
         refused = self._all.decide(self._peer, wanted, address)

@@ -223,11 +223,14 @@ HELD = {
 
 
 @asynccontextmanager
-async def broker(transport: str, source: str) -> AsyncIterator[tuple[Broker, str]]:
+async def broker(
+    transport: str, source: str, fronts: list[str]
+) -> AsyncIterator[tuple[Broker, str]]:
     """A broker with users who are called by what they hold at q, and its URL."""
     rules = [Rule(address, rights, users=(name,)) for name, (address, rights) in HELD.items()]
     async with Broker(
         "shop",
+        fronts=fronts,
         users=dict.fromkeys(matrix.RIGHTS, "pw"),
         access=Access(rules if source == "rule" else ()),
         cbs=Cbs([Jwt(audience="shop", secret=SECRET)]) if source == "token" else None,
@@ -263,7 +266,16 @@ async def holder(url: str, source: str, right: str) -> AsyncIterator[Connection]
         yield peer
 
 
-Operation = Callable[[Connection], Awaitable[Any]]
+@asynccontextmanager
+async def holder091(url: str, right: str) -> AsyncIterator[Any]:
+    """The same with a client of 0-9-1."""
+    amqp091 = pytest.importorskip("amqp_rt_amqp091")
+    where = url.replace("://", f"://{right}:pw@")
+    async with amqp091.connect(where, tls=ClientTls(KNOWN.ca)) as peer:
+        yield peer
+
+
+Operation = Callable[[Any], Awaitable[Any]]
 
 
 async def attach(peer: Connection, link: Any) -> None:
@@ -310,6 +322,31 @@ def managing(operation: str, body: Any = None, **given: Any) -> Operation:
 
 
 QUEUE = {"kind": "queue"}
+
+
+def on_channel(step: Operation, *, transactional: bool = False) -> Operation:
+    """*step* on a channel of its own."""
+
+    async def run(peer: Any) -> None:
+        async with peer.channel(confirms=not transactional) as channel:
+            if transactional:
+                await channel.select()
+            await step(channel)
+            if transactional:
+                await channel.commit()
+
+    return run
+
+
+async def consumed(channel: Any) -> None:
+    async with channel.consume("q") as deliveries:
+        (await anext(deliveries)).ack()
+
+
+async def nothing(channel: Any) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 OPERATIONS: dict[str, dict[str, Operation]] = {
     "AMQP 1.0": {
         "attach a link that sends to q": lambda peer: attach(peer, peer.sender("q")),
@@ -325,6 +362,32 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "post to q in a transaction": posted,
         "post to q in a transaction, by the anonymous terminus": posted_by_relay,
         "receive from q in a transaction": received,
+    },
+    "AMQP 0-9-1": {
+        "declare q": on_channel(lambda channel: channel.declare_queue("q")),
+        "declare q passively": on_channel(lambda channel: channel.declare_queue("q", passive=True)),
+        "declare passively what is not there": on_channel(
+            lambda channel: channel.declare_queue("nowhere", passive=True)
+        ),
+        "delete what is not there": on_channel(lambda channel: channel.delete_queue("nowhere")),
+        "declare another queue": on_channel(lambda channel: channel.declare_queue("mine")),
+        "declare a queue without a name": on_channel(lambda channel: channel.declare_queue()),
+        "declare an exchange": on_channel(lambda channel: channel.declare_exchange("mine")),
+        "bind q to an exchange of others": on_channel(
+            lambda channel: channel.bind_queue("q", "amq.fanout")
+        ),
+        "purge q": on_channel(lambda channel: channel.purge_queue("q")),
+        "delete q": on_channel(lambda channel: channel.delete_queue("q")),
+        "publish to q": on_channel(lambda channel: channel.publish(b"x", key="q")),
+        "publish to an exchange of others": on_channel(
+            lambda channel: channel.publish(b"x", exchange="amq.fanout")
+        ),
+        "publish to q in a transaction": on_channel(
+            lambda channel: channel.publish(b"x", key="q"), transactional=True
+        ),
+        "ask for transactions": on_channel(nothing, transactional=True),
+        "consume from q": on_channel(consumed),
+        "get from q": on_channel(lambda channel: channel.get("q")),
     },
     "AMQP Management": {
         "READ q": managing("READ", name="q"),
@@ -363,15 +426,24 @@ async def outcome(shop: Broker, name: str, operation: Operation, peer: Connectio
 
 
 @pytest.mark.req("SE5", "SE11", "SE17", "SE18", "G2")
-@pytest.mark.parametrize("source", matrix.SOURCES)
-@pytest.mark.parametrize("transport", matrix.TRANSPORTS)
-@pytest.mark.parametrize("protocol", matrix.RIGHTS_OF)
+@pytest.mark.parametrize(
+    ("protocol", "transport", "source"),
+    [
+        (protocol, transport, source)
+        for protocol in matrix.RIGHTS_OF
+        for transport in matrix.CARRIED_BY.get(protocol, matrix.TRANSPORTS)
+        for source in matrix.SOURCES
+        if source != "token" or protocol not in matrix.WITHOUT_TOKENS
+    ],
+)
 async def test_who_may_do_what(protocol: str, transport: str, source: str) -> None:
     assert set(OPERATIONS[protocol]) == set(matrix.RIGHTS_OF[protocol])
     wrong = []
-    async with broker(transport, source) as (shop, url):
+    fronts = ["amqp091"] if protocol == "AMQP 0-9-1" else []
+    async with broker(transport, source, fronts) as (shop, url):
         for right in matrix.RIGHTS:
-            async with holder(url, source, right) as peer:
+            held = holder091(url, right) if fronts else holder(url, source, right)
+            async with held as peer:
                 for name, operation in OPERATIONS[protocol].items():
                     found = await outcome(shop, name, operation, peer)
                     expected = matrix.RIGHTS_OF[protocol][name][right]

@@ -165,3 +165,20 @@ def test_what_is_in_quarantine_is_not_missing(spark: Any, served: Any, tmp_path:
     ingest(spark, served, tmp_path / "lake", address=("one",), body="text")
     report = audit(spark, served, tmp_path / "lake", address=("one",))
     assert (report.exit_code, report.facts["records"]) == (0, 6)
+
+
+@pytest.mark.parametrize("form", ["delta", "parquet"])
+def test_addresses_are_text_whatever_they_look_like(spark: Any, tmp_path: Path, form: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from amqp_rt_spark.jobs.lake import append_delta, read_table, write_parquet
+
+    for names in (["007"], ["a/b c", "x%2Fy", "ü:ж", "007"]):
+        table = str(tmp_path / names[0].replace("/", "-"))
+        rows = pa.table({"address": names, "offset": list(range(len(names)))})
+        if form == "delta":
+            append_delta(table, rows, ["address"], query="q", batch=0)
+        else:
+            frame = spark.createDataFrame(rows.to_pylist(), "address string, offset bigint")
+            write_parquet(table, frame, ["address"], query="q", batch=0)
+        found = read_table(spark, table).orderBy("offset").collect()
+        assert [row.address for row in found] == names

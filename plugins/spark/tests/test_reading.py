@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from amqp_rt_spark import wire
+from amqp_rt_spark.leasing import LeaseBatch
 from amqp_rt_spark.options import read_options
 from amqp_rt_spark.reading import (
     Batch,
@@ -449,3 +450,26 @@ def test_queues_and_logs_in_one_batch(served: Any) -> None:
     )
     with pytest.raises(ValueError, match="is a log"):
         Batch(options(served, address="one", mode="browse")).partitions()
+
+
+@pytest.mark.req("K5")
+def test_a_batch_reads_what_a_group_has(served: Any) -> None:
+    served.send("in", *range(10), durable=True)
+    wire.call(served.endpoint, "in", "OPEN-LEASE", group="g")
+    wire.call(served.endpoint, "in", "LEASE", group="g", generation=1, count=8)
+    wire.call(served.endpoint, "in", "RETURN-LEASE", [[2, 4]], group="g", generation=1)
+    wire.call(served.endpoint, "in", "ACCEPT-LEASE", group="g", generation=1, to=1)
+    told = options(
+        served, address="in", mode="lease", group="g", minPartitions="3", columns="offset"
+    )
+    batch = LeaseBatch(told)
+    for _ in range(2):
+        spans = batch.partitions()
+        assert len(spans) == 3
+        assert [row for span in spans for row in batch.read(span)] == [(1,), (4,), (5,), (6,), (7,)]
+    with pytest.raises(ValueError, match="needs the option group"):
+        LeaseBatch(options(served, address="in", mode="lease"))
+    gone = spans[0]
+    wire.call(served.endpoint, "in", "RELEASE-LEASE", group="g")
+    with pytest.raises(AmqpError, match="no group 'g'"):
+        list(batch.read(gone))

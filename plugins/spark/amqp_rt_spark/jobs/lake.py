@@ -24,6 +24,7 @@ Format = Literal["delta", "parquet"]
 _DELTA_LOG: Final = "_delta_log"
 _QUERY: Final = "query_id"
 _BATCH: Final = "batch_id"
+_ADDRESS: Final = "address"
 
 
 def format_of(table: str, wanted: Literal["auto", "delta", "parquet"] = "auto") -> Format:
@@ -96,6 +97,8 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     Raises:
         ValueError: There is no table.
     """
+    from pyspark.sql import functions as sql
+
     if format_of(table) == "delta":
         deltalake = extra("deltalake", name="lake", wanted="tables of Delta")
         try:
@@ -106,12 +109,34 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
         columns = there.metadata().partition_columns
         if not files:
             raise ValueError(f"{table} is empty")
-        base = files[0]
-        for _ in range(len(columns) + 1):
-            base = base.rpartition("/")[0]
-        reader = spark.read.option("basePath", base).option("mergeSchema", "true")
-        return reader.parquet(*files)
-    return spark.read.option("mergeSchema", "true").parquet(table)
+        # Their own names are as on the disk, and that of the folder is escaped, unlike ours.
+        base = table.rstrip("/")
+        depth = len(columns) + 1
+        names = ("/".join(each.split("/")[-depth:]) for each in files)
+        found = _read(spark, [f"{base}/{name}" for name in names], base)
+        if _ADDRESS in columns:
+            # The names of folders hold UTF-8, of which Spark takes each octet for a character.
+            text = sql.decode(sql.encode(_ADDRESS, "ISO-8859-1"), "UTF-8")
+            found = found.withColumn(_ADDRESS, text)
+        return found
+    return _read(spark, [table], table)
+
+
+def _read(spark: SparkSession, paths: Sequence[str], base: str) -> DataFrame:
+    """What is in these files and folders. Addresses are text, also those that look like numbers: they
+    stand in the names of folders, where Spark would take them for that."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    reader = spark.read.option("basePath", base).option("mergeSchema", "true")
+    found = reader.parquet(*paths)
+    kind = dict(found.dtypes).get(_ADDRESS, "string")
+    if kind == "string":
+        return found
+    fields = [
+        StructField(_ADDRESS, StringType()) if field.name == _ADDRESS else field
+        for field in found.schema.fields
+    ]
+    return reader.schema(StructType(fields)).parquet(*paths)
 
 
 def _in_utc(rows: pa.Table) -> pa.Table:

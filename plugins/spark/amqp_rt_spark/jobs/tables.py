@@ -54,8 +54,6 @@ def messages_of(
         if name not in rows.columns:
             hint = ": ingest keeps it unless it is told no-raw" if name == "message" else ""
             raise ValueError(f"the table {table} has no column {name}{hint}")
-    # What Spark finds in the names of folders, it takes for numbers where it can.
-    rows = rows.withColumn("address", sql.col("address").cast("string"))
     rows = within(rows, since, until)
     return rows.where(condition_of(rows, where)) if where else rows
 

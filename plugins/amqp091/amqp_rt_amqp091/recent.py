@@ -14,8 +14,10 @@ from .methods import BasicProperties, BasicPublish
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: Entries of one generation, of which there are two.
-_ENTRIES_MAX: Final = 512
+#: Entries of one generation, of which there are two: places are many and small, sets of properties few
+#: and, as tables, large.
+_PLACES_MAX: Final = 512
+_SETS_MAX: Final = 128
 #: Octets that are looked up; what is longer is made each time.
 OCTETS_MAX: Final = 512
 
@@ -27,7 +29,7 @@ class Recent(Generic[K, V]):
     is full, the old one goes.
     """
 
-    def __init__(self, entries_max: int = _ENTRIES_MAX) -> None:
+    def __init__(self, entries_max: int = _SETS_MAX) -> None:
         self._entries_max = entries_max
         self._young: dict[K, V] = {}
         self._old: dict[K, V] = {}
@@ -71,7 +73,7 @@ class Recents:
 
     def __init__(self) -> None:
         #: Octets of ``basic.publish`` → the method.
-        self.methods: Recent[bytes, Published] = Recent()
+        self.methods: Recent[bytes, Published] = Recent(_PLACES_MAX)
         #: Flags and properties of a content header → the properties, which nobody changes.
         self.properties: Recent[bytes, BasicProperties] = Recent()
         #: Likewise → what comes before the body of the message of AMQP 1.0.

@@ -181,8 +181,10 @@ class Limits(Struct, frozen=True, gc=False):
     staged_bytes_max: int = 1024 * MIB
     stages_max: int = 10_000
     stage_s: float = 86_400.0
-    #: Producers that publish by epochs at one node, and runs of each that are remembered.
+    #: Producers that publish by epochs at one node, seconds without a word after which one of them makes
+    #: room for another (what it sends then counts as new), and runs of each that are remembered.
     epoch_producers_max: int = 1_000
+    epoch_producer_s: float = 2_592_000.0
     epoch_runs_max: int = 100
     #: Groups that lease messages of one queue, messages that each may have, and seconds that what it
     #: has may stay aside without a word from it, if it asks for an end at all.

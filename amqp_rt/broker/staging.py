@@ -96,6 +96,8 @@ class _KnownProducer(Struct, array_like=True):
     epoch: int
     #: Stages that are being published.
     publishing: list[int]
+    #: When something was heard of it last.
+    used: float = 0.0
 
 
 class _KnownStage(Struct, array_like=True):
@@ -236,9 +238,11 @@ class Stage:
 class EpochProducer:
     """One producer of one node."""
 
-    def __init__(self, destination: Destination, name: str) -> None:
+    def __init__(self, destination: Destination, name: str, used: float) -> None:
         self.destination = destination
         self.name = name
+        #: When something was heard of it last, by the wall clock.
+        self.used = used
         #: Its runs, the latest one last.
         self.runs: list[str] = []
         #: The epoch that was committed last.
@@ -367,13 +371,12 @@ class Staging:
         """
         producers = self._producers.setdefault(destination, {})
         producer = producers.get(name)
+        now = self.clock.wall()
         if producer is None:
             if len(producers) >= self.limits.epoch_producers_max:
-                raise AmqpError(
-                    f"the node has {len(producers)} producers already",
-                    condition="amqp:resource-limit-exceeded",
-                )
-            producer = producers[name] = EpochProducer(destination, name)
+                self._make_room(producers, now)
+            producer = producers[name] = EpochProducer(destination, name, now)
+        producer.used = now
         runs = producer.runs
         if not runs or run != runs[-1]:
             if run in runs:
@@ -389,10 +392,29 @@ class Staging:
                 self._keep(self.journal.loose, producer)
         return producer
 
+    def _make_room(self, producers: dict[str, EpochProducer], now: float) -> None:
+        """Forget the one of *producers* that has been silent for longest, if that was long enough.
+
+        Raises:
+            AmqpError: It was not.
+        """
+        silent = [each for each in producers.values() if not each.stages and not each.publishing]
+        oldest = min(silent, key=lambda each: each.used, default=None)
+        least = self.limits.epoch_producer_s
+        if oldest is None or now - oldest.used < least:
+            raise AmqpError(
+                f"the node has {len(producers)} producers already, and forgets none of which it has "
+                f"heard in the last {least / 86_400:.0f} days: use fewer names",
+                condition="amqp:resource-limit-exceeded",
+            )
+        del producers[oldest.name]
+        if oldest.destination.number and self.journal is not None:
+            self.journal.loose.forget(PRODUCER_FACT, _producer_key(oldest))
+
     def _keep(self, unit: Unit, producer: EpochProducer, *, without: Stage | None = None) -> None:
         """Let *unit* say what is known of *producer*, once *without* has been published."""
         publishing = [stage.number for stage in producer.publishing if stage is not without]
-        known = _KnownProducer(producer.runs, producer.epoch, publishing)
+        known = _KnownProducer(producer.runs, producer.epoch, publishing, producer.used)
         unit.keep(PRODUCER_FACT, _producer_key(producer), msgspec.msgpack.encode(known))
 
     def _drop(self, producer: EpochProducer, stage: Stage, error: Error | None = None) -> None:
@@ -607,6 +629,7 @@ class Staging:
         journal = self.journal
         assert journal is not None
         highest = 0
+        now = self.clock.wall()
         stages: dict[int, Stage] = {}
         for key, value in await journal.call(journal.store.facts, STAGE_FACT):
             number = int.from_bytes(key, "big")
@@ -623,7 +646,7 @@ class Staging:
             stages[number] = stage
             name = known.claim.producer
             producers = self._producers.setdefault(destination, {})
-            producer = producers.setdefault(name, EpochProducer(destination, name))
+            producer = producers.setdefault(name, EpochProducer(destination, name, now))
             producer.stages[stage.key] = stage
             self._stages[stage] = producer
         for key, value in await journal.call(journal.store.facts, PRODUCER_FACT):
@@ -634,7 +657,8 @@ class Staging:
             kept = msgspec.msgpack.decode(value, type=_KnownProducer)
             name = key[4:].decode()
             producers = self._producers.setdefault(destination, {})
-            producer = producers.setdefault(name, EpochProducer(destination, name))
+            producer = producers.setdefault(name, EpochProducer(destination, name, now))
+            producer.used = kept.used or now
             producer.runs = kept.runs
             producer.epoch = kept.epoch
             producer.publishing = [stages[number] for number in kept.publishing if number in stages]

@@ -211,6 +211,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "staged_bytes_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "stages_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
+    "epoch_producer_s": ("broker/test_staging.py::test_a_producer_that_was_silent_makes_room",),
     "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "leases_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),

@@ -324,6 +324,36 @@ async def test_a_node_takes_what_is_staged_along() -> None:
             await broker.host.commit_epoch("out", "job", "one", 0, [])
 
 
+async def test_a_producer_that_was_silent_makes_room(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = MemoryStore()
+    limits = Limits(epoch_producers_max=2, epoch_producer_s=100)
+
+    async def publish(broker: Broker, peer: Any, producer: str, epoch: int) -> bool:
+        return await broker.host.commit_epoch("out", producer, "one", epoch, [])
+
+    async with (
+        Broker(store=store, executor=in_line, limits=limits) as broker,
+        broker.local() as peer,
+    ):
+        await broker.declare(Queue("out"))
+        assert await publish(broker, peer, "first", 5)
+        await trio.sleep(60)
+        assert await publish(broker, peer, "second", 5)
+        with pytest.raises(AmqpError, match="2 producers"):
+            await publish(broker, peer, "third", 0)
+        await trio.sleep(60)
+        # The second one is as old as that only in forty seconds.
+        assert await publish(broker, peer, "third", 0)
+        assert not await publish(broker, peer, "second", 5)
+        await broker.host.wait_kept()
+    async with Broker(store=store, executor=in_line, limits=limits) as broker:
+        assert broker.host.committed_epoch("out", "second") == 5
+        found = [key[4:] for key, _ in store.facts("epoch-producer")]
+        assert sorted(found) == [b"second", b"third"]
+
+
 class Unsteady(MemoryStore):
     """A disk that is full, or fails, as soon as it is told to."""
 

@@ -225,7 +225,8 @@ def _report(found: Any, conf: Deadletters) -> Report:
     )
     sections: list[Section] = [
         Text(
-            f"{totals.letters} dead letters of {conf.address}, {totals.groups} kinds of them"
+            f"{totals.letters} dead letters of {conf.address}, of {totals.groups} kind"
+            f"{'s' if totals.groups != 1 else ''}"
             + (f", for which {conf.where}" if conf.where else "")
             + "."
         ),

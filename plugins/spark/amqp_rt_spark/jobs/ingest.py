@@ -227,7 +227,8 @@ def _report(conf: Ingest, form: Format, run: Run) -> Report:
             run.moved.items(), key=lambda item: (item[0][0], item[0][1] or 0)
         )
     ]
-    note = f"{run.rows} messages in {run.batches} batches, {quarantined} of them in quarantine."
+    batches = "1 batch" if run.batches == 1 else f"{run.batches} batches"
+    note = f"{run.rows} messages in {batches}, {quarantined} of them in quarantine."
     if run.behind is not None:
         note += f" {run.behind} were left when the last batch was planned."
     sections: list[Section] = [

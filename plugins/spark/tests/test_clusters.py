@@ -73,7 +73,9 @@ for name, value in json.loads(conf).items():
 spark = builder.remote("local[2]").getOrCreate()
 found = check(spark, {{"url": url}})
 {COPY}
-print(json.dumps([type(spark).__module__, len(found)]))
+from amqp_rt_spark.jobs.ingest import Ingest, ingest
+facts = ingest(spark, Ingest(url=url, address="log", table=folder + "/lake", once=True)).facts
+print(json.dumps([type(spark).__module__, len(found), facts["rows"], facts["quarantined"]]))
 """
 
 
@@ -182,7 +184,7 @@ def test_a_cluster_that_gets_our_python_sent_along(
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@pytest.mark.req("K1", "K2", "K3")
+@pytest.mark.req("K1", "K2", "K3", "K7")
 def test_spark_connect(served: Any, spark_conf: dict[str, str], tmp_path: Path) -> None:
     missing = [each for each in ("grpc", "pandas", "zstandard") if find_spec(each) is None]
     if missing and os.environ.get("CI") != "true":
@@ -191,7 +193,8 @@ def test_spark_connect(served: Any, spark_conf: dict[str, str], tmp_path: Path) 
     # Of a server that is there already, a client may not set what the whole server has.
     conf = {**spark_conf, "spark.local.dir": str(tmp_path)}
     environ = {"PYSPARK_PYTHON": sys.executable}
-    module, tasks = run(CONNECT, environ, served.url, str(tmp_path), json.dumps(conf))
+    module, tasks, *ingested = run(CONNECT, environ, served.url, str(tmp_path), json.dumps(conf))
     assert ".connect." in module
     assert tasks == 2
+    assert ingested == [COUNT, 0]
     assert copied(served) == EXPECTED

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from msgspec import Struct
@@ -134,7 +134,8 @@ def follow(query: Any, watch: Watch | None = None) -> Run:
 def _last_done(query: Any, run: Run, watch: Watch, last: int) -> int:
     """Add to *run* the batches after number *last*; the number of the last one now."""
     for progress in query.recentProgress:
-        number, rows = int(progress["batchId"]), int(progress["numInputRows"])
+        # As an attribute: Spark Connect leaves the item empty, and sums the sources.
+        number, rows = int(progress.batchId), int(progress.numInputRows)
         # One that looked for more and found nothing has the number of the batch to come.
         if number <= last or not (rows or _moves(progress)):
             continue
@@ -155,13 +156,21 @@ def _last_done(query: Any, run: Run, watch: Watch, last: int) -> int:
         run.rows += rows
         run.behind = behind
         for row in (progress["observedMetrics"] or {}).values():
-            for name, value in row.asDict().items():
+            for name, value in _counted(row.asDict()):
                 run.observed[name] = run.observed.get(name, 0) + int(value or 0)
         for state in progress["stateOperators"]:
             run.late += int(state["numRowsDroppedByWatermark"])
         run.history = [*run.history[1 - Run.HISTORY :], batch]
         watch.batch(batch)
     return last
+
+
+def _counted(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The names and values of what was observed, which Spark Connect gives with their schema."""
+    if row.keys() == {"values", "schema"}:
+        names = (field["name"] for field in row["schema"]["fields"])
+        return zip(names, row["values"], strict=True)
+    return row.items()
 
 
 def _moves(progress: Any) -> bool:

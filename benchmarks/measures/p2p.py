@@ -38,7 +38,10 @@ def sample(one: Contestant, size: int, settled: bool, seconds: float) -> Sample:
     count, measured = heard["n"], heard["measured"]
     if count != sent["n"] or not measured:
         raise RoleFailed(f"{count} of {sent['n']} messages arrived")
+    took = heard["last"] - heard["first"]
+    if not took or not sent["measured"]:
+        raise RoleFailed("all messages came at once: measure for longer (--seconds)")
     return {
-        "rate": measured / (heard["last"] - heard["first"]),
+        "rate": measured / took,
         "cpu_us": (sent["cpu"] / sent["measured"] + heard["cpu"] / measured) * 1e6,
     }

@@ -152,7 +152,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "benchmarks", "p2p", "rpc", "setup", "broker", "durable", "codec"),
         *("--peers", "none", "--mode", mode, "--compiled-python", sys.executable),
-        *("--sizes", "100", "--rounds", "1", "--seconds", "0.05"),
+        *("--sizes", "100", "--rounds", "1", "--seconds", "0.2"),
         *("--json", str(tmp_path / "now.json"), "--markdown", str(tmp_path / "page.md")),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

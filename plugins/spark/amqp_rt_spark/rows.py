@@ -77,20 +77,22 @@ class RowMaker:
                     f"a message of {_shown(place)} cannot be decoded: {error}; with "
                     "onUndecodable=row it would be a row"
                 ) from error
-        octets = message.encode()
-        known: dict[str, Any] = {
-            "address": place.address,
-            "partition": place.partition,
-            "offset": place.offset,
-            "body": octets.decode("utf-8", "backslashreplace") if self._text else octets,
-            "body_kind": "undecodable",
-        }
+        return tuple([self._as_far(name, message, place) for name in self._columns])
+
+    def _as_far(self, name: str, message: Message, place: Place) -> Any:
+        """The column *name* of a message that cannot be decoded as a whole: what it says elsewhere is
+        how one finds out who sent it, and why it lies where it does."""
+        if name == "body":
+            octets = message.encode()
+            return octets.decode("utf-8", "backslashreplace") if self._text else octets
+        if name == "body_kind":
+            return "undecodable"
+        if name in ("body_variant", "message"):
+            return None
         try:
-            known["enqueued_time"] = _enqueued(message, place)
+            return _GETTERS[name](message, place)
         except (DecodeError, ValueError):
-            # Its annotations are what is malformed.
-            pass
-        return tuple([known.get(name) for name in self._columns])
+            return None
 
 
 def _shown(place: Place) -> str:

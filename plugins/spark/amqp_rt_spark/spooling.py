@@ -33,6 +33,7 @@ from amqp_rt.errors import DecodeError, LinkDetached
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 
 from . import wire
+from .malformed import decoded
 from .options import Options
 from .reading import Snapshot, Span, Stream
 from .rows import Place, RowMaker
@@ -388,7 +389,7 @@ class SpoolStream(Stream):
         for path in paths:
             try:
                 for payload in spooled(path):
-                    yield maker.row(Message.decode(payload), place)
+                    yield maker.row(decoded(payload), place)
             except FileNotFoundError as error:
                 raise DataLost(f"{path} is not there any more: was spoolDir emptied?") from error
 

@@ -37,6 +37,8 @@ from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Rejected
 from amqp_rt.termini import COPY, Source, Target
 from amqp_rt.values import Described, Symbol
 
+from .malformed import decoded
+
 #: ``x-opt-incarnation``: the property of a log's links that tells it from others of its name.
 INCARNATION: Final = Symbol("x-opt-incarnation")
 SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
@@ -671,7 +673,7 @@ class Wire:
                     break
                 while inbox.ready and expected < end:
                     payload = inbox.ready.popleft()
-                    message = Message.decode(payload)
+                    message = decoded(payload)
                     offset = spelling.number(payload, message)
                     if offset > expected and not selector and not may_lose:
                         raise DataLost(lost(node, expected, min(offset, end)))
@@ -709,7 +711,7 @@ class Wire:
                     return
                 while inbox.ready:
                     payload = inbox.ready.popleft()
-                    yield spelling.number(payload, Message.decode(payload))
+                    yield spelling.number(payload, decoded(payload))
         finally:
             self._leave(link, inbox)
 
@@ -746,7 +748,7 @@ class Wire:
                     return
                 while inbox.ready and (most is None or taken < most):
                     taken += 1
-                    yield Message.decode(inbox.ready.popleft())
+                    yield decoded(inbox.ready.popleft())
         finally:
             self._leave(link, inbox)
 
@@ -763,7 +765,7 @@ class Wire:
                 if not inbox.ready:
                     return
                 while inbox.ready:
-                    yield Message.decode(inbox.ready.popleft())
+                    yield decoded(inbox.ready.popleft())
         finally:
             self._leave(link, inbox)
 

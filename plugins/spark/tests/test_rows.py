@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from amqp_rt_spark import variant
+from amqp_rt_spark.malformed import decoded
 from amqp_rt_spark.options import Options
 from amqp_rt_spark.rows import Place, RowMaker, check_columns, payload_of
 from amqp_rt_spark.schema import columns_of, ddl_of
@@ -73,10 +74,10 @@ def row_of(message: Message, **options: Any) -> dict[str, Any]:
     for name in ("body_variant", "application_properties", "message_annotations"):
         if row.get(name) is not None:
             row[name] = Stored(*row[name])
-    if "header" in row:
+    if row.get("header") is not None:
         names = ("durable", "priority", "ttl", "first_acquirer", "delivery_count")
         row["header"] = dict(zip(names, row["header"], strict=True))
-    if "properties" in row:
+    if row.get("properties") is not None:
         names = (
             *("message_id", "message_id_type", "user_id", "to", "subject", "reply_to"),
             *("correlation_id", "correlation_id_type", "content_type", "content_encoding"),
@@ -325,6 +326,27 @@ def test_the_columns_of_a_record() -> None:
     assert row_of(claimed)["body_variant"] is None
     assert set(row_of(message, columns=("body", "offset"))) == {"body", "offset"}
     assert list(row_of(message, columns=("offset",), raw=True)) == ["offset", "message"]
+
+
+def test_octets_that_are_no_message_are_a_row_with_all_that_can_be_read_of_them() -> None:
+    placed = Message(
+        message_annotations={"x-opt-sequence-number": 5, "x-opt-enqueued-time": Timestamp(5)}
+    )
+    payload = placed.encode_front() + b"\x00\x53\x75\xa0\x05ab"
+    with pytest.raises(DecodeError):
+        Message.decode(payload)
+    columns = ("address", "offset", "body", "body_kind", "enqueued_time", "header", "properties")
+    row = row_of(decoded(payload), on_undecodable="row", columns=(*columns, "message_annotations"))
+    assert (row["address"], row["offset"], row["enqueued_time"]) == ("here", 17, 5_000)
+    assert (row["body"], row["body_kind"]) == (payload, "undecodable")
+    assert row["header"] is row["properties"] is None
+    assert row["message_annotations"] is not None
+    assert row_of(decoded(payload), columns=("offset",)) == {"offset": 17}
+    with pytest.raises(DecodeError, match="onUndecodable=row"):
+        row_of(decoded(payload))
+    # Not even its annotations.
+    row = row_of(decoded(b"nothing"), on_undecodable="row", columns=("body", "enqueued_time"))
+    assert row == {"body": b"nothing", "enqueued_time": None}
 
 
 def test_what_cannot_be_decoded() -> None:

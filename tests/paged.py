@@ -54,7 +54,8 @@ class PagedWorld(World):
         while True:
             self.pump()
             await trio.testing.wait_all_tasks_blocked()
-            if not any(client.pump() for client in self.clients):
+            moved = any(client.pump() for client in self.clients)
+            if not (self.host.journal.hurry() or moved):
                 return
 
     def queue(self, address: str = "q") -> MessageQueue:

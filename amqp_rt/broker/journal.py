@@ -30,6 +30,9 @@ _log = logging.getLogger("amqp_rt.store")
 
 #: Bytes of one batch; more waits for the next one.
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Seconds for which changes that nobody waits for wait for others to be written with: a consumer's
+#: settlement, mostly, for the next message of the publisher that has just had its answer.
+LINGER_S: Final = 0.002
 #: Seconds without anything to write after which a store may tidy itself up.
 IDLE_S: Final = 1.0
 #: Seconds for what is to be written when the broker stops.
@@ -144,6 +147,11 @@ class Unit:
     def __bool__(self) -> bool:
         return bool(self._changes or self.appended)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether something follows when it is written."""
+        return self.refused is not None or bool(self._follow)
+
     def write(self, batch: Batch) -> None:
         """Add the changes to *batch*."""
         for change, args in self._changes:
@@ -179,6 +187,8 @@ class Journal:
         #: The unit of a transaction that is being put together.
         self.joins: Unit | None = None
         self._work = trio.Event()
+        #: There is more to write than what ``loose`` has taken, or somebody does not want to wait.
+        self._urgent = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
 
@@ -216,6 +226,7 @@ class Journal:
             return
         self._loose = None
         self._waiting.append(unit)
+        self._urgent.set()
         self._wake()
 
     @property
@@ -265,8 +276,14 @@ class Journal:
         if self._idle.is_set():
             self._idle = trio.Event()
 
+    def hurry(self) -> bool:
+        """Write what there is, without waiting for more; whether there is something."""
+        self._urgent.set()
+        return bool(self._waiting)
+
     async def wait_kept(self) -> None:
         """Wait until everything that was added so far is on the disk, or never will be."""
+        self.hurry()
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -282,10 +299,10 @@ class Journal:
                 if idle.cancelled_caught:
                     await self._tidy()
                     await self._work.wait()
-                await self._commit_all()
+                await self._commit_all(linger=True)
         finally:
             with trio.move_on_after(LAST_COMMIT_S, shield=True):
-                await self._commit_all()
+                await self._commit_all(linger=False)
 
     async def _tidy(self) -> None:
         if self.failure is not None:
@@ -299,8 +316,11 @@ class Journal:
         except AmqpError as error:
             await self._reopen([], error)
 
-    async def _commit_all(self) -> None:
+    async def _commit_all(self, *, linger: bool) -> None:
         while self._waiting and self.failure is None:
+            if linger and not any(unit.is_awaited for unit in self._waiting):
+                with trio.move_on_after(LINGER_S):
+                    await self._urgent.wait()
             units = self._take()
             try:
                 await self._commit(units)
@@ -313,6 +333,8 @@ class Journal:
 
     def _take(self) -> list[Unit]:
         self._loose = None
+        if self._urgent.is_set():
+            self._urgent = trio.Event()
         units, self._waiting = self._waiting, []
         return units
 

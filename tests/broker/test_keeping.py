@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from paged import Gate
+from paged import Gate, in_line
 
 from amqp_rt import Broker, Message
 from amqp_rt.broker.journal import Journal
@@ -314,6 +314,29 @@ async def test_many_messages_share_a_commit() -> None:
             assert store.commits - before < 100
     async with Broker(store=store) as broker:
         assert await bodies(broker, "work") == list(range(500))
+
+
+async def test_a_settlement_is_written_with_the_next_message(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = Troubled()
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        async with peer.sender("work") as out, peer.receiver("work") as messages:
+            await out.send(0, durable=True)
+            before = store.commits
+            for number in range(1, 21):
+                (await messages.receive()).accept()
+                # The broker hears of that first, and nobody waits for it.
+                await trio.sleep(0.001)
+                await out.send(number, durable=True)
+            assert store.commits - before == 20
+            # Where nothing follows, it is written all the same.
+            (await messages.receive()).accept()
+            await trio.sleep(0.1)
+            assert store.commits - before == 21
+    async with Broker(store=store, executor=in_line) as broker:
+        assert await bodies(broker, "work") == []
 
 
 @pytest.mark.req("B7", "A9")

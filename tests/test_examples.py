@@ -53,4 +53,6 @@ def test_without_spark_the_main_job_says_what_to_install(ci: str, code: int) -> 
     )
     assert run.returncode == code, run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
-    assert "pyspark cannot be imported; pip install" in run.stderr.replace("amqp_rt_spark, ", "")
+    # What else is missing depends on what is installed here.
+    assert "pyspark" in run.stderr
+    assert " cannot be imported; pip install" in run.stderr

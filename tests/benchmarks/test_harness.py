@@ -238,14 +238,14 @@ def test_without_spark_it_is_said(tmp_path: Path) -> None:
     assert "absent: spark: not among --peers" in done.stdout
     program = """
 import json, sys
-sys.modules["pyspark"] = None
+sys.modules["pyarrow"] = sys.modules["pyspark"] = None
 sys.argv = ["", "version", "{}"]
 import runpy
 runpy.run_path("benchmarks/roles/on_spark.py", run_name="__main__")
 """
     run = [sys.executable, "-c", program]
     said = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert json.loads(said) == {"absent": "pyspark is not installed (make .venv/spark)"}
+    assert json.loads(said)["absent"].endswith(" is not installed (make .venv/spark)")
 
 
 @pytest.mark.long

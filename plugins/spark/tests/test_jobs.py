@@ -208,7 +208,7 @@ def test_a_mistake_in_the_file_is_a_sentence(
         (["ingest", "--address", "a"], "--table is missing"),
         (["ingest", "--body", "xml"], "'xml' is not one of"),
         (["lag", "--checkpoint=nowhere", "--format=json"], "nowhere is no checkpoint"),
-        (["ingest", "--address=a", "--table=t", "--conf=x"], "--conf 'x' is not NAME=VALUE"),
+        (["ingest", "--address=a", "--table=t", "--format=json", "--conf=x"], "--conf 'x' is not NAME=VALUE"),
         (["submit", "--print", "inges"], "there is no job 'inges'; did you mean 'ingest'?"),
         (["submit", "--print", "ingest", "--address", "a"], "--table is missing"),
     ],
@@ -241,6 +241,7 @@ def test_the_line_for_a_cluster(tmp_path: Path) -> None:
 
 def test_the_archive_is_all_that_a_machine_lacks(tmp_path: Path) -> None:
     """It runs where neither the runtime nor the plug-in is, and says what a job takes."""
+    pytest.importorskip("pyarrow")
     archive, again = tmp_path / "jobs.zip", tmp_path / "again.zip"
     package(str(archive))
     package(str(again))

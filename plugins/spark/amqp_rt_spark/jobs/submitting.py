@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +53,10 @@ def package(archive: str) -> None:
     """
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in _PACKED:
-            found = Path(str(import_module(name).__file__))
+            # Found, and not imported: what is only packed need not be able to run here.
+            spec = find_spec(name)
+            assert spec is not None
+            found = Path(str(spec.origin))
             if found.name != "__init__.py":
                 _add(packed, found, found.name)
                 continue

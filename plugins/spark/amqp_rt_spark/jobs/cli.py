@@ -221,6 +221,8 @@ def run_job(job: Job, conf: JobConf, running: Running) -> int:
             extra("jinja2")
             extra("matplotlib")
         if not (job.alone and local_path(str(getattr(conf, "checkpoint", ""))) is not None):
+            if sys.stderr.isatty():
+                click.echo(f"starting Spark at {running.master}, which takes a while", err=True)
             with signals(None):
                 spark = start(
                     running.master, settings_of(running.conf), name=job.name, debug=running.debug

@@ -208,7 +208,10 @@ def test_a_mistake_in_the_file_is_a_sentence(
         (["ingest", "--address", "a"], "--table is missing"),
         (["ingest", "--body", "xml"], "'xml' is not one of"),
         (["lag", "--checkpoint=nowhere", "--format=json"], "nowhere is no checkpoint"),
-        (["ingest", "--address=a", "--table=t", "--format=json", "--conf=x"], "--conf 'x' is not NAME=VALUE"),
+        (
+            ["ingest", "--address=a", "--table=t", "--format=json", "--conf=x"],
+            "--conf 'x' is not NAME=VALUE",
+        ),
         (["submit", "--print", "inges"], "there is no job 'inges'; did you mean 'ingest'?"),
         (["submit", "--print", "ingest", "--address", "a"], "--table is missing"),
     ],

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, cast
 
 from amqp_rt import Message
-from amqp_rt.codec.sections import read_annotations, walk_head
 from amqp_rt.errors import DecodeError
+from amqp_rt.message import read_annotations, walk_head
 
 
 class Malformed:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 from msgspec.structs import replace
 
+from amqp_rt import __version__
 from amqp_rt.fronts import (
     ConnectionFailed,
     Error,
@@ -173,7 +174,7 @@ class Engine(Connection):
                 version_minor=9,
                 server_properties={
                     "product": "amqp-rt",
-                    "version": "0.1.0",
+                    "version": __version__,
                     "platform": "Python",
                     "cluster_name": self.options.container_id,
                     "capabilities": dict(_CAPABILITIES),

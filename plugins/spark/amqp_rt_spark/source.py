@@ -43,7 +43,7 @@ from pyspark.sql.types import Row, StructType
 from .arrow import batches
 from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
-from .reading import Batch, Bounds, LogStream
+from .reading import Batch, Bounds, LogStream, Stream
 from .schema import ddl_of
 from .spooling import SpoolStream
 from .writing import Sink, Task, Written
@@ -230,52 +230,30 @@ class _Limited(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
 
-class LogStreamReader(LogStream, _Limited):
+class _InBatches(Stream):
+    """Gives Spark what the class behind it plans and reads: spans as partitions, rows in batches."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        super().__init__(options)
+        self._schema = schema
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+        return [AmqpPartition(each) for each in super().partitions(start, end)]  # type: ignore[misc]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return _batches(super().read(partition.value), self._schema)
+
+
+class LogStreamReader(_InBatches, LogStream, _Limited):
     """Streams the records of logs."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        super().__init__(options)
-        self._schema = schema
 
-    def partitions(  # type: ignore[override]
-        self, start: dict[str, Any], end: dict[str, Any]
-    ) -> list[InputPartition]:
-        return [AmqpPartition(span) for span in LogStream.partitions(self, start, end)]
-
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        return _batches(LogStream.read(self, partition.value), self._schema)
-
-
-class LeaseStreamReader(LeaseStream, _Limited):
+class LeaseStreamReader(_InBatches, LeaseStream, _Limited):
     """Streams messages that are leased from queues."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        super().__init__(options)
-        self._schema = schema
 
-    def partitions(  # type: ignore[override]
-        self, start: dict[str, Any], end: dict[str, Any]
-    ) -> list[InputPartition]:
-        return [AmqpPartition(span) for span in LeaseStream.partitions(self, start, end)]
-
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        return _batches(LeaseStream.read(self, partition.value), self._schema)
-
-
-class SpoolStreamReader(SpoolStream, _Limited):
+class SpoolStreamReader(_InBatches, SpoolStream, _Limited):
     """Streams messages of queues, which are in files by then."""
-
-    def __init__(self, options: Options, schema: StructType) -> None:
-        super().__init__(options)
-        self._schema = schema
-
-    def partitions(  # type: ignore[override]
-        self, start: dict[str, Any], end: dict[str, Any]
-    ) -> list[InputPartition]:
-        return [AmqpPartition(share) for share in SpoolStream.partitions(self, start, end)]
-
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        return _batches(SpoolStream.read(self, partition.value), self._schema)
 
 
 def _task(epoch: int) -> Task:

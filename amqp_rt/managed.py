@@ -6,10 +6,11 @@ what there is at the moment. Nothing is kept for it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 import trio
@@ -100,16 +101,28 @@ class _Entities:
         self.container = container
         self.host = host
         self._names: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
+        self._named: WeakValueDictionary[str, Connection] = WeakValueDictionary()
         self._numbers = count(1)
 
     def connections(self, virtual_host: str) -> Iterator[tuple[str, Connection]]:
         """Connections to *virtual_host*, each with a name that it keeps."""
         for each in self.container.connections:
             if each.peer.virtual_host == virtual_host:
-                name = self._names.get(each)
-                if name is None:
-                    name = self._names[each] = f"{next(self._numbers)}"
-                yield name, each
+                yield self._name_of(each), each
+
+    def _name_of(self, connection: Connection) -> str:
+        name = self._names.get(connection)
+        if name is None:
+            name = self._names[connection] = f"{next(self._numbers)}"
+            self._named[name] = connection
+        return name
+
+    def connection(self, name: str, virtual_host: str) -> Connection | None:
+        """Return the connection that has been given *name*."""
+        found = self._named.get(name)
+        if found is None or found.peer.virtual_host != virtual_host:
+            return None
+        return found if found in self.container.connections else None
 
     def sessions(self, virtual_host: str) -> Iterator[tuple[str, str, Any]]:
         """Sessions, each after its own name and that of its connection."""
@@ -117,27 +130,50 @@ class _Entities:
             for session in list(each.engine.sessions.values()):
                 yield f"{connection}/{session.channel}", connection, session
 
+    def session(self, name: str, virtual_host: str) -> tuple[str, Any] | None:
+        """Return the session *name*, after the name of its connection."""
+        connection_name, _, channel = name.rpartition("/")
+        connection = self.connection(connection_name, virtual_host)
+        if connection is None:
+            return None
+        for session in list(connection.engine.sessions.values()):
+            if f"{session.channel}" == channel:
+                return connection_name, session
+        return None
+
     def links(self, virtual_host: str) -> Iterator[tuple[LinkEntity, Any]]:
         """Links that are attached."""
         for session_name, connection, session in self.sessions(virtual_host):
             for handle, link in list(session.links.items()):
-                if not link.attached:
-                    continue
-                sends = link.role == SENDER
-                terminus = link.source if sends else link.target
-                address = terminus.address if isinstance(terminus, Source | Target) else None
-                yield (
-                    LinkEntity(
-                        name=f"{session_name}/{handle}",
-                        link_name=link.name,
-                        connection=connection,
-                        session=session_name,
-                        role="receiver" if sends else "sender",
-                        address=address if isinstance(address, str) else None,
-                        credit=link.credit,
-                    ),
-                    link,
-                )
+                if link.attached:
+                    yield _link_entity(session_name, connection, handle, link), link
+
+    def link(self, name: str, virtual_host: str) -> tuple[LinkEntity, Any] | None:
+        """Return the attached link *name* and its entity."""
+        session_name, _, wanted = name.rpartition("/")
+        found = self.session(session_name, virtual_host)
+        if found is None:
+            return None
+        connection, session = found
+        for handle, link in list(session.links.items()):
+            if f"{handle}" == wanted and link.attached:
+                return _link_entity(session_name, connection, handle, link), link
+        return None
+
+
+def _link_entity(session: str, connection: str, handle: int, link: Any) -> LinkEntity:
+    sends = link.role == SENDER
+    terminus = link.source if sends else link.target
+    address = terminus.address if isinstance(terminus, Source | Target) else None
+    return LinkEntity(
+        name=f"{session}/{handle}",
+        link_name=link.name,
+        connection=connection,
+        session=session,
+        role="receiver" if sends else "sender",
+        address=address if isinstance(address, str) else None,
+        credit=link.credit,
+    )
 
 
 class _Collection:
@@ -150,10 +186,18 @@ class _Collection:
     def __init__(self, entities: _Entities) -> None:
         self._in = entities
 
-    def rows(self, virtual_host: str) -> list[Mapping[str, Any]]:
-        return [attributes(each) for each in self._each(virtual_host)]
+    def rows(self, virtual_host: str) -> Iterator[Mapping[str, Any] | None]:
+        for each in self._each(virtual_host):
+            yield None if each is None else attributes(each)
 
-    def _each(self, virtual_host: str) -> Iterator[Struct]:
+    def find(self, name: str, virtual_host: str) -> Mapping[str, Any] | None:
+        found = self._find(name, virtual_host)
+        return None if found is None else attributes(found)
+
+    def _each(self, virtual_host: str) -> Iterator[Struct | None]:
+        raise NotImplementedError
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
         raise NotImplementedError
 
     async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
@@ -175,9 +219,12 @@ class _Containers(_Collection):
         yield ContainerEntity(
             name=container.name,
             connections=len(container.connections),
-            nodes=len(host.nodes(virtual_host=virtual_host)),
+            nodes=host.node_count(virtual_host=virtual_host),
             bytes=host.memory.held,
         )
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        return next(self._each(virtual_host)) if name == self._in.container.name else None
 
 
 class _Connections(_Collection):
@@ -187,24 +234,32 @@ class _Connections(_Collection):
 
     def _each(self, virtual_host: str) -> Iterator[Struct]:
         for name, each in self._in.connections(virtual_host):
-            peer = each.peer
-            yield ConnectionEntity(
-                name=name,
-                container_id=peer.container_id,
-                user=peer.user,
-                address=peer.address,
-                virtual_host=peer.virtual_host,
-                protocol=peer.protocol,
-                mechanism=peer.mechanism,
-                state=each.state,
-                sessions=len(each.engine.sessions),
-                tokens=0 if peer.tokens is None else len(peer.tokens),
-            )
+            yield _connection_entity(name, each)
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        found = self._in.connection(name, virtual_host)
+        return None if found is None else _connection_entity(name, found)
 
     async def delete(self, name: str, virtual_host: str) -> None:
-        for each, connection in list(self._in.connections(virtual_host)):
-            if each == name:
-                connection.close(_BY_OPERATOR)
+        found = self._in.connection(name, virtual_host)
+        if found is not None:
+            found.close(_BY_OPERATOR)
+
+
+def _connection_entity(name: str, connection: Connection) -> ConnectionEntity:
+    peer = connection.peer
+    return ConnectionEntity(
+        name=name,
+        container_id=peer.container_id,
+        user=peer.user,
+        address=peer.address,
+        virtual_host=peer.virtual_host,
+        protocol=peer.protocol,
+        mechanism=peer.mechanism,
+        state=connection.state,
+        sessions=len(connection.engine.sessions),
+        tokens=0 if peer.tokens is None else len(peer.tokens),
+    )
 
 
 class _Sessions(_Collection):
@@ -214,17 +269,22 @@ class _Sessions(_Collection):
 
     def _each(self, virtual_host: str) -> Iterator[Struct]:
         for name, connection, session in self._in.sessions(virtual_host):
-            yield SessionEntity(
-                name=name,
-                connection=connection,
-                channel=session.channel,
-                links=len(session.links),
-            )
+            yield _session_entity(name, connection, session)
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        found = self._in.session(name, virtual_host)
+        return None if found is None else _session_entity(name, *found)
 
     async def delete(self, name: str, virtual_host: str) -> None:
-        for each, _, session in list(self._in.sessions(virtual_host)):
-            if each == name:
-                session.end(_BY_OPERATOR)
+        found = self._in.session(name, virtual_host)
+        if found is not None:
+            found[1].end(_BY_OPERATOR)
+
+
+def _session_entity(name: str, connection: str, session: Any) -> SessionEntity:
+    return SessionEntity(
+        name=name, connection=connection, channel=session.channel, links=len(session.links)
+    )
 
 
 class _Links(_Collection):
@@ -236,10 +296,14 @@ class _Links(_Collection):
         for entity, _ in self._in.links(virtual_host):
             yield entity
 
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        found = self._in.link(name, virtual_host)
+        return None if found is None else found[0]
+
     async def delete(self, name: str, virtual_host: str) -> None:
-        for entity, link in list(self._in.links(virtual_host)):
-            if entity.name == name:
-                link.detach(Error("amqp:link:detach-forced", "detached by an operator"))
+        found = self._in.link(name, virtual_host)
+        if found is not None:
+            found[1].detach(Error("amqp:link:detach-forced", "detached by an operator"))
 
 
 class _Subscriptions(_Collection):
@@ -247,33 +311,35 @@ class _Subscriptions(_Collection):
     attributes = SubscriptionEntity
     operations: Mapping[str, list[str]] = {"READ": [], "DELETE": []}
 
-    def _found(self, virtual_host: str) -> Iterator[tuple[SubscriptionEntity, Any]]:
-        topics = {
-            each.name
-            for each in self._in.host.nodes(virtual_host=virtual_host)
-            if each.kind == TOPIC
-        }
-        for entity, link in self._in.links(virtual_host):
-            if entity.role == "receiver" and entity.address in topics:
-                yield (
-                    SubscriptionEntity(
-                        name=entity.name,
-                        topic=entity.address,
-                        connection=entity.connection,
-                        container_id=link.peer.container_id,
-                        link=entity.link_name,
-                    ),
-                    link,
-                )
+    def _entity(self, entity: LinkEntity, link: Any, virtual_host: str) -> Struct | None:
+        """Return the subscription that a link is, None if it is none."""
+        topic = entity.address
+        if (
+            topic is None
+            or entity.role != "receiver"
+            or self._in.host.kind(topic, virtual_host=virtual_host) != TOPIC
+        ):
+            return None
+        return SubscriptionEntity(
+            name=entity.name,
+            topic=topic,
+            connection=entity.connection,
+            container_id=link.peer.container_id,
+            link=entity.link_name,
+        )
 
-    def _each(self, virtual_host: str) -> Iterator[Struct]:
-        for entity, _ in self._found(virtual_host):
-            yield entity
+    def _each(self, virtual_host: str) -> Iterator[Struct | None]:
+        for entity, link in self._in.links(virtual_host):
+            yield self._entity(entity, link, virtual_host)
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        found = self._in.link(name, virtual_host)
+        return None if found is None else self._entity(*found, virtual_host)
 
     async def delete(self, name: str, virtual_host: str) -> None:
-        for entity, link in list(self._found(virtual_host)):
-            if entity.name == name:
-                link.detach(Error("amqp:link:detach-forced", "unsubscribed by an operator"))
+        found = self._in.link(name, virtual_host)
+        if found is not None and self._entity(*found, virtual_host) is not None:
+            found[1].detach(Error("amqp:link:detach-forced", "unsubscribed by an operator"))
 
 
 class _Password(Struct, forbid_unknown_fields=True):
@@ -291,16 +357,29 @@ class _Users(_Collection):
         self._changing = trio.Lock()
 
     def _each(self, virtual_host: str) -> Iterator[Struct]:
-        container = self._in.container
         if virtual_host:
             return  # they are for the whole container: who manages a part has no say
-        groups = {} if container.access is None else container.access.groups
-        for name in container.users or ():
-            yield UserEntity(
-                name=name,
-                groups=sorted(group for group, users in groups.items() if name in users),
-                connections=sum(each.peer.user == name for each in container.connections),
-            )
+        # Counted once: counting for each user would cost users times connections.
+        counts = Counter(each.peer.user for each in self._in.container.connections)
+        for name in list(self._in.container.users or ()):
+            yield self._entity(name, counts)
+
+    def _find(self, name: str, virtual_host: str) -> Struct | None:
+        users = self._in.container.users
+        if virtual_host or users is None or name not in users:
+            return None
+        return self._entity(
+            name, Counter(each.peer.user for each in self._in.container.connections)
+        )
+
+    def _entity(self, name: str, counts: Mapping[str | None, int]) -> UserEntity:
+        access = self._in.container.access
+        groups = {} if access is None else access.groups
+        return UserEntity(
+            name=name,
+            groups=sorted(group for group, users in groups.items() if name in users),
+            connections=counts.get(name, 0),
+        )
 
     async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
         if virtual_host:

@@ -369,13 +369,16 @@ class _Managed:
     def virtual_hosts(self) -> list[Mapping[str, Any]]:
         # Who is in the default one looks after the broker; the others have no neighbours.
         return [
-            {"name": name, "nodes": len(self._host.nodes(virtual_host=name))}
+            {"name": name, "nodes": self._host.node_count(virtual_host=name)}
             for name in self._host.virtual_hosts()
             if name == self._in or not self._in
         ]
 
-    def nodes(self) -> list[Mapping[str, Any]]:
-        return [self.node(each.name) for each in self._host.nodes(virtual_host=self._in)]
+    def names(self) -> list[str]:
+        return self._host.names(virtual_host=self._in)
+
+    def kind(self, name: str) -> str | None:
+        return self._host.kind(name, virtual_host=self._in)
 
     def node(self, name: str) -> Mapping[str, Any]:
         declared = self._host.declaration(name, virtual_host=self._in)

@@ -72,7 +72,6 @@ from .nodes import (
 )
 from .observed import ObservedQueue
 from .pager import Pager
-from .paging import NOWHERE_PAGED
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import Memory, MessageQueue
 from .selectors import InvalidFilter
@@ -778,6 +777,19 @@ class BrokerHost:
     def nodes(self, *, virtual_host: str = "") -> list[Declaration]:
         """What there is, dynamic nodes included, in the order in which it was made."""
         return [node.declared for node in self._space(virtual_host).values()]
+
+    def node_count(self, *, virtual_host: str = "") -> int:
+        """Return the number of nodes, dynamic ones included."""
+        return len(self._space(virtual_host))
+
+    def names(self, *, virtual_host: str = "") -> list[str]:
+        """Return the names of what :meth:`nodes` returns."""
+        return list(self._space(virtual_host))
+
+    def kind(self, address: str, *, virtual_host: str = "") -> str | None:
+        """Return the kind of a node, None if there is none. An alias is no node."""
+        node = self._space(virtual_host).get(address)
+        return None if node is None else node.declared.kind
 
     def virtual_hosts(self) -> list[str]:
         """The names of the virtual hosts; "" is the default one."""
@@ -1818,9 +1830,12 @@ class BrokerHost:
         """
         queue = self._queue(address, virtual_host)
         await trio.lowlevel.checkpoint()
-        if queue.paged and self.journal is not None and isinstance(queue, ObservedQueue):
-            return await self._pager.work_off(self.journal, queue, queue.available, queue.drop)
-        return queue.purge()
+        dropped = 0
+        if not (self.journal is not None and isinstance(queue, ObservedQueue)):
+            dropped = queue.purge_paged()
+        return dropped + await self._pager.work_off(
+            self.journal, queue, queue.available, queue.drop
+        )
 
     def purge_now(self, address: str, *, virtual_host: str = "") -> int:
         """As :meth:`purge`, for who cannot wait: what is in the store only is in no journal then.
@@ -1850,10 +1865,9 @@ class BrokerHost:
         if target.held is queue:
             raise AmqpError(f"{to!r} is where they are", condition="amqp:not-allowed")
         await trio.lowlevel.checkpoint()
-        work = partial(self._pass_on, queue, target)
-        if self.journal is None:
-            return work(count, NOWHERE_PAGED)
-        return await self._pager.work_off(self.journal, queue, count, work)
+        return await self._pager.work_off(
+            self.journal, queue, count, partial(self._pass_on, queue, target)
+        )
 
     def _pass_on(self, queue: MessageQueue, target: _Node, count: int, before: int) -> int:
         """Move messages that are in memory, and come before a place."""

@@ -30,6 +30,8 @@ _RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
 _LOST: Final = rejected("amqp:internal-error", "a part of the message is not in the store any more")
 #: Seconds until what could not be read is read again.
 _RETRY_S: Final = 1.0
+#: Messages that an operator's purge or move takes in one turn of the event loop.
+_TURN: Final = 500
 
 
 class _Survey(Struct):
@@ -257,16 +259,17 @@ class Pager:
 
     async def work_off(
         self,
-        journal: Journal,
+        journal: Journal | None,
         queue: MessageQueue,
         count: int,
         work: Callable[[int, int], int],
     ) -> int:
         """Have *work* done with the first *count* messages that are available now, as they are read.
 
-        *work* gets how many messages it may take away and the place before which they are, and says
-        how many it has taken. What it has changed is on the disk before more is read, so that
-        neither memory nor what waits to be written grows with the queue. How many it took in all.
+        *work* gets how many messages it may take away, ``_TURN`` at most, and the place before which
+        they are, and returns how many it has taken; others have their turn in between. What it has
+        changed is on the disk before more is read, so that neither memory nor what waits to be written
+        grows with the queue. Returns how many it took in all.
 
         Raises:
             AmqpError: The store cannot be read, or is given up; or what *work* raises.
@@ -275,8 +278,14 @@ class Pager:
         count = min(count, queue.available)
         done = 0
         while True:
-            done += work(count - done, before)
-            if done >= count or not queue.paged or queue.paged_from >= before:
+            taken = work(min(count - done, _TURN), before)
+            done += taken
+            if done >= count:
+                return done
+            if taken:
+                await trio.lowlevel.checkpoint()
+                continue
+            if journal is None or not queue.paged or queue.paged_from >= before:
                 return done
             await journal.keep(_nothing)
             waiting = self._waiting.setdefault(queue, _Waiting())

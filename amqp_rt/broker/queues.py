@@ -1915,10 +1915,14 @@ class MessageQueue(DistributionNode):
 
     def purge(self) -> int:
         """Drop every available message; how many there were."""
+        return self.purge_paged() + self.drop(self.available)
+
+    def purge_paged(self) -> int:
+        """Drop the messages that are in the store only; how many there were."""
         dropped = self.paged
         self._drop_paged()
         self.counts.dropped += dropped
-        return dropped + self.drop(self.available)
+        return dropped
 
     def sweep(self) -> None:
         """Give up what has expired at the front; messages behind it are not looked at."""

@@ -35,6 +35,7 @@ ATTACKS = {
     "selectors": "selectors of thirty patterns",
     "pieces": "a message without end, an octet a frame",
     "poison": "messages of 500 properties",
+    "queries": "management queries of 99,000 nodes",
     "pings": "WebSocket pings",
     "fragments": "WebSocket fragments",
 }

@@ -155,6 +155,22 @@ def _fragments() -> Attack:
     return Attack(said, masked(2, flow(echo=True)[:4], last=False) + masked(0, flow(echo=True)[4:]), web=True)  # fmt: skip
 
 
+def _queries() -> Attack:
+    # There is no topic: each of them looks at every node, and answers little.
+    asked = Message(
+        b"",
+        reply_to="answers",
+        application_properties={"operation": "QUERY", "entityType": "amqp_rt.topic"},
+    ).encode()
+    rows = Message(
+        b"", reply_to="answers", application_properties={"operation": "QUERY"}
+    ).encode()
+    said = b"".join(
+        transfer(number, rows if number % 2 else asked, settled=True) for number in range(8)
+    )
+    return Attack(begun() + sender("$management"), said)
+
+
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "logins": lambda: Attack(login("PLAIN", b"\0bench\0wrong"), b""),
     "greetings": lambda: Attack(b"AMQP\x00\x01\x00\x00" + bytes(64)),
@@ -182,6 +198,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
             for number in range(8)
         ),
     ),
+    "queries": _queries,
     "pings": lambda: Attack(masked(2, begun()), masked(9, b"x" * 100), web=True),
     "fragments": _fragments,
 }  # fmt: skip

@@ -462,6 +462,8 @@ async def guarded(options: Options) -> None:
             sasl=["PLAIN", "SCRAM-SHA-256", "ANONYMOUS"],
         ) as broker,
     ):
+        # For those who ask about all of them. A few may be made on use beside them.
+        await broker.declare(*(Queue(f"node-{number}") for number in range(99_000)))
         plain, web = await broker.listen("amqp://127.0.0.1:0", "ws://127.0.0.1:0/")
         # As ``amqp-rt serve`` does.
         gc.collect()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from amqp_rt.errors import (
 )
 from amqp_rt.events import Peer
 from amqp_rt.limits import Limits
+from amqp_rt.management.node import Management
 from amqp_rt.message import Message
 from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
@@ -185,6 +187,114 @@ async def test_a_query_has_pages() -> None:
             assert seen[: len(declared)] == declared
             # The last one is the dynamic node that the replies come from.
             assert (len(seen), sizes) == (10, [3, 3, 3, 1])
+
+
+class _Crowded:
+    """A virtual host with many nodes, which counts how often it is asked for one."""
+
+    def __init__(self, count: int) -> None:
+        self.kinds = {f"n{number}": "queue" for number in range(count)}
+        self.asked = 0
+        self.made = 0
+
+    def names(self) -> list[str]:
+        return list(self.kinds)
+
+    def kind(self, name: str) -> str | None:
+        self.asked += 1
+        return self.kinds.get(name)
+
+    def node(self, name: str) -> dict[str, Any]:
+        self.made += 1
+        return {"name": name, "kind": self.kinds[name]}
+
+    def virtual_hosts(self) -> list[Any]:
+        return []
+
+
+class _Steps(trio.abc.Instrument):
+    """The most that *done* grows by in one pass of the event loop."""
+
+    def __init__(self, done: Callable[[], int]) -> None:
+        self._done = done
+        self._before = 0
+        self.most = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.most = max(self.most, self._done() - self._before)
+        self._before = self._done()
+
+
+def _query(**given: Any) -> Message:
+    return Message(application_properties={"operation": "QUERY", **given})
+
+
+async def test_a_query_works_in_turns_and_makes_the_rows_of_its_page_only() -> None:
+    crowded = _Crowded(100_000)
+    management = Management(lambda virtual_host: cast("Any", crowded))
+    steps = _Steps(lambda: crowded.asked)
+    trio.lowlevel.add_instrument(steps)
+    replies: list[Message] = []
+
+    async def ask_for(**given: Any) -> None:
+        replies.append(await management.answer(_query(**given), Peer()))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(partial(ask_for, entityType="amqp_rt.queue", offset=5_000, count=3))
+    trio.lowlevel.remove_instrument(steps)
+    assert {tuple(row[0] for row in reply.body["results"]) for reply in replies} == {
+        ("n5000", "n5001", "n5002")
+    }
+    # However many queries run, one of them has a turn in each pass.
+    assert 0 < steps.most <= 200
+    assert crowded.made == 20 * 3
+    assert crowded.asked <= 20 * 5_010
+
+
+async def test_a_query_passes_nodes_that_are_deleted_meanwhile() -> None:
+    crowded = _Crowded(2_000)
+    management = Management(lambda virtual_host: cast("Any", crowded))
+    seen: list[Message] = []
+
+    async def ask_for() -> None:
+        seen.append(await management.answer(_query(entityType="amqp_rt.queue"), Peer()))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask_for)
+        await trio.lowlevel.checkpoint()
+        while crowded.asked < 200:
+            await trio.lowlevel.checkpoint()
+        for number in range(1_000, 1_995):
+            del crowded.kinds[f"n{number}"]
+    names = [row[0] for row in seen[0].body["results"]]
+    assert len(names) == 1_000
+    assert not set(names) - {f"n{number}" for number in range(1_000)}
+
+
+async def test_a_page_ends_early_where_its_values_would_be_too_many() -> None:
+    crowded = _Crowded(2_000)
+    management = Management(lambda virtual_host: cast("Any", crowded))
+    wide = _query(entityType="amqp_rt.queue")
+    wide.body = {"attributeNames": [f"a{number}" for number in range(200)]}
+    reply = await management.answer(wide, Peer())
+    assert reply.application_properties["count"] == len(reply.body["results"]) == 50
+
+
+@pytest.mark.parametrize("operation", ["PURGE", "MOVE"])
+async def test_what_an_operator_takes_away_goes_in_turns(operation: str) -> None:
+    async with broker_with() as broker:
+        for _ in range(3_000):
+            broker.host.publish("other", Message("x").encode())
+        steps = _Steps(lambda: -broker.host.stats("other").available)
+        trio.lowlevel.add_instrument(steps)
+        if operation == "PURGE":
+            assert await broker.host.purge("other") == 3_000
+        else:
+            assert await broker.host.move("other", "team/q", 2_900) == 2_900
+            assert broker.host.stats("team/q").available == 2_900
+        trio.lowlevel.remove_instrument(steps)
+        assert 0 < steps.most <= 500
 
 
 @pytest.mark.req("G2", "G7")

@@ -162,9 +162,7 @@ def _queries() -> Attack:
         reply_to="answers",
         application_properties={"operation": "QUERY", "entityType": "amqp_rt.topic"},
     ).encode()
-    rows = Message(
-        b"", reply_to="answers", application_properties={"operation": "QUERY"}
-    ).encode()
+    rows = Message(b"", reply_to="answers", application_properties={"operation": "QUERY"}).encode()
     said = b"".join(
         transfer(number, rows if number % 2 else asked, settled=True) for number in range(8)
     )

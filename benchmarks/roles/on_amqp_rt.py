@@ -19,6 +19,7 @@ import trio
 
 import amqp_rt
 from amqp_rt import Anonymous, Broker, ClientTls, Container, Message, Sender, node, rpc
+from amqp_rt.broker import Queue
 from amqp_rt.core.frames import (
     FrameBuffer,
     disposition_frame,

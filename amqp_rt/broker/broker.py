@@ -1837,6 +1837,20 @@ class BrokerHost:
             self.journal, queue, queue.available, queue.drop
         )
 
+    def wait_stored(
+        self, address: str, on_stored: Callable[[], None], *, virtual_host: str = ""
+    ) -> bool:
+        """Call *on_stored* once the messages that are being stored for a queue are in it.
+
+        False, without a call, if there are none.
+        """
+        node = self._space(virtual_host).get(address)
+        held = None if node is None else node.held
+        if self.journal is None or not isinstance(held, MessageQueue) or not held.pending:
+            return False
+        self.journal.when_kept(on_stored)
+        return True
+
     def purge_now(self, address: str, *, virtual_host: str = "") -> int:
         """As :meth:`purge`, for who cannot wait: what is in the store only is in no journal then.
 

@@ -250,6 +250,12 @@ class Journal:
         finally:
             self._loose = self.joins = None
 
+    def when_kept(self, call: Callable[[], None]) -> None:
+        """Call *call* once everything that was added so far is on the disk, or never will be."""
+        unit = Unit(lambda _error: call())
+        unit.then(call)
+        self.add(unit)
+
     async def keep(self, fill: Callable[[Unit], None]) -> None:
         """Write what *fill* puts into a unit, and wait until it is on the disk.
 

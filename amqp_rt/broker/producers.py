@@ -34,7 +34,8 @@ _FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for th
 #: Who cannot keep a durable message must not take it (Part 3 §3.2.1).
 _NOT_KEPT: Final = rejected(
     "amqp:precondition-failed",
-    "the message is durable, and this broker has no store: it keeps messages in memory only",
+    "the message is durable, and the broker has no store: start it with --store FILE, or with"
+    " --volatile to keep durable messages in memory",
 )
 _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 

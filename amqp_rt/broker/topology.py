@@ -535,6 +535,8 @@ class Topology:
         """Make a queue, or find the equal one that there is."""
         name = wanted.name
         _check_texts(name, wanted.arguments)
+        if wanted.durable and not wanted.exclusive:
+            self._check_store(f"queue {name!r:.100}")
         if name:
             found = self._host.name_of(name, virtual_host=self._virtual_host)
             if found is not None:
@@ -639,6 +641,14 @@ class Topology:
         found = self._find(name)
         return self._host.purge_now(found, virtual_host=self._virtual_host)
 
+    def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
+        """Call *on_stored* once the messages that are being stored for *queue* are in it."""
+        virtual_host = self._virtual_host
+        found = self._host.name_of(queue, virtual_host=virtual_host)
+        return found is not None and self._host.wait_stored(
+            found, on_stored, virtual_host=virtual_host
+        )
+
     def scarce(self, on_room: Callable[[], None]) -> bool:
         """Whether memory is scarce; *on_room* is called once it is not any more."""
         memory = self._host.memory
@@ -664,8 +674,23 @@ class Topology:
         """Make an exchange, or find the equal one that there is."""
         _check_texts(wanted.name, wanted.arguments)
         self._judge(Rights.MANAGE, exchange_address(wanted.name))
+        if wanted.durable:
+            self._check_store(f"exchange {wanted.name!r:.100}")
         if self._space.exchanges.declare(wanted):
             self._all.keep_exchange(self._space, wanted)
+
+    def _check_store(self, what: str) -> None:
+        """Refuse to declare *what* as durable where nothing would keep it.
+
+        Raises:
+            AmqpError: The broker has no store, and was not told to accept durable things all the same.
+        """
+        if self._host.journal is None and not self._host.volatile:
+            raise AmqpError(
+                f"{what} cannot be durable: the broker has no store; start it with --store FILE, or"
+                " with --volatile to keep durable things in memory",
+                condition="amqp:precondition-failed",
+            )
 
     def exchange(self, name: str) -> Exchange:
         """How exchange *name* was declared."""

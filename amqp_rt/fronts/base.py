@@ -419,6 +419,12 @@ class Topology(Protocol):
     def purge_queue(self, name: str) -> int:
         """Drop what waits in a queue; how many messages there were."""
 
+    def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
+        """Call *on_stored* once the messages that are being stored for *queue* are in it.
+
+        False, without a call, if there are none.
+        """
+
     def declare_exchange(self, wanted: Exchange) -> None:
         """Make an exchange, or find the equal one that there is."""
 

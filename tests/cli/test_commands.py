@@ -81,7 +81,7 @@ def test_durable_messages_need_a_store_or_leave_to_be_lost() -> None:
     try:
         done = amqp_rt("send", "work", "hello", "--durable", url=served.url)
         assert done.returncode == 1
-        assert "this broker has no store" in done.stderr
+        assert "the broker has no store" in done.stderr
         assert "amqp:precondition-failed" in done.stderr
     finally:
         served.stop()

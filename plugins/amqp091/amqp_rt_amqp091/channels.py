@@ -86,7 +86,8 @@ _OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
 _UNACKED_MAX: Final = 65_535
 #: Links for destinations that nobody has an inlet for.
 _LINKS_MAX: Final = 256
-_TAG_MAX: Final = 255
+#: Why messages are refused for which their publisher is to blame, or the options of the broker.
+_MENDABLE: Final = frozenset(("amqp:precondition-failed", "amqp:unauthorized-access"))
 
 
 class Publication:
@@ -127,6 +128,8 @@ class Publication:
                 self.unroutable += 1
             else:
                 self.failed = True
+                if not self.number:
+                    self.channel.refused(outcome)
         elif type(outcome) is not Accepted:
             self.failed = True
         if not self.awaited:
@@ -180,6 +183,8 @@ class Channel(BaseChannel):
         #: The tag of the consumer of direct replies, and the address by which it is reached.
         self._reply_tag: str | None = None
         self._reply_address = ""
+        #: The method that held up the channel, to be done when it goes on.
+        self._deferred: Callable[[], None] | None = None
         # Confirms.
         self._confirms = False
         self._last_number = 0
@@ -220,11 +225,45 @@ class Channel(BaseChannel):
     def resume(self) -> None:
         """What held up the channel is done."""
         self.held_up = self._lets_publish = False
-        if self.backlog and not self.closing:
+        if (self.backlog or self._deferred is not None) and not self.closing:
             self.engine.schedule(self)
+
+    def _when_stored(self, queue: str, method: m.Method, step: Callable[[], None]) -> None:
+        """Do *step*, for *method*, once the messages that were published to *queue* before are in it.
+
+        A method sees the effects of those before it on its channel (§4.4), and a message that is being
+        written to the store is in no queue yet. Other channels are not held up.
+        """
+        topology = self.engine.topology
+
+        def go_on_with(following: Callable[[], None]) -> None:
+            if self.closing or self.ended:
+                return
+            self._deferred = following
+            self.resume()
+
+        def again() -> None:
+            self._when_stored(queue, method, step)
+
+        def done() -> None:
+            self.engine.context = method
+            step()
+
+        link = self._senders.get(queue)
+        if link is not None and not (link.attached or link.over):
+            # The right to send there is still being asked for.
+            self.held_up = True
+            link.on_answer = lambda _refused: go_on_with(again)
+        elif topology is None or not topology.wait_stored(queue, partial(go_on_with, done)):
+            done()
+        else:
+            self.held_up = True
 
     def go_on(self) -> None:
         """Take what was held up, until something holds it up again."""
+        if self._deferred is not None and not self.held_up and not self.closing:
+            step, self._deferred = self._deferred, None
+            self.engine.guard(self, step)
         while self.backlog and not self.held_up and not self.closing:
             frame = self.backlog.popleft()
             self.backlog_size -= len(frame.payload) + OVERHEAD
@@ -401,12 +440,16 @@ class Channel(BaseChannel):
             if not method.no_wait:
                 self.write(m.QueueDeclareOk(queue=method.queue, consumer_count=1))
             return
+        name = self._queue_named(method.queue) if method.passive else method.queue
+        self._when_stored(name, method, partial(self._declare_queue, name, method))
+
+    def _declare_queue(self, name: str, method: m.QueueDeclare) -> None:
         if method.passive:
-            state = self._topology.queue(self._queue_named(method.queue))
+            state = self._topology.queue(name)
         else:
             state = self._topology.declare_queue(
                 QueueDeclaration(
-                    name=method.queue,
+                    name=name,
                     durable=method.durable,
                     exclusive=method.exclusive,
                     auto_delete=method.auto_delete,
@@ -441,15 +484,23 @@ class Channel(BaseChannel):
         self.write(m.QueueUnbindOk())
 
     def _on_queue_purge(self, method: m.QueuePurge) -> None:
-        count = self._topology.purge_queue(self._queue_named(method.queue))
+        queue = self._queue_named(method.queue)
+        self._when_stored(queue, method, partial(self._purge_queue, queue, method))
+
+    def _purge_queue(self, queue: str, method: m.QueuePurge) -> None:
+        count = self._topology.purge_queue(queue)
         if not method.no_wait:
             self.write(m.QueuePurgeOk(message_count=count))
 
     def _on_queue_delete(self, method: m.QueueDelete) -> None:
+        queue = self._queue_named(method.queue)
+        self._when_stored(queue, method, partial(self._delete_queue, queue, method))
+
+    def _delete_queue(self, queue: str, method: m.QueueDelete) -> None:
         count = 0
         try:
             count = self._topology.delete_queue(
-                self._queue_named(method.queue),
+                queue,
                 if_unused=method.if_unused,
                 if_empty=method.if_empty,
             )
@@ -669,6 +720,9 @@ class Channel(BaseChannel):
 
     def _on_get(self, method: m.BasicGet) -> None:
         queue = self._queue_named(method.queue)
+        self._when_stored(queue, method, partial(self._get, queue, method))
+
+    def _get(self, queue: str, method: m.BasicGet) -> None:
         self._look(queue)
         key = f"{'n' if method.no_ack else 'a'}{queue}"
         link = self._getters.get(key)
@@ -1009,6 +1063,17 @@ class Channel(BaseChannel):
             properties,
             body,
         )
+
+    def refused(self, outcome: Rejected) -> None:
+        """End the channel if a message of a publisher that awaits no confirm breaks a rule.
+
+        A message that goes nowhere, or finds no room, is dropped as the book wants it: the way in has
+        logged that. What the publisher could mend it has to learn, and there is no other way to say it.
+        """
+        error = outcome.error
+        if error is not None and str(error.condition) in _MENDABLE:
+            method = m.BasicPublish()
+            self.engine.fail(self, Fault.of(error), method)
 
     # --- confirms ------------------------------------------------------------------------
 

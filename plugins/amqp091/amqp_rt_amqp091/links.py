@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from amqp_rt.fronts import (
+    ACCEPTED,
     Coordinator,
     Error,
     LocalProtocolError,
@@ -171,6 +172,8 @@ class IncomingDelivery:
         self.settled = True
         if told is not None:
             told(outcome)
+        elif outcome is not ACCEPTED and type(outcome) is Rejected:
+            self.link.channel.refused(outcome)
 
     def update(self, state: Any) -> None:
         """Nobody hears of it."""

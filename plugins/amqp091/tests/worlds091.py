@@ -20,6 +20,7 @@ from amqp_rt_amqp091.frames import (
 )
 
 from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.topology import Topologies
 from amqp_rt.events import AttachRequested, Event, LoginRequested, Opened
 from amqp_rt.fronts import DEFAULT_LIMITS, Error, Limits, Peer, ServerOptions
@@ -31,10 +32,16 @@ T = TypeVar("T", bound=m.Method)
 class World:
     """A broker with nothing in it."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, *, volatile: bool = True) -> None:
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        volatile: bool = True,
+        journal: Journal | None = None,
+    ) -> None:
         self.now = 1_000.0
         self.limits = limits
-        self.host = BrokerHost(limits=limits, clock=self, volatile=volatile)
+        self.host = BrokerHost(limits=limits, clock=self, volatile=volatile, journal=journal)
         self.denied: set[tuple[Rights, str]] = set()
         self.topologies = Topologies(self.host, self._decide)
         self.front = Front()

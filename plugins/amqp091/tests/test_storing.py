@@ -1,0 +1,260 @@
+"""What a store, or its absence, means to clients of 0-9-1."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from amqp_rt_amqp091 import Front
+from amqp_rt_amqp091 import methods as m
+from worlds091 import Client, Content, World
+
+from amqp_rt import Broker
+from amqp_rt.broker.journal import Journal
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.stores.memory import MemoryStore
+
+PERSISTENT = m.BasicProperties(delivery_mode=2)
+TRANSIENT = m.BasicProperties(delivery_mode=1)
+
+
+class SlowStore:
+    """An executor whose commits wait for a sign."""
+
+    def __init__(self) -> None:
+        self.open = trio.Event()
+
+    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+        if getattr(call, "__name__", "") == "commit":
+            await self.open.wait()
+        await trio.lowlevel.checkpoint()
+        return call(*args)
+
+
+@asynccontextmanager
+async def slow_world() -> AsyncIterator[tuple[World, SlowStore]]:
+    """A broker with a durable queue *q*, and a store that is kept waiting from then on."""
+    slow = SlowStore()
+    world = World(volatile=False, journal=Journal(MemoryStore(), slow))
+    async with trio.open_nursery() as nursery:
+        await world.host.restore()
+        nursery.start_soon(world.host.run)
+        slow.open.set()
+        world.connect().say(1, m.QueueDeclare(queue="q", durable=True))
+        await world.host.wait_kept()
+        slow.open = trio.Event()
+        yield world, slow
+        slow.open.set()
+        nursery.cancel_scope.cancel()
+
+
+async def settle(client: Client) -> None:
+    """Let the journal run as far as it may, and the client hear of it."""
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    client.tick()
+
+
+def named(heard: list[tuple[int, Any]]) -> list[str]:
+    return [(each.method if isinstance(each, Content) else each).name for _, each in heard]
+
+
+@pytest.mark.req("N17")
+@pytest.mark.parametrize("properties", [PERSISTENT, TRANSIENT])
+async def test_a_get_finds_what_its_channel_has_published_however_slow_the_store_is(
+    properties: m.BasicProperties,
+) -> None:
+    async with slow_world() as (world, slow):
+        client = world.connect()
+        # The transient one waits behind it, so that order stays order.
+        client.publish(1, "q", b"first", properties=PERSISTENT)
+        client.publish(1, "q", b"second", properties=properties)
+        client.say(1, m.BasicGet(queue="q", no_ack=True), m.BasicGet(queue="q", no_ack=True))
+        await settle(client)
+        assert client.take() == []
+        slow.open.set()
+        await settle(client)
+        assert [each.body for each in client.contents()] == [b"first", b"second"]
+
+
+@pytest.mark.req("N17")
+@pytest.mark.parametrize(
+    ("method", "answer", "count"),
+    [
+        (m.QueueDeclare(queue="q", passive=True), m.QueueDeclareOk, 1),
+        (m.QueueDeclare(queue="q", durable=True), m.QueueDeclareOk, 1),
+        (m.QueuePurge(queue="q"), m.QueuePurgeOk, 1),
+        (m.QueueDelete(queue="q"), m.QueueDeleteOk, 1),
+    ],
+    ids=["look", "declare", "purge", "delete"],
+)
+async def test_methods_count_what_their_channel_has_published(
+    method: m.Method, answer: type[m.Method], count: int
+) -> None:
+    async with slow_world() as (world, slow):
+        client = world.connect()
+        client.publish(1, "q", b"x", properties=PERSISTENT)
+        client.say(1, method)
+        assert client.take() == []
+        slow.open.set()
+        await settle(client)
+        heard: Any = client.answer(answer)
+        assert heard.message_count == count
+
+
+@pytest.mark.req("N17")
+async def test_a_queue_with_a_message_that_is_being_stored_is_not_empty() -> None:
+    async with slow_world() as (world, slow):
+        client = world.connect()
+        client.publish(1, "q", b"x", properties=PERSISTENT)
+        client.say(1, m.QueueDelete(queue="q", if_empty=True))
+        slow.open.set()
+        await settle(client)
+        closed = client.answer(m.ChannelClose)
+        assert (closed.reply_code, closed.class_id, closed.method_id) == (406, 50, 40)
+
+
+@pytest.mark.req("N17")
+async def test_only_the_channel_that_has_published_waits() -> None:
+    async with slow_world() as (world, slow):
+        client = world.connect(opened=False)
+        client.open(channels=2)
+        client.say(2, m.QueueDeclare(queue="other"))
+        client.publish(1, "q", b"x", properties=PERSISTENT)
+        client.say(1, m.BasicGet(queue="q", no_ack=True))
+        client.say(2, m.BasicGet(queue="other"))
+        client.say(1, m.BasicGet(queue="other"))
+        assert named(client.take()) == ["queue.declare-ok", "basic.get-empty"]
+        # The channel that waits can be closed meanwhile.
+        client.say(1, m.ChannelClose())
+        assert client.take() == []
+        slow.open.set()
+        await settle(client)
+        assert named(client.take()) == ["basic.get-ok", "basic.get-empty", "channel.close-ok"]
+
+
+@pytest.mark.req("N17")
+async def test_a_channel_that_ends_while_it_waits_does_nothing_afterwards() -> None:
+    async with slow_world() as (world, slow):
+        client = world.connect()
+        client.publish(1, "q", b"x", properties=PERSISTENT)
+        client.say(1, m.QueuePurge(queue="q"))
+        client.handle(client.engine.receive_eof(world.now))
+        slow.open.set()
+        await settle(client)
+        assert world.host.stats("q").available == 1
+
+
+@pytest.mark.req("N17")
+async def test_pika_gets_what_it_has_published(tmp_path: Any) -> None:
+    pika = pytest.importorskip("pika")
+
+    def client(port: int) -> list[bytes | None]:
+        parameters = pika.ConnectionParameters("127.0.0.1", port)
+        with pika.BlockingConnection(parameters) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True)
+            found = []
+            for number in range(50):
+                body = b"%d" % number
+                channel.basic_publish("", "q", body, pika.BasicProperties(delivery_mode=2))
+                found.append(channel.basic_get("q", auto_ack=True)[2])
+            return found
+
+    async with Broker(fronts=[Front()], store=f"sqlite:{tmp_path / 'b.db'}") as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        port = int(url.rpartition(":")[2].rstrip("/"))
+        found = await trio.to_thread.run_sync(client, port)
+    assert found == [b"%d" % number for number in range(50)]
+
+
+# --- Without a store ---
+
+
+@pytest.mark.req("N11", "N12")
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (m.QueueDeclare(queue="q", durable=True), "queue 'q'"),
+        (m.ExchangeDeclare(exchange="e", type="direct", durable=True), "exchange 'e'"),
+    ],
+    ids=["queue", "exchange"],
+)
+def test_nothing_durable_is_declared_where_nothing_is_stored(method: m.Method, said: str) -> None:
+    client = World(volatile=False).connect()
+    client.say(1, method)
+    closed = client.answer(m.ChannelClose)
+    assert closed.reply_code == 406
+    for each in (said, "--store", "--volatile"):
+        assert each in closed.reply_text
+
+
+@pytest.mark.req("N12")
+def test_what_goes_with_its_connection_may_be_called_durable() -> None:
+    client = World(volatile=False).connect()
+    client.say(1, m.QueueDeclare(queue="q", durable=True, exclusive=True))
+    client.answer(m.QueueDeclareOk)
+    client.publish(1, "q", b"x", properties=PERSISTENT)
+    client.say(1, m.BasicGet(queue="q", no_ack=True))
+    assert [each.body for each in client.contents()] == [b"x"]
+
+
+def without_store() -> tuple[World, Client]:
+    """A broker without a store that has a queue *q*, and one that takes part in it."""
+    world = World(volatile=False)
+    world.host.declare(Queue("q"))
+    return world, world.connect()
+
+
+@pytest.mark.req("N13")
+@pytest.mark.parametrize("mandatory", [False, True])
+def test_a_persistent_message_that_is_not_stored_ends_its_channel(
+    mandatory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, client = without_store()
+    with caplog.at_level(logging.WARNING, "amqp_rt.broker"):
+        client.publish(1, "q", b"x", mandatory=mandatory, properties=PERSISTENT)
+    closed = client.answer(m.ChannelClose)
+    assert (closed.reply_code, closed.class_id, closed.method_id) == (406, 60, 40)
+    for each in ("no store", "--store", "--volatile"):
+        assert each in closed.reply_text
+    assert world.host.stats("q").available == 0
+
+
+@pytest.mark.req("N13", "N14")
+def test_a_persistent_message_that_is_not_stored_is_nacked_where_confirms_are_on() -> None:
+    _, client = without_store()
+    client.say(1, m.ConfirmSelect(nowait=True))
+    client.publish(1, "q", b"x", properties=PERSISTENT)
+    assert client.answer(m.BasicNack).delivery_tag == 1
+    client.publish(1, "q", b"x", properties=TRANSIENT)
+    assert client.answer(m.BasicAck).delivery_tag == 2
+
+
+@pytest.mark.req("N14")
+def test_a_transaction_with_a_persistent_message_that_is_not_stored_is_not_committed() -> None:
+    world, client = without_store()
+    client.say(1, m.TxSelect())
+    client.take()
+    client.publish(1, "q", b"kept", properties=TRANSIENT)
+    client.publish(1, "q", b"x", properties=PERSISTENT)
+    client.say(1, m.TxCommit())
+    closed = client.answer(m.ChannelClose)
+    assert closed.reply_code == 406
+    assert "--store" in closed.reply_text
+    assert world.host.stats("q").available == 0
+
+
+@pytest.mark.req("N13")
+def test_a_message_without_room_is_dropped_and_its_channel_goes_on() -> None:
+    world = World()
+    world.host.declare(Queue("q", length_max=1, overflow="reject"))
+    client = world.connect()
+    for _ in range(2):
+        client.publish(1, "q", b"x")
+    client.say(1, m.BasicGet(queue="q", no_ack=True))
+    assert named(client.take()) == ["basic.get-ok"]

@@ -275,10 +275,13 @@ class Delivery:
         self.raw.settle(outcome)
         self._let_go()
 
-    def unsay(self) -> None:
-        """What was said went with its transaction."""
-        if type(self.raw.local_state) is TransactionalState:
-            self.raw.local_state = None
+    def unsay(self, txn_id: bytes) -> bool:
+        """Forget what was said in a transaction that is over; whether that was the last word."""
+        said = self.raw.local_state
+        if type(said) is not TransactionalState or said.txn_id != txn_id:
+            return False
+        self.raw.local_state = None
+        return True
 
     def _let_go(self) -> None:
         """It has its outcome: there is room for another, and what is still to come is dropped."""
@@ -560,7 +563,8 @@ class Receiver(LinkHandle):
         Asks for one if no credit is out, and takes unused credit back with a drain before it says
         None, so that nothing comes unasked. One task at a time.
 
-        Cancelled, the credit may still bring a delivery, which the next call returns.
+        Cancelled, the credit may still bring a delivery, which the next call returns; a receiver with
+        credit of its own goes on as before.
 
         Raises:
             LinkDetached: The link is gone.
@@ -580,9 +584,12 @@ class Receiver(LinkHandle):
                         await self._arrival()
                 if not self._inbox:
                     stopped = self._stopped
-                    await self.drain()
-                    if not stopped:
-                        self.start()
+                    try:
+                        await self.drain()
+                    finally:
+                        # A drain that was cancelled must not leave the receiver without credit.
+                        if not stopped:
+                            self.start()
         finally:
             self._getting = False
         return self._take() if self._inbox else None

@@ -560,14 +560,6 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
     try:
         message = read_message(delivery)
         reply_to = message.properties.reply_to
-        # A reply is sent in the caller's name: it goes nowhere that the caller may not send to.
-        hosts = (
-            not container.guarded
-            or reply_to is None
-            or reply_to == PAIRED_REPLY
-            or await container.may_send(binding.link.peer, reply_to) is None
-        )
-        request = Request(message, binding, hosts=hosts)
         ttl_ms = message.header.ttl
     except (DecodeError, Reject) as error:
         stats.rejected += 1
@@ -578,12 +570,27 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
         deadline = Deadline(arrived + ttl_ms / 1000)
         worker.timed = True
         worker.scope.deadline = deadline.at
-    # Whoever gives the request up finds the worker here.
+    # A caller that gives up finds the worker here, whatever the worker waits for.
     delivery.context = worker
     inbox.calls.add(worker)
-    admitted = container.request_begins(binding.link.connection)
+    admitted = False
+    request: Request | None = None
     try:
+        # A reply is sent in the caller's name: it goes nowhere that the caller may not send to.
+        hosts = (
+            not container.guarded
+            or reply_to is None
+            or reply_to == PAIRED_REPLY
+            or await container.may_send(binding.link.peer, reply_to) is None
+        )
         try:
+            request = Request(message, binding, hosts=hosts)
+        except Reject as error:
+            stats.rejected += 1
+            say(delivery, Rejected(Error.of(error)))
+            return
+        try:
+            admitted = container.request_begins(binding.link.connection)
             if not admitted:
                 raise _TooMany("the connection has too many requests running")
             if ttl_ms is not None and deadline.passed:
@@ -685,20 +692,26 @@ async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
     return outcome
 
 
-def _cancelled(inbox: Inbox, delivery: IncomingDelivery, worker: Worker, request: Request) -> None:
-    """The handler was cancelled, and has ended: say so if anybody cares."""
+def _cancelled(
+    inbox: Inbox, delivery: IncomingDelivery, worker: Worker, request: Request | None
+) -> None:
+    """Answer a request whose worker was cancelled; *request* is None if no handler had begun."""
     if worker.cancelled:
         inbox.route.stats.cancelled += 1
-    elif worker.scope.cancel_called:
+    elif not worker.scope.cancel_called:
+        inbox.route.stats.released += 1
+        say(delivery, RELEASED)
+    else:
         inbox.route.stats.cancelled += 1
+        if request is None:
+            # Whether its reply may be sent was still being found out.
+            say(delivery, RELEASED)
+            return
         # Nothing can be waited for any more: it goes now or never.
         request.path.send_nowait(
             request.failure(Error("amqp:timeout", "the deadline passed before the answer"))
         )
         say(delivery, ACCEPTED)
-    else:
-        inbox.route.stats.released += 1
-        say(delivery, RELEASED)
 
 
 class Forward:
@@ -849,6 +862,12 @@ class Relay:
         """Not a streaming link."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
+        if any(target.waiting for target in self._targets.values()):
+            settled = set(deliveries)
+            for target in self._targets.values():
+                for each in settled.intersection(target.waiting or ()):
+                    # If the address turns out to be an rpc, its caller has given up.
+                    each.context = GIVEN_UP
         others = [each for each in deliveries if not given_up(each)]
         if others:
             for target in self._targets.values():

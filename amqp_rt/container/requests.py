@@ -311,9 +311,10 @@ class Requests:
                 del replies.calls[call.key]
                 if call.reply is None:
                     call.give_up()
-            if call.reply is not None:
-                if not call.done:
+                elif not call.done:
+                    # Also if we were cancelled in the pass that brought the reply.
                     self._settle_later(call)
+            if call.reply is not None:
                 return call.reply
             assert call.failure is not None
             if not (call.raw is None and self._connection.state == "recovering"):

@@ -412,10 +412,14 @@ class Sender(LinkHandle):
         self, payload: Payload, message_format: int, transaction: Transaction | None = None
     ) -> Outcome:
         if len(self._queue) + len(self._unsettled) >= self.max_pending:
-            await self.wait_for_room()
+            await self._wait_for_room()
         receipt = Receipt(self, payload, message_format, transaction=transaction)
         if transaction is not None:
-            transaction.add(receipt, self.link)
+            try:
+                transaction.add(receipt, self.link)
+            except AmqpError:
+                self._notify_room()
+                raise
         self.submit(receipt)
         if type(receipt._outcome) is Accepted:
             await self._take_turns()
@@ -493,7 +497,7 @@ class Sender(LinkHandle):
                     # Outcomes out of order: what waits for the first one is bounded too.
                     await receipts[0].accepted()
                 if len(self._queue) + len(self._unsettled) >= self.max_pending:
-                    await self.wait_for_room()
+                    await self._wait_for_room()
                 receipt = Receipt(self, payload)
                 self.submit(receipt)
                 receipts.append(receipt)
@@ -554,10 +558,18 @@ class Sender(LinkHandle):
     async def wait_for_room(self) -> None:
         """Wait until fewer than ``max_pending`` messages have no outcome. Cancelled: no trace.
 
+        Reserves nothing: another task may have used the room by the time that a message is sent.
+
         Raises:
             LinkDetached: The link is gone for good.
             ConnectionLost: So is its connection.
         """
+        await self._wait_for_room()
+        # Whether the caller will use the room is unknown: the next in line looks as well.
+        self._notify_room()
+
+    async def _wait_for_room(self) -> None:
+        """Wait for room that the caller uses at once, or passes on with :meth:`_notify_room`."""
         self._refuse_if_over()
         while self.pending >= self.max_pending:
             self._crowd += 1
@@ -566,6 +578,11 @@ class Sender(LinkHandle):
             finally:
                 self._crowd -= 1
             self._refuse_if_over()
+
+    def _notify_room(self) -> None:
+        """Let the next task in line for room look whether there is some."""
+        if self._crowd:
+            self._room.unpark()
 
     async def _take_turns(self) -> None:
         """Now and then let others run: a message that needs no waiting is no checkpoint."""
@@ -649,7 +666,8 @@ class Sender(LinkHandle):
         self._unsettled.pop(receipt, None)
         if self._crowd:
             self._room.unpark()
-        if not self._unsettled and not self._queue and self._changes:
+        if self._changes and (receipt is self._unfinished or not (self._unsettled or self._queue)):
+            # flush() waits for the last outcome, the writer of a stream for that of its message.
             self._changes.unpark_all()
 
     def end_stream(self, receipt: Receipt) -> None:
@@ -848,7 +866,10 @@ class StreamedMessage:
             while receipt.raw is None and not receipt.done:
                 await sender._changes.park()
         except trio.Cancelled:
-            sender.withdraw(receipt)
+            if not sender.withdraw(receipt) and sender._unfinished is receipt:
+                # Credit came in the same pass as the cancellation: the message has begun.
+                self._over = True
+                self._abort(receipt)
             raise
         if receipt.raw is None:
             await receipt.outcome()  # raises
@@ -919,17 +940,24 @@ class StreamedMessage:
                 await receipt.accepted()
             return
         raw = receipt.raw
-        if error is not None or receipt.done:
+        if error is not None:
+            self._abort(receipt)
+            return
+        if receipt.done:
             raw.abort()
         else:
             raw.write(self._tail(), more=False)
         sender.end_stream(receipt)
-        if error is not None:
-            receipt.fail(LinkDetached("the message was aborted", condition="amqp:not-allowed"))
-            return
         if raw.settled:
             receipt.finish(ACCEPTED)
         await receipt.accepted()
+
+    def _abort(self, receipt: Receipt) -> None:
+        """Give up the message that has begun, and let others leave."""
+        assert receipt.raw is not None
+        receipt.raw.abort()
+        self._sender.end_stream(receipt)
+        receipt.fail(LinkDetached("the message was aborted", condition="amqp:not-allowed"))
 
     def _tail(self) -> bytes:
         """What follows the body; before it an empty section, if nothing was written."""

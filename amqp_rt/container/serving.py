@@ -105,7 +105,8 @@ class Workers:
         #: Woken workers that have not looked for a message yet.
         self._woken = 0
         self._rotating = False
-        self._idle: trio.Event | None = None
+        #: Tasks that wait until no handler runs.
+        self._idle = trio.lowlevel.ParkingLot()
 
     def put(self, inbox: Inbox) -> None:
         """*inbox* has messages."""
@@ -194,8 +195,8 @@ class Workers:
             self._parked.remove(worker)
             return trio.lowlevel.Abort.SUCCEEDED
 
-        if self._idle is not None and not self.running:
-            self._idle.set()
+        if self._idle and not self.running:
+            self._idle.unpark_all()
         self._parked.append(worker)
         await trio.lowlevel.wait_task_rescheduled(abort)
         self._woken -= 1
@@ -237,9 +238,7 @@ class Workers:
     async def wait_idle(self) -> None:
         """Until no handler runs and nothing waits for one."""
         while self.running or any(inbox.waiting for inbox in self._ring):
-            self._idle = trio.Event()
-            await self._idle.wait()
-        self._idle = None
+            await self._idle.park()
 
 
 class Inbox:
@@ -295,7 +294,8 @@ class Inbox:
         if self.route.kind == "rpc":
             now = trio.current_time()
             for each in deliveries:
-                each.context = now
+                if each.context is not GIVEN_UP:
+                    each.context = now
         self.waiting += deliveries
         if not self._open:
             self._give_back()

@@ -6,6 +6,7 @@ All transactions of a session share one control link to the peer's coordinator.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import trio
@@ -51,7 +52,8 @@ class Transaction:
 
     Cancelled in the block, or while the end of it waits for messages to leave, it is rolled back.
     Cancelled later, while the end waits for the peer's answer, it has been discharged and will be
-    committed unless the peer refuses, which nobody hears.
+    committed unless the peer refuses; no exception says which. Once the answer is here, deliveries
+    have their outcome, or are in our hands as before.
     """
 
     def __init__(self, control: ControlLink) -> None:
@@ -85,7 +87,7 @@ class Transaction:
             said: object = await receipt.outcome()
         except trio.Cancelled:
             if not receipt.withdraw():
-                control.unwanted.add(receipt)
+                control.disown(receipt)
             raise
         if not isinstance(said, Declared):
             error = said.error if isinstance(said, Rejected) else None
@@ -131,25 +133,19 @@ class Transaction:
     async def _commit(self) -> None:
         retired = self._end()
         try:
-            outcome = await self._control.say(Discharge(self._id, False)).outcome()
+            receipt = self._control.discharge(self._id, retired)
         except AmqpError:
-            for delivery in retired:
-                delivery.unsay()
+            unsay(retired, self._id)
             raise
+        outcome = await receipt.outcome()
         if isinstance(outcome, Rejected):
-            for delivery in retired:
-                delivery.unsay()
             refused = outcome.error or Error("amqp:transaction:rollback")
             raise refused.raised_as(TransactionRolledBack)
-        for delivery, said in retired.items():
-            delivery.unsay()
-            delivery.settle(said)
 
     def _roll_back(self) -> None:
         """Nothing of it is to happen. Says so, and does not wait."""
         if not self._over:
-            for delivery in self._end():
-                delivery.unsay()
+            unsay(self._end(), self._id)
             self._control.say(Discharge(self._id, True))
 
     def _end(self) -> dict[Delivery, Outcome]:
@@ -216,13 +212,18 @@ class Transaction:
             f"its control link is gone: {error.description or error.condition}",
             info={"condition": error.condition},
         )
-        for delivery in self._end():
-            delivery.unsay()
+        unsay(self._end(), self._id)
         self._changes.unpark_all()
 
     def __repr__(self) -> str:
         state = "over" if self._over else f"{len(self._pending)} messages without an outcome"
         return f"<Transaction {self._id.hex()}, {state}>"
+
+
+def unsay(retired: Iterable[Delivery], txn_id: bytes) -> None:
+    """Take back what was said of deliveries in a transaction that was not committed."""
+    for delivery in retired:
+        delivery.unsay(txn_id)
 
 
 class ControlLink(Sender):
@@ -236,8 +237,11 @@ class ControlLink(Sender):
         self._source = Source(outcomes=_OUTCOMES)
         #: Transactions that were not discharged.
         self.declared: set[Transaction] = set()
-        #: Declarations for which nobody waits any more.
+        #: Declarations whose tasks were cancelled: what they declare is rolled back.
         self.unwanted: set[Receipt] = set()
+        #: Deliveries that get their outcome with the answer to a discharge, even if the task that
+        #: waited for the answer was cancelled.
+        self._retiring: dict[Receipt, tuple[bytes, dict[Delivery, Outcome]]] = {}
 
     def say(self, body: Declare | Discharge) -> Receipt:
         """Send *body*; the receipt tells the answer.
@@ -248,13 +252,46 @@ class ControlLink(Sender):
         """
         return self.send_payload_nowait(Message(body).encode())
 
+    def discharge(self, txn_id: bytes, retired: dict[Delivery, Outcome]) -> Receipt:
+        """Commit a transaction; *retired* get their outcomes if the peer agrees.
+
+        Raises:
+            LinkDetached: The link is gone.
+            ConnectionLost: So is its connection.
+        """
+        receipt = self.say(Discharge(txn_id, False))
+        if retired:
+            self._retiring[receipt] = txn_id, retired
+            if receipt.done:
+                self._retire(receipt)
+        return receipt
+
+    def disown(self, receipt: Receipt) -> None:
+        """Roll back what a declaration declares, or has declared already."""
+        if receipt.done:
+            self._undeclare(receipt)
+        else:
+            self.unwanted.add(receipt)
+
+    def _undeclare(self, receipt: Receipt) -> None:
+        said = cast("Any", receipt.said)
+        if isinstance(said, Declared) and self.attached:
+            self.say(Discharge(said.txn_id, True))
+
+    def _retire(self, receipt: Receipt) -> None:
+        txn_id, retired = self._retiring.pop(receipt)
+        committed = receipt.said is not None and not isinstance(receipt.said, Rejected)
+        for delivery, outcome in retired.items():
+            if delivery.unsay(txn_id) and committed:
+                delivery.settle(outcome)
+
     def done(self, receipt: Receipt) -> None:
         super().done(receipt)
         if receipt in self.unwanted:
             self.unwanted.discard(receipt)
-            said = cast("Any", receipt.said)
-            if isinstance(said, Declared) and self.attached:
-                self.say(Discharge(said.txn_id, True))
+            self._undeclare(receipt)
+        if receipt in self._retiring:
+            self._retire(receipt)
 
     def _interrupted(self, error: Error | None) -> None:
         super()._interrupted(error)

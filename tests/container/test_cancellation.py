@@ -14,6 +14,8 @@ import pytest
 import trio
 from far_end import FarEnd, connected
 
+from amqp_rt import Broker
+from amqp_rt.broker import Queue
 from amqp_rt.container import connections, recovery
 from amqp_rt.container.container import Container
 from amqp_rt.container.receiving import Delivery, Receiver
@@ -21,12 +23,21 @@ from amqp_rt.container.requests import ReplyStream
 from amqp_rt.container.routes import node, rpc, source
 from amqp_rt.container.sending import Receipt, Sender, StreamedMessage
 from amqp_rt.container.tokens import Sas
-from amqp_rt.errors import ConnectFailed, LinkDetached
+from amqp_rt.errors import (
+    AmqpError,
+    ConnectFailed,
+    DeadlineExceeded,
+    DeliveryRejected,
+    LinkDetached,
+    LocalProtocolError,
+)
 from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import ACCEPTED, RELEASED
+from amqp_rt.net.memory import MemoryNetwork
+from amqp_rt.outcomes import ACCEPTED, RELEASED, rejected
 from amqp_rt.security.tokens import Cbs, SasKeys
+from amqp_rt.transactions import TransactionalState
 
 CLASSES = (
     connections.Connection,
@@ -735,3 +746,343 @@ async def test_cancelled_anywhere_the_connection_goes_on(
             await out.flush()
         assert peer._calls()._replies is not None
         assert not peer._calls()._replies.calls
+
+
+# --- in the very pass that brings what was waited for ------------------------------------------
+
+
+def before(endpoint: Any, name: str, first: Callable[[], object]) -> None:
+    """Call *first* whenever the engine is about to call method *name* of *endpoint*."""
+    method = getattr(endpoint, name)
+
+    def call(*args: Any) -> Any:
+        first()
+        return method(*args)
+
+    setattr(endpoint, name, call)
+
+
+@pytest.mark.req("A13")
+async def test_get_cancelled_at_any_checkpoint_leaves_the_receiver_its_credit() -> None:
+    async with Broker() as broker, broker.local() as peer, broker.local() as other:
+        await broker.declare(Queue("q"))
+        cancelled = 0
+        for passes in range(100):
+            async with peer.receiver("q", credit=10) as messages, other.sender("q") as out:
+                done = False
+
+                async def ask(messages: Receiver = messages) -> None:
+                    nonlocal done
+                    await messages.get()
+                    done = True
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask)
+                    for _ in range(passes):
+                        await trio.lowlevel.checkpoint()
+                    nursery.cancel_scope.cancel()
+                await out.send(b"x")
+                with trio.fail_after(5):
+                    async with await messages.receive():
+                        pass
+            if done:
+                break
+            cancelled += 1
+        assert done
+        assert cancelled > 3
+
+
+@pytest.mark.req("A13")
+async def test_a_stream_that_gets_credit_as_it_is_cancelled_is_aborted() -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.sender("q") as out:
+        with trio.CancelScope() as scope:
+            before(out, "on_credit", scope.cancel)
+            far.link.grant(10)
+            await block(out.stream())
+        assert scope.cancelled_caught
+        assert out.pending == 0
+        receipt = out.send_nowait("after")
+        await far.until(lambda: any(each.complete for each in far.heard.deliveries))
+        *begun, whole = far.heard.deliveries
+        assert all(each.aborted for each in begun)
+        whole.settle(ACCEPTED)
+        await receipt.accepted()
+
+
+@pytest.mark.req("A13")
+async def test_a_writer_hears_of_a_rejection_although_other_messages_have_no_outcome() -> None:
+    limits = Limits(frame_size_max=4096, session_window=8, session_window_bytes=64 * 1024)
+    far = FarEnd(credit=10, limits=limits)
+    far.on_attach = lambda link: far.accept(link, streaming=True) and None
+    heard: list[type[BaseException]] = []
+    async with connected(far) as peer:
+        out = peer.sender("q")
+        await out.wait_attached()
+        out.send_nowait("no outcome")
+
+        async def write() -> None:
+            try:
+                async with out.stream() as body:
+                    await body.write(bytes(1_000_000))
+            except DeliveryRejected as error:
+                heard.append(type(error))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            await far.until(lambda: len(far.heard.deliveries) == 2)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            # The outcome alone: no window, which would wake the writer as well.
+            (receipt,) = [each for each in out._unsettled if each.unfinished]
+            receipt.finish(rejected("amqp:decode-error", "enough"))
+            with trio.fail_after(5):
+                while nursery.child_tasks:
+                    await trio.lowlevel.checkpoint()
+        assert heard == [DeliveryRejected]
+        out.abandon()
+
+
+@pytest.mark.req("A13")
+async def test_room_that_is_not_used_is_passed_on() -> None:
+    far = FarEnd()
+    async with connected(far) as peer, peer.sender("q", max_pending=1) as out:
+        first = out.send_nowait("first")
+        looked: list[str] = []
+
+        async def look() -> None:
+            await out.wait_for_room()
+            looked.append("room")  # and sends nothing
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(out.send, "second")
+            await trio.testing.wait_all_tasks_blocked()
+            first.withdraw()
+            with trio.fail_after(5):
+                while not out.pending:
+                    await trio.lowlevel.checkpoint()
+            assert looked == ["room"]
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.req("A13")
+async def test_room_for_a_message_of_a_lost_transaction_is_passed_on() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("q"))
+        async with peer.sender("q", max_pending=1) as out:
+            lost = peer.transaction()
+            refused: list[AmqpError] = []
+
+            async def send() -> None:
+                try:
+                    await out.send("in it", transaction=lost)
+                except AmqpError as error:
+                    refused.append(error)
+
+            held = Receipt(out, b"")
+            out._unsettled[held] = None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(out.send, "after it")
+                await trio.testing.wait_all_tasks_blocked()
+                with trio.fail_after(5):
+                    held.withdraw()
+                    held.fail(LinkDetached())
+                    while nursery.child_tasks:
+                        await trio.lowlevel.checkpoint()
+            assert [type(each) for each in refused] == [LocalProtocolError]
+
+
+@pytest.mark.req("A13", "R11")
+async def test_a_transaction_declared_as_its_block_is_cancelled_is_rolled_back() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        async with peer.transaction():
+            pass  # the control link is attached
+        control = peer.default_session._control
+        assert control is not None
+        with trio.CancelScope() as scope:
+            before(control, "on_outcomes", scope.cancel)
+            async with peer.transaction():
+                pytest.fail("declared")
+        assert scope.cancelled_caught
+        # The broker's answer to what was said of it is the last word.
+        with trio.fail_after(5):
+            while control.pending:
+                await trio.lowlevel.checkpoint()
+        assert len(broker.host.transactions) == 0
+
+
+@pytest.mark.req("A13", "R11")
+async def test_a_commit_cancelled_at_any_checkpoint_leaves_no_delivery_in_it() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("q"), Queue("out"))
+        async with (
+            peer.sender("q") as first,
+            peer.sender("out") as out,
+            peer.receiver("q", credit=2) as messages,
+        ):
+            for passes in range(100):
+                await first.send(passes)
+                delivery = await messages.receive()
+                done = False
+
+                async def move(delivery: Delivery = delivery) -> None:
+                    nonlocal done
+                    async with peer.transaction() as txn:
+                        delivery.accept(transaction=txn)
+                        await out.send("moved", transaction=txn)
+                    done = True
+
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(move)
+                    for _ in range(passes):
+                        await trio.lowlevel.checkpoint()
+                    nursery.cancel_scope.cancel()
+                control = peer.default_session._control
+                assert control is not None
+                with trio.fail_after(5):
+                    while control.pending:
+                        await trio.lowlevel.checkpoint()
+                # It was committed, or the delivery is in our hands.
+                assert type(delivery.raw.local_state) is not TransactionalState
+                if delivery.outcome is None:
+                    delivery.accept()
+                if done:
+                    break
+            assert done
+            with trio.fail_after(5):
+                await first.send("last")
+                async with await messages.receive() as delivery:
+                    assert delivery.body == "last"
+
+
+@pytest.mark.req("A13")
+async def test_a_call_cancelled_as_its_reply_comes_does_not_stay_pending() -> None:
+    far = FarEnd(credit=10)
+    async with connected(far) as peer:
+        with trio.CancelScope() as scope:
+
+            async def answer() -> None:
+                await far.until(lambda: any(each.deliveries for each in far.recorders))
+                recorder = next(each for each in far.recorders if each.deliveries)
+                request = Message.decode(recorder.deliveries[0].payload)
+                replies = peer._calls()._replies
+                assert replies is not None
+                before(replies, "deliver", scope.cancel)
+                back = next(link for link in far.links if hasattr(link, "send"))
+                back.send(Message(b"", correlation_id=request.message_id).encode(), settled=True)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer)
+                await peer.call("q")
+        assert scope.cancelled_caught
+        calls = peer._calls()
+        (sender,) = calls._senders.values()
+        # The node may never settle it: then we do, after so many others.
+        assert list(calls._answered) == list(sender._unsettled)
+
+
+# --- a caller that has gone --------------------------------------------------------------------
+
+
+@pytest.mark.req("A8")
+@pytest.mark.parametrize("via", ["its link", "the anonymous terminus"])
+async def test_a_caller_that_gives_up_while_its_right_is_looked_up_stops_the_handler(
+    via: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    log: list[str] = []
+
+    @rpc("slow")
+    async def slow(n: int) -> int:
+        log.append("started")
+        await trio.sleep(2)
+        log.append("ended")
+        return n
+
+    async def authorize(peer: Any, address: str, role: str) -> bool:
+        if role == "sender" and (address != "slow" or via != "its link"):
+            await trio.sleep(1)
+        return True
+
+    network = MemoryNetwork()
+    async with (
+        Container("s", nodes=[slow], network=network, authorize=authorize) as s,
+        Container("c", network=network) as c,
+    ):
+        await s.listen("memory://s")
+        async with c.connect("memory://s") as peer:
+            if via == "its link":
+                with trio.move_on_after(0.3) as late:
+                    await peer.call("slow", 1, reply=int)
+                assert late.cancelled_caught
+            else:
+                async with peer.sender() as out:
+                    receipt = out.send_nowait(
+                        Message(b"1", content_type="application/json"), to="slow"
+                    )
+                    await trio.sleep(0.3)
+                    receipt.give_up()
+                    await trio.sleep(5)
+            await trio.sleep(5)
+            assert s.stats()["slow"]["running"] == 0
+    assert log == []
+
+
+@pytest.mark.req("A8")
+async def test_a_deadline_counts_while_the_right_to_answer_is_looked_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    log: list[str] = []
+
+    @rpc("slow")
+    async def slow() -> int:
+        log.append("started")
+        return 1
+
+    async def authorize(peer: Any, address: str, role: str) -> bool:
+        if role == "sender" and address != "slow":
+            await trio.sleep(60)
+        return True
+
+    network = MemoryNetwork()
+    async with (
+        Container("s", nodes=[slow], network=network, authorize=authorize) as s,
+        Container("c", network=network) as c,
+    ):
+        await s.listen("memory://s")
+        async with c.connect("memory://s") as peer:
+            with pytest.raises(DeadlineExceeded):
+                await peer.call("slow", within=1)
+            await trio.sleep(1)
+            assert s.stats()["slow"]["running"] == 0
+            assert s.stats()["slow"]["cancelled"] == 1
+    assert log == []
+
+
+@pytest.mark.req("A10")
+async def test_all_who_wait_for_handlers_to_end_hear_of_it() -> None:
+    go = trio.Event()
+    over: list[int] = []
+
+    @node("q")
+    async def busy(body: bytes) -> None:
+        await go.wait()
+
+    async with Container("c", nodes=[busy]) as c, c.local() as peer, peer.sender("q") as out:
+        out.send_nowait(b"x")
+        (workers,) = c.workers
+        await trio.testing.wait_all_tasks_blocked()
+        assert workers.running == 1
+
+        async def wait(number: int) -> None:
+            await workers.wait_idle()
+            over.append(number)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, 1)
+            nursery.start_soon(wait, 2)
+            await trio.testing.wait_all_tasks_blocked()
+            go.set()
+    assert sorted(over) == [1, 2]

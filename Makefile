@@ -153,18 +153,22 @@ conformance: .venv/flights peers
 mutations: .venv/ready
 	$(BIN)/python docs/_tools/mutations.py
 
-# The wheels are built from the source distribution, each in an environment of its own, so that a
-# file or a requirement that the distribution lacks is noticed here.
+# The wheels are built from the source distributions, by an environment that has nothing but pip, so that a
+# file or a requirement that a distribution lacks is noticed here. pip's isolation alone would not do: mypy
+# looks for packages in the environment that pip runs in, past the isolation.
+.build/bare/bin/pip:
+	$(PYTHON) -m venv .build/bare
+
 .build/sdist/ready: $(SOURCES) | .venv/ready
 	$(call heading,Source distribution)
 	rm -rf $(@D) && mkdir -p $(@D)
 	$(BIN)/python -m build --sdist --outdir $(@D) >$(@D)/log || { cat $(@D)/log; false; }
 	touch $@
 
-.build/pure/ready .build/compiled/ready: .build/%/ready: .build/sdist/ready
+.build/pure/ready .build/compiled/ready: .build/%/ready: .build/sdist/ready .build/bare/bin/pip
 	$(call heading,Wheel: $*)
 	rm -rf $(@D)
-	AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0) $(BIN)/$(PIP) wheel --no-deps --wheel-dir $(@D) .build/sdist/*.tar.gz
+	AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0) .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) .build/sdist/*.tar.gz
 	touch $@
 
 .venv-compiled/ready: .build/compiled/ready
@@ -199,18 +203,25 @@ fragments: .venv/ready
 	$(call heading,News fragment)
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/fragments
 
-# What a user gets: the pure wheel and its own dependencies, nothing else, far from this folder.
-.build/smoke/ready: .build/pure/ready
+# What a user gets, with a C compiler and without: the wheel and its own dependencies, nothing else, far from
+# this folder.
+.build/smoke-pure/ready .build/smoke-compiled/ready: .build/smoke-%/ready: .build/%/ready
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/$(PIP) install .build/pure/*.whl
+	$(@D)/bin/$(PIP) install .build/$*/amqp_rt-*.whl
 	touch $@
 
 .PHONY: smoke
-smoke: .build/smoke/ready
-	$(call heading,The pure wheel as a user gets it)
+smoke:
+	@$(MAKE) smoke-pure
+	@if ! command -v cc gcc clang >/dev/null; then $(call passed_over,no C compiler: the compiled wheel is not tried); \
+	else $(MAKE) smoke-compiled; fi
+
+.PHONY: smoke-pure smoke-compiled
+smoke-pure smoke-compiled: smoke-%: .build/smoke-%/ready
+	$(call heading,The wheel as a user gets it: $*)
 	mkdir -p .build/empty
-	cd .build/empty && ../smoke/bin/python -I ../../tests/smoke.py
+	cd .build/empty && ../smoke-$*/bin/python -I ../../tests/smoke.py $*
 
 .PHONY: clean
 clean:

@@ -1,5 +1,7 @@
 """What a user does first, with nothing but the installed wheel: run by ``make smoke``, not by pytest.
 
+The argument tells which wheel is installed, ``compiled`` or ``pure``.
+
 The interpreter's environment holds the wheel and its own dependencies only, and the current folder is
 empty, so that whatever the wheel lacks is missed here.
 """
@@ -26,7 +28,7 @@ EXTRAS: dict[str, str] = {
 def check_imports() -> None:
     assert Path(amqp_rt.__file__).is_relative_to(sys.prefix), amqp_rt.__file__
     assert amqp_rt.__version__ == version("amqp-rt")
-    assert amqp_rt.COMPILED is False
+    assert amqp_rt.COMPILED is (sys.argv[1] == "compiled")
     for name in ("py.typed", "sync.pyi"):
         assert (Path(amqp_rt.__file__).parent / name).is_file()
     for name in amqp_rt.__all__:
@@ -44,7 +46,8 @@ def check_command_line() -> None:
     told = subprocess.run(
         amqp_rt_command("--version"), check=True, capture_output=True, text=True, timeout=30
     )
-    assert amqp_rt.__version__ in told.stdout, told.stdout
+    form = "compiled" if amqp_rt.COMPILED else "plain Python: AMQP_RT_COMPILE was 0"
+    assert f"amqp-rt, version {amqp_rt.__version__} ({form}" in told.stdout, told.stdout
     missing = subprocess.run(
         amqp_rt_command("pipeline"), check=False, capture_output=True, text=True, timeout=30
     )

@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ import amqp_rt
 ROOT = Path(__file__).parent.parent
 #: The sources of what is installed: the tree itself, or a wheel, which always ships them.
 PACKAGE = Path(amqp_rt.__file__).parent
+#: Folders of the distributions that are compiled.
+DISTRIBUTIONS = [
+    path.parent for path in (ROOT / "setup.py", *sorted(ROOT.glob("plugins/*/setup.py")))
+]
 
 VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
@@ -52,7 +57,8 @@ LAYERS: dict[str, set[str]] = {
 }
 #: These wire everything together: they may import whatever they like.
 COMPOSERS = {
-    *("__init__", "runtime", "managed", "plugins", "testing", "cli", "doors", "aio", "sync"),
+    *("__init__", "__main__", "runtime", "managed", "plugins", "testing", "cli"),
+    *("doors", "aio", "sync"),
 }
 
 #: Standard library and msgspec only, and none of FORBIDDEN_IN_PURE: time and bytes are arguments.
@@ -324,27 +330,31 @@ def test_state_is_found(source: str, count: int) -> None:
     assert len(list(state(source))) == count
 
 
-def test_compiled_modules_ask_nothing_that_mypyc_drops() -> None:
+@pytest.mark.parametrize("folder", DISTRIBUTIONS, ids=lambda folder: folder.name)
+def test_compiled_modules_ask_nothing_that_mypyc_drops(folder: Path) -> None:
     """mypyc ignores the keywords of a class statement: a Struct's gc, frozen, kw_only.
 
-    Such a module belongs to ``INTERPRETED`` in setup.py, or else behaves differently once compiled.
+    Such a module is interpreted (``tool.mypyc`` of pyproject.toml), or else behaves differently once
+    compiled.
     """
-    setup = {
-        ast.unparse(node.targets[0]): node.value
-        for node in ast.parse((ROOT / "setup.py").read_text("utf-8")).body
-        if isinstance(node, ast.Assign)
-    }
-    compiled = tuple(ast.literal_eval(setup["COMPILED"]))
-    interpreted = ast.literal_eval(setup["INTERPRETED"])
+    listed = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["tool"]["mypyc"]
+    compiled, interpreted = tuple(listed["compiled"]), listed["interpreted"]
+    for name in (*compiled, *interpreted):
+        assert (folder / name).exists(), name
     found = [
         f"{name}:{node.lineno}: {node.name}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if (name := f"amqp_rt/{path.relative_to(PACKAGE).as_posix()}").startswith(compiled)
+        for path in sorted((folder / listed["package"]).rglob("*.py"))
+        if (name := path.relative_to(folder).as_posix()).startswith(compiled)
         and name not in interpreted
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.ClassDef) and node.keywords
     ]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_distributions_are_built_alike() -> None:
+    """A source distribution holds its own setup.py, so that of a plug-in is a copy."""
+    assert len({(folder / "setup.py").read_bytes() for folder in DISTRIBUTIONS}) == 1
 
 
 def texts() -> Iterator[Path]:

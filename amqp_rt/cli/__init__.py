@@ -16,8 +16,6 @@ from typing import Final
 
 import click
 
-from .. import __version__
-
 _COMMANDS: Final = "amqp_rt.commands"
 
 #: Our commands: the module of this package, where each is found under its own name, and what it does.
@@ -84,8 +82,22 @@ def _installed() -> dict[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=_COMMANDS) if each.name not in _OURS}
 
 
+def _print_versions(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        from .versions import print_versions
+
+        print_versions(context)
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="amqp-rt")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_versions,
+    help="Show the version, and whether it is compiled.",
+)
 def main() -> None:
     """AMQP from the command line: a broker, its nodes, and messages in and out.
 

@@ -15,6 +15,7 @@ import pytest
 from certificates import certificates
 from commands import COMMAND, Served, amqp_rt, ok
 
+from amqp_rt import COMPILED, __version__
 from amqp_rt.core.frames import AMQP_HEADER, SASL_HEADER
 
 
@@ -27,6 +28,21 @@ def broker() -> Iterator[Served]:
     yield served
     code, _ = served.stop()
     assert code == 0
+
+
+@pytest.mark.parametrize("module", ["amqp_rt", "amqp_rt.cli"])
+def test_the_version_tells_whether_it_is_compiled(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    form = "compiled" if COMPILED else "plain Python"
+    ours, *plugins = done.stdout.splitlines()
+    assert ours.startswith(f"amqp-rt, version {__version__} ({form}"), done.stdout
+    assert any(line.startswith("amqp-rt-amqp091, version ") for line in plugins), done.stdout
 
 
 def test_the_ready_line_tells_where_and_who(broker: Served) -> None:

@@ -1,0 +1,39 @@
+"""What ``amqp-rt --version`` prints: versions, and whether the hot modules are compiled."""
+
+from __future__ import annotations
+
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import click
+
+from .. import __version__
+
+#: Where setup.py says why a build is plain.
+_NOTE: Final = "not_compiled.txt"
+#: Plug-ins that bring a protocol may have compiled modules, too.
+_FRONTS: Final = "amqp_rt.fronts"
+
+
+def print_versions(context: click.Context) -> None:
+    """Print a line for amqp_rt and one for each plug-in that brings a protocol, and exit."""
+    click.echo(f"amqp-rt, version {__version__} ({form_of('amqp_rt')})")
+    for each in entry_points(group=_FRONTS):
+        if each.dist is not None:
+            form = form_of(each.module.partition(".")[0])
+            click.echo(f"{each.dist.name}, version {each.dist.version} ({form})")
+    context.exit()
+
+
+def form_of(package: str) -> str:
+    """Say whether *package* has compiled modules, and if not, why, as far as the build has noted it."""
+    found = find_spec(package)
+    folders = [Path(name) for name in (found and found.submodule_search_locations) or ()]
+    files = [path for folder in folders for path in folder.rglob("*")]
+    if any(path.name.endswith(tuple(EXTENSION_SUFFIXES)) for path in files):
+        return "compiled"
+    notes = [path.read_text("utf-8").strip() for path in files if path.name == _NOTE]
+    return ": ".join(("plain Python", *notes))

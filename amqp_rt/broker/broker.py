@@ -1212,9 +1212,7 @@ class BrokerHost:
                     max_message_size=self.limits.message_size_max,
                 )
                 return True
-        key = self.termini.key(virtual_host, link)
-        if isinstance(terminus, Source) and SHARED in terminus.capabilities:
-            key = self.termini.shared_key(virtual_host, link, terminus)
+        key = self._key(virtual_host, link, terminus)
         kept = self.termini.find(key)
         space = self._spaces[virtual_host]
         address = terminus.address
@@ -1310,6 +1308,22 @@ class BrokerHost:
                 f"the subscription {link.name!r} has links", condition="amqp:resource-locked"
             )
         return msgspec.structs.replace(kept.kept)
+
+    def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+        """What is kept for links of the name of *link*, whatever their user."""
+        terminus = link.source if link.role == SENDER else link.target
+        if not isinstance(terminus, Source | Target):
+            return None
+        key = self._key(self._existing(link.peer.virtual_host), link, terminus)
+        # One that is kept for a user is found by links of that user only.
+        kept = None if key[1] else self.termini.find(key)
+        return None if kept is None else kept.kept
+
+    def _key(self, virtual_host: str, link: Any, terminus: Source | Target) -> Key:
+        """By what the terminus of *link*, which asks for *terminus*, is found if it is kept."""
+        if isinstance(terminus, Source) and SHARED in terminus.capabilities:
+            return self.termini.shared_key(virtual_host, link, terminus)
+        return self.termini.key(virtual_host, link)
 
     def _means(self, node: _Node, link: Any, kept: Terminus | None) -> Means:
         return Means(

@@ -713,7 +713,8 @@ class Termini:
         #: Bytes of unfinished messages.
         self.unfinished = 0
         self._kept: dict[Key, Terminus] = {}
-        self._of_container: Counter[str] = Counter()
+        #: How many each container of a user has: by user and container-id.
+        self._of_container: Counter[tuple[str, str]] = Counter()
         self._timers: list[tuple[float, int, Terminus]] = []
         self._order = count()
 
@@ -727,7 +728,8 @@ class Termini:
         """Whether *link* may have a terminus that is kept."""
         return (
             len(self._kept) < self.limits.termini_max
-            and self._of_container[link.peer.container_id] < self.limits.termini_of_container_max
+            and self._of_container[link.peer.user or "", link.peer.container_id]
+            < self.limits.termini_of_container_max
         )
 
     def key(self, virtual_host: str, link: Link) -> Key:
@@ -789,7 +791,7 @@ class Termini:
     def add(self, terminus: Terminus) -> None:
         """Find *terminus* from now on."""
         self._kept[terminus.key] = terminus
-        self._of_container[terminus.key[2]] += 1
+        self._of_container[terminus.key[1:3]] += 1
 
     def keep(self, terminus: Terminus, node: int) -> None:
         """Write *terminus*, which has a number, into the store."""
@@ -815,9 +817,10 @@ class Termini:
         """*terminus* has ended."""
         if self._kept.get(terminus.key) is terminus:
             del self._kept[terminus.key]
-            self._of_container[terminus.key[2]] -= 1
-            if not self._of_container[terminus.key[2]]:
-                del self._of_container[terminus.key[2]]
+            owner = terminus.key[1:3]
+            self._of_container[owner] -= 1
+            if not self._of_container[owner]:
+                del self._of_container[owner]
 
     def expire_at(self, terminus: Terminus, deadline: float) -> None:
         """End *terminus* at *deadline* unless somebody comes for it before."""

@@ -78,7 +78,7 @@ class TokenWatch:
         connection = self._connection
         limits = connection.container.limits
         with self._scope:
-            if owes and not len(self.tokens):
+            if owes:
                 with trio.move_on_after(limits.token_deadline_s):
                     await self._changed.wait()
                 if not len(self.tokens):
@@ -90,7 +90,8 @@ class TokenWatch:
                         )
                     )
                     return
-                connection.container.became_known(connection)
+                if not connection.container.got_token(connection):
+                    return
             while True:
                 self._changed = trio.Event()
                 if self.tokens.expire(trio.current_time()):

@@ -27,6 +27,7 @@ from contextlib import (
     suppress,
 )
 from functools import partial
+from itertools import takewhile
 from os import PathLike
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast
@@ -129,8 +130,10 @@ CLOSE_GRACE_S: Final = 5.0
 #: Links remembered for one connection before those that are gone are looked for.
 _LINKS_KEPT: Final = 512
 
-#: (virtual host, user, container-id, does the peer receive?, link name) (decision 28).
-_Identity: TypeAlias = tuple[str, str | None, str, bool, str]
+#: (virtual host, user, container-id, does the peer receive?, link name, connection) (decision 28). The
+#: connection is that of a link to ``$cbs``: tokens belong to one connection, and so do the links that put
+#: them. It is None for other links, which may be attached again on another connection.
+_Identity: TypeAlias = tuple[str, str | None, str, bool, str, Any]
 
 
 class Container:
@@ -263,7 +266,8 @@ class Container:
         self._routes = RouteTable()
         #: The workers of every node, also of those that are served at peers only.
         self.workers: list[Workers] = []
-        self._asking: set[ReceivingLink | SendingLink] = set()
+        #: Attach requests that wait for ``authorize``, of each link in the order in which they came.
+        self._asking: dict[_Identity, dict[ReceivingLink | SendingLink, None]] = {}
         self._links: dict[_Identity, ReceivingLink | SendingLink] = {}
         self._links_of: dict[Any, set[_Identity]] = {}
         self._requests: dict[Any, int] = {}
@@ -719,16 +723,31 @@ class Container:
                 return False
             # From now on it is called by its name, whatever the peer called it.
             peer.virtual_host = found or ""
-        if not peer.trusted and (error := self._namesakes.enter(connection, peer)) is not None:
-            connection.engine.close(error)
+        watch = self._watch_of(connection)
+        owes = watch is not None and not anywhere(self.access, peer)
+        # A stranger without a right must not keep a container out by using its name.
+        if not (owes and peer.user is None) and not self._enter(connection):
             return False
-        owes = False
-        if (watch := self._watch_of(connection)) is not None:
-            owes = not anywhere(self.access, peer)
+        if watch is not None:
             self.start_connection(partial(watch.run, owes=owes))
         if not owes:
             self.became_known(connection)
         return True
+
+    def got_token(self, connection: Connection) -> bool:
+        """Let the peer in that had no rights before its first token; False if it is told to go."""
+        if connection.peer.user is None and not self._enter(connection):
+            return False
+        self.became_known(connection)
+        return True
+
+    def _enter(self, connection: Connection) -> bool:
+        """Count *connection* as one of its container and of its user; False if there may be no more."""
+        peer = connection.peer
+        if peer.trusted or (error := self._namesakes.enter(connection, peer)) is None:
+            return True
+        connection.engine.close(error)
+        return False
 
     def _watch_of(self, connection: Connection) -> TokenWatch | None:
         """What keeps the tokens of *connection*, made when it is needed; None if it needs none."""
@@ -819,18 +838,9 @@ class Container:
         """Accept or refuse a link that the peer asked for, now or when its right is known.
 
         Looked for, in this order: our nodes, the hosts, addresses that we made. A second attach
-        of the same link takes it over (§2.6.1, decision 28).
+        of the same link takes it over (§2.6.1, decision 28), once the peer is known to have the right
+        to it: otherwise anybody could detach the links of others by their names.
         """
-        identity = _identity(link)
-        old = self._links.get(identity)
-        if old is not None and old is not link:
-            old.detach(Error("amqp:link:stolen", "the link was attached again elsewhere"))
-        self._links[identity] = link
-        known = self._links_of.setdefault(link.connection, set())
-        known.add(identity)
-        if len(known) >= _LINKS_KEPT and len(known) & (len(known) - 1) == 0:
-            # Hosts do not tell us of links that have gone: look when they have doubled.
-            self._forget_gone(link.connection)
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
             return
@@ -839,20 +849,33 @@ class Container:
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             link.refuse(terminus)
+        elif (refused := self._judge_attach(link, terminus)) is not None:
+            link.refuse(refused)
         elif isinstance(terminus, Coordinator):
-            if (refused := decide_anywhere(self.access, link.peer)) is not None:
-                link.refuse(refused)
-                return
             # What is done in a transaction is done on links, each of which is judged by itself.
+            self._take_over(link)
             if not any(host.attach(link) for host in self.hosts):
                 link.refuse(Error("amqp:not-implemented", "there are no transactions here"))
-        elif (refused := self._judge(link, terminus)) is not None:
-            link.refuse(refused)
         elif self.authorize is None or not terminus.address:
+            self._take_over(link)
             self._place(connection, link, terminus)
         else:
-            self._asking.add(link)
-            self.start_handler(self._place_if_allowed, connection, identity, link, terminus)
+            asking = self._asking.setdefault(_identity(link), {})
+            asking[link] = None
+            self.start_handler(self._place_if_allowed, connection, link, terminus, asking)
+
+    def _take_over(self, link: ReceivingLink | SendingLink) -> None:
+        """Let *link*, which its peer may have, be the one of its name, in place of an earlier one."""
+        identity = _identity(link)
+        old = self._links.get(identity)
+        if old is not None and old is not link:
+            old.detach(_STOLEN)
+        known = self._links_of.setdefault(link.connection, set())
+        if len(known) >= _LINKS_KEPT and len(known) & (len(known) - 1) == 0:
+            # Hosts do not tell us of links that have gone: look when they have doubled.
+            self._forget_gone(link.connection)
+        known.add(identity)
+        self._links[identity] = link
 
     def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
         """The source that a host keeps for *link*, which names none; it counts as asked for then."""
@@ -870,23 +893,34 @@ class Container:
     async def _place_if_allowed(
         self,
         connection: Connection,
-        identity: _Identity,
         link: ReceivingLink | SendingLink,
         terminus: Source | Target,
+        asking: dict[ReceivingLink | SendingLink, None],
     ) -> None:
+        """Place *link* if the application lets its peer have it; *asking* are the requests for links
+        of this identity that wait for that, in order."""
         role = "receiver" if _sends(link) else "sender"
+        identity = _identity(link)
         try:
             allowed = await self.is_allowed(link.peer, terminus.address, role)
         finally:
-            self._asking.discard(link)
-        if self._links.get(identity) is not link:
-            link.refuse(Error("amqp:link:stolen", "the link was attached again elsewhere"))
+            stolen = link not in asking
+            earlier = list(takewhile(lambda each: each is not link, asking))
+            asking.pop(link, None)
+        if stolen or connection.engine.over:
+            link.refuse(_STOLEN)
         elif not allowed:
             link.refuse(_not_for_you(terminus.address))
-        elif (refused := self._judge(link, terminus)) is not None:
+        elif (refused := self._judge_attach(link, terminus)) is not None:
             link.refuse(refused)  # a token has expired meanwhile
         else:
+            # Requests that came before this one are refused once they have their answers.
+            for each in earlier:
+                asking.pop(each, None)
+            self._take_over(link)
             self._place(connection, link, terminus)
+        if not asking and self._asking.get(identity) is asking:
+            del self._asking[identity]
 
     async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
         """What ``authorize`` says of *peer* as the sender or the receiver of a link to *address*."""
@@ -939,6 +973,32 @@ class Container:
             return decide_anywhere(self.access, link.peer)
         wanted = Rights.LISTEN if _sends(link) else Rights.SEND
         return self._decide(link.peer, wanted, address_of(terminus.address))
+
+    def _judge_attach(
+        self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator
+    ) -> Error | None:
+        """Why the peer may not attach *link* to *terminus*; None if it may.
+
+        A link without a user has the name of its container and its own only, which others can use. So
+        it takes over, or ends, what bears these names only with the right to that as well.
+        """
+        refused = self._judge(link, terminus)
+        if refused is not None or link.peer.trusted or not self.guarded:
+            return refused
+        taken: list[Source | Target | Coordinator | Error | None] = [
+            host.takes_over(link) for host in self.hosts
+        ]
+        old = self._links.get(_identity(link)) if link.peer.user is None else None
+        if old is not None and old.connection is not link.connection and old.attached:
+            taken.append(_our_terminus(old))
+        for each in taken:
+            if isinstance(each, Source | Target | Coordinator) and self._judge(link, each):
+                return Error(
+                    "amqp:unauthorized-access",
+                    f"another client has a link {link.name!r:.100} to what is not for you: "
+                    "use another name for the link or the container",
+                )
+        return None
 
     def judge_again(self, connection: Connection, why: str) -> None:
         """Detach the links that *connection* may not have any more, and only those (SE12)."""
@@ -1047,8 +1107,8 @@ class Container:
 
     def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
         """One half of a pair is gone: so is the other."""
-        host, user, container_id, sends, name = _identity(link)
-        other = self._links.get((host, user, container_id, not sends, name))
+        host, user, container_id, sends, *others = _identity(link)
+        other = self._links.get((host, user, container_id, not sends, others[0], others[1]))
         if (
             other is not None
             and other.attached
@@ -1062,7 +1122,7 @@ class Container:
             link = self._links.get(identity)
             if link is None or link.connection is not engine:
                 self._links_of[engine].discard(identity)
-            elif not link.attached and link not in self._asking:
+            elif not link.attached:
                 self._links_of[engine].discard(identity)
                 del self._links[identity]
 
@@ -1215,7 +1275,17 @@ def _sends(link: ReceivingLink | SendingLink) -> bool:
 
 def _identity(link: ReceivingLink | SendingLink) -> _Identity:
     peer = link.peer
-    return peer.virtual_host, peer.user, peer.container_id, _sends(link), link.name
+    terminus = link.source if _sends(link) else link.target
+    address = terminus.address if isinstance(terminus, Source | Target) else None
+    own = isinstance(address, str) and address_of(address) == CBS
+    return (
+        peer.virtual_host,
+        peer.user,
+        peer.container_id,
+        _sends(link),
+        link.name,
+        link.connection if own else None,
+    )
 
 
 def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordinator | Error:
@@ -1228,6 +1298,9 @@ def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordi
     if terminus.address is not None and not isinstance(terminus.address, str):
         return Error("amqp:not-implemented", "addresses are strings here")
     return terminus
+
+
+_STOLEN: Final = Error("amqp:link:stolen", "the link was attached again elsewhere")
 
 
 def _not_for_you(address: object) -> Error:

@@ -521,6 +521,10 @@ class Host(Protocol):
         """The source that is kept for *link*, whose peer names none, such as that of a durable
         subscription (Part 3 §3.5.5); None if there is none."""
 
+    def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
+        """The terminus that is kept for links of the name of *link*, whatever their user, and that
+        *link* would go on with or end; None if there is none."""
+
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
         """Where messages of the anonymous terminus *link* for *address* go.
 

@@ -418,6 +418,16 @@ def test_termini_are_bounded(bound: str) -> None:
     assert client.receiver("q", timeout=1).error is None
 
 
+@pytest.mark.req("B4")
+def test_users_do_not_use_up_the_termini_of_others() -> None:
+    here = world(limits=Limits(termini_of_container_max=1))
+    for user in ("ann", "eve"):
+        client = here.client("c")
+        client.joined.server.peer.user = user
+        assert client.receiver("q", timeout=1).error is None
+        assert client.receiver("q", timeout=1).error == "amqp:resource-limit-exceeded"
+
+
 def test_attaching_and_detaching_leaves_nothing_behind() -> None:
     here = world()
     client = here.client("c")

@@ -855,6 +855,9 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
         def relay(self, address: str, link: Any) -> None:
             return None
 
+        def takes_over(self, link: Any) -> None:
+            return None
+
         def recall(self, link: Any) -> None:
             return None
 

@@ -6,6 +6,7 @@ import re
 import runpy
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,53 @@ def test_proved_means_that_all_that_ran_passed(
 
     assert f"- **T1** · must · *{state}* · all\n" in page
     assert "- **T2** · feature · *open* · more\n" in page
+
+
+@pytest.mark.parametrize(
+    ("remark", "outcomes", "state"),
+    [
+        ({"missing": "two"}, {"t.py::test_a": {"passed": 1}}, "*partly* (missing: two)"),
+        ({"missing": "two"}, {"t.py::test_a": {"failed": 1}}, "*open*"),
+        ({"missing": "two"}, {}, "*open*"),
+        (
+            {"decided": 1},
+            {"t.py::test_a": {"passed": 1}},
+            "*decided* ([note 1](decisions/0001-engines-without-io.md))",
+        ),
+        ({"decided": 1}, {}, "*decided* ([note 1](decisions/0001-engines-without-io.md))"),
+    ],
+)
+def test_what_is_missing_or_decided_is_said_and_counted(
+    remark: dict[str, Any], outcomes: dict[str, dict[str, int]], state: str
+) -> None:
+    rows = {"T1": {"level": "M", "text": "one, two", **remark}}
+
+    page = TOOL["page"]({"Types": rows}, {"T1": outcomes})
+
+    assert f"- **T1** · must · {state} · one, two\n" in page
+    counts = ["1" if state.startswith(f"*{name}*") else "0" for name in TOOL["STATES"]]
+    assert f"| Types | {' | '.join(counts)} | 1 |\n" in page
+
+
+def test_a_written_page_must_not_call_proved_what_lacks_something() -> None:
+    proofs = {"T1": {"a.py::test_a": {"passed": 1}}, "T2": {"a.py::test_a": {"passed": 1}}}
+    written = TOOL["page"](REQUIREMENTS, proofs)
+    now = {"Types": {**REQUIREMENTS["Types"], "T2": {"level": "f", "text": "x", "missing": "more"}}}
+
+    assert TOOL["exaggerated"](REQUIREMENTS, written) == []
+    assert TOOL["exaggerated"](now, written) == ["T2"]
+    assert TOOL["exaggerated"](now, TOOL["page"](now, proofs)) == []
+
+
+def test_remarks_in_the_list_can_be_understood() -> None:
+    with (ROOT / "tests" / "requirements.toml").open("rb") as file:
+        rows = {name: row for part in tomllib.load(file).values() for name, row in part.items()}
+    for name, row in rows.items():
+        assert row.keys() <= {"level", "text", "missing", "decided"}, name
+        assert not {"missing", "decided"} <= row.keys(), name
+        assert row.get("missing", "something"), name
+        if "decided" in row:
+            TOOL["note"](row["decided"])
 
 
 def test_a_page_can_be_read_back() -> None:

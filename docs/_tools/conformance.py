@@ -12,13 +12,20 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements.toml"
 NOTE = ROOT / ".conformance.json"
 PAGE = ROOT / "docs" / "conformance.md"
+DECISIONS = ROOT / "docs" / "decisions"
 LEVELS = {"M": "must", "S": "should", "f": "feature"}
+STATES = ("proved", "partly", "decided", "open")
 
+#: One requirement of tests/requirements.toml: its level, its text, and perhaps ``missing`` or ``decided``.
+Row = dict[str, Any]
+#: section → requirement → row
+Requirements = dict[str, dict[str, Row]]
 #: requirement → test → outcome → how often (a test with parameters runs more than once)
 Proofs = dict[str, dict[str, dict[str, int]]]
 
@@ -26,8 +33,17 @@ HEAD = """\
 # Conformance
 
 Each requirement, and the tests that prove it. A test claims a requirement with
-`@pytest.mark.req("X13")`; `make conformance` runs the suite and writes this page. *Proved* means that
-every test that claims it and ran has passed, *open* that there is no such test yet.
+`@pytest.mark.req("X13")`; `make conformance` runs the suite and writes this page.
+
+| state | meaning |
+| --- | --- |
+| *proved* | there is a test for each part of the text, and every test that claims it and ran has passed |
+| *partly (missing: …)* | the same, except for the part that is named |
+| *decided (note N)* | one part is not built, for the reason in that decision; the tests prove the rest |
+| *open* | there is no test yet, or one has failed |
+
+`tests/requirements.toml` keeps what is missing or decided beside the requirement. Tests cannot tell
+whether they cover a text, so review does: who adds a test for the last missing part removes the remark.
 
 A section names where its requirements come from: the parts of the OASIS standard AMQP 1.0, or one of
 five older texts. S1 is the AMQP 0-10 working draft of June 2007, S2 Part 3 of AMQP 1.0 (messaging), S3
@@ -43,23 +59,58 @@ def passing(tests: dict[str, dict[str, int]]) -> list[str]:
     return sorted(test for test, outcomes in tests.items() if "passed" in outcomes)
 
 
-def page(requirements: dict[str, dict[str, dict[str, str]]], proofs: Proofs) -> str:
-    summary = ["| | proved | of |", "| --- | ---: | ---: |"]
+def state(row: Row, tests: list[str]) -> str:
+    """Return one of ``STATES`` for *row*, which *tests* prove.
+
+    A decision needs no test: what is not built cannot have one.
+    """
+    if "decided" in row:
+        return "decided"
+    if not tests:
+        return "open"
+    return "partly" if "missing" in row else "proved"
+
+
+def remark(row: Row, state: str) -> str:
+    """Return what the page adds to *state*: the part that is missing, or a link to the decision."""
+    if state == "partly":
+        return f" (missing: {row['missing']})"
+    if state == "decided":
+        return f" ([note {row['decided']}](decisions/{note(row['decided']).name}))"
+    return ""
+
+
+def note(number: int) -> Path:
+    """Return the decision with *number*.
+
+    Raises:
+        LookupError: There is none.
+    """
+    for path in DECISIONS.glob(f"{number:04}-*.md"):
+        return path
+    raise LookupError(f"tests/requirements.toml: docs/decisions has no note {number}")
+
+
+def page(requirements: Requirements, proofs: Proofs) -> str:
+    """Return the text of docs/conformance.md."""
+    summary = [f"| | {' | '.join(STATES)} | of |", "| --- |" + " ---: |" * (len(STATES) + 1)]
     lines: list[str] = []
     for section, rows in requirements.items():
-        proved = 0
+        counts = dict.fromkeys(STATES, 0)
         lines += ["", f"## {section}", ""]
         for name, row in rows.items():
             tests = passing(proofs.get(name, {}))
-            proved += bool(tests)
-            state = "proved" if tests else "open"
-            lines.append(f"- **{name}** · {LEVELS[row['level']]} · *{state}* · {row['text']}")
+            found = state(row, tests)
+            counts[found] += 1
+            level = LEVELS[row["level"]]
+            lines.append(f"- **{name}** · {level} · *{found}*{remark(row, found)} · {row['text']}")
             files: dict[str, list[str]] = {}
             for test in tests:
                 file, _, function = test.partition("::")
                 files.setdefault(file, []).append(f"`{function}`")
             lines += [f"  - `{file}`: {', '.join(names)}" for file, names in files.items()]
-        summary.append(f"| {section} | {proved} | {len(rows)} |")
+        numbers = " | ".join(str(count) for count in counts.values())
+        summary.append(f"| {section} | {numbers} | {len(rows)} |")
     return "\n".join([HEAD, *summary, *lines]) + "\n"
 
 
@@ -76,12 +127,30 @@ def claims(text: str) -> dict[str, set[str]]:
     return found
 
 
-def check(proofs: Proofs) -> int:
+def states(text: str) -> dict[str, str]:
+    """Return the state of each requirement on a written page."""
+    return dict(re.findall(r"^- \*\*(\w+)\*\* · \w+ · \*(\w+)\*", text, re.MULTILINE))
+
+
+def exaggerated(requirements: Requirements, text: str) -> list[str]:
+    """Return the requirements that a written page calls proved although something is missing."""
+    written = states(text)
+    return [
+        name
+        for rows in requirements.values()
+        for name, row in rows.items()
+        if written.get(name) == "proved" and ("missing" in row or "decided" in row)
+    ]
+
+
+def check(requirements: Requirements, proofs: Proofs) -> int:
     """Complain of claims that do not hold; mention proofs that the page does not know yet.
 
     A test that was skipped, for want of a peer perhaps, says nothing against its claim.
     """
-    claimed = claims(PAGE.read_text("utf-8")) if PAGE.exists() else {}
+    text = PAGE.read_text("utf-8") if PAGE.exists() else ""
+    claimed = claims(text)
+    too_much = exaggerated(requirements, text)
     broken = [
         f"{name}: {test}"
         for name, tests in sorted(claimed.items())
@@ -93,17 +162,20 @@ def check(proofs: Proofs) -> int:
     ]
     for line in broken:
         print(f"docs/conformance.md claims a proof that is gone: {line}")
-    if broken or news:
+    for name in too_much:
+        print(f"docs/conformance.md calls {name} proved; tests/requirements.toml says otherwise")
+    if broken or too_much or news:
         print(f"`make conformance` would bring the page up to date ({len(news)} newly proved)")
-    return 1 if broken else 0
+    return 1 if broken or too_much else 0
 
 
 def main() -> int:
     proofs: Proofs = json.loads(NOTE.read_text("utf-8"))
-    if "--check" in sys.argv[1:]:
-        return check(proofs)
     with REQUIREMENTS.open("rb") as file:
-        PAGE.write_text(page(tomllib.load(file), proofs), "utf-8")
+        requirements: Requirements = tomllib.load(file)
+    if "--check" in sys.argv[1:]:
+        return check(requirements, proofs)
+    PAGE.write_text(page(requirements, proofs), "utf-8")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -30,6 +31,19 @@ class SettingsError(AmqpError):
     """A file cannot be used; the sentence has its name, the line and what is wrong there."""
 
     default_condition = "amqp:invalid-field"
+
+
+def sync_folder(path: Path) -> None:
+    """Write the entry of the file at *path*, which was made or renamed, to the disk.
+
+    Without this a power failure may bring back the file that had the name before.
+    """
+    if os.name != "nt":  # Windows cannot, and need not.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def read_settings(path: str | Path, kind: type[T]) -> tuple[T, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
+import pytest
 
 #: Makes names that no other disk of the process has.
 COUNTER = itertools.count()
@@ -136,3 +138,33 @@ class _PoweredFile(apsw.VFSFile):
                 safe.extend(bytes(max(0, offset - len(safe))))
                 safe[offset : offset + len(data)] = data
         self.disk.pending[self.path].clear()
+
+
+class Renames:
+    """Files that got another name, until their folder is on the disk too.
+
+    What is renamed next may rely on that, and so may the caller once it is told of success: a second
+    rename while the first is not on the disk is noted in ``early``.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.unsafe: set[str] = set()
+        self.early: list[str] = []
+        self._replace, self._fsync = os.replace, os.fsync
+        monkeypatch.setattr(os, "replace", self.replace)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def replace(self, source: str | Path, target: str | Path) -> None:
+        if self.unsafe:
+            self.early.append(Path(target).name)
+        self._replace(source, target)
+        self.names.append(Path(target).name)
+        self.unsafe.add(str(target))
+
+    def fsync(self, handle: int) -> None:
+        self._fsync(handle)
+        synced = os.fstat(handle)
+        self.unsafe = {
+            name for name in self.unsafe if not os.path.samestat(synced, os.stat(Path(name).parent))
+        }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import AmqpError
+from ..settings import sync_folder
 from .scram import (
     HASHES,
     ITERATIONS,
@@ -247,7 +248,8 @@ def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = Fal
     eyes only; *create* makes it if it is not there. Returns whether *user* was in it.
 
     Raises:
-        IdentityError: It cannot be read or written; it is as it was.
+        IdentityError: It cannot be read or written; it is as it was, unless only the disk did not
+            confirm its new name.
     """
     file = Path(path).resolve()
     lines = [] if create and not file.exists() else _read(path, "users").splitlines()
@@ -265,6 +267,8 @@ def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = Fal
             output.flush()
             os.fsync(output.fileno())
         os.replace(temporary, file)
+        # A user who was removed or has a new password must not be back after a power failure.
+        sync_folder(file)
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from ..errors import AmqpError
+from ..settings import sync_folder
 from . import salvage
 from .base import (
     PIECE_MAX,
@@ -1051,7 +1052,7 @@ def create(path: Path, vfs: str = "") -> None:
     made = _beside(path, ".new")
     build(made, vfs)
     os.replace(made, path)
-    _sync_folder(path)
+    sync_folder(path)
 
 
 def build(path: Path, vfs: str = "") -> None:
@@ -1087,15 +1088,6 @@ def prepare(db: apsw.Connection) -> None:
     db.pragma("page_size", PAGE)
     db.pragma("auto_vacuum", "INCREMENTAL")
     db.pragma("application_id", APPLICATION_ID)
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name != "nt":  # Windows cannot, and need not.
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -1182,7 +1174,7 @@ def save(path: Path, pages: salvage.Pages, vfs: str) -> tuple[list[Damage], str]
         pages.close()
     aside = salvage.free_name(path)
     os.replace(fresh, _beside(path, ".saved"))
-    _sync_folder(path)
+    sync_folder(path)
     os.replace(path, aside)
     finish_salvage(path, aside)
     return damage, str(aside)
@@ -1204,7 +1196,7 @@ def finish_salvage(path: Path, aside: Path | None = None) -> None:
     if log.exists():
         os.replace(log, _beside(aside or salvage.free_name(path), "-wal"))
     os.replace(saved, path)
-    _sync_folder(path)
+    sync_folder(path)
 
 
 def roots() -> dict[str, int]:
@@ -1284,7 +1276,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
         finally:
             files.unregister()
         os.replace(made, target)
-        _sync_folder(target)
+        sync_folder(target)
     except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
         raise StoreDamaged(f"{source} is damaged: {error}; nothing was copied") from error
     except (apsw.Error, OSError) as error:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from disks import Renames
 
 from amqp_rt.security.identities import (
     IdentityError,
@@ -15,6 +16,7 @@ from amqp_rt.security.identities import (
     hash_password,
     parse_user,
     password_line,
+    rewrite,
 )
 
 
@@ -233,6 +235,21 @@ def test_changes_go_to_the_file(tmp_path: Path) -> None:
         for name in ("b", "eve"):
             assert each.check(name, "pw") is None
             assert each.scram(name, "SHA-256") is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot synchronize folders")
+def test_a_change_of_the_file_outlives_a_power_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a user who was removed could be back."""
+    path = tmp_path / "users"
+    renames = Renames(monkeypatch)
+    rewrite(path, "eve", password_line("eve", "secret"), create=True)
+    assert renames.names == ["users"]
+    assert not renames.unsafe
+    rewrite(path, "eve", None)
+    assert renames.names == ["users", "users"]
+    assert not renames.unsafe
 
 
 def test_a_user_who_is_removed_is_gone_for_every_mechanism() -> None:

@@ -18,7 +18,7 @@ import apsw
 import committer
 import pytest
 from committer import BATCHES, COUNT, payload
-from disks import PowerCut, disk
+from disks import PowerCut, Renames, disk
 
 from amqp_rt.errors import AmqpError
 from amqp_rt.stores import sqlite
@@ -669,6 +669,69 @@ def test_an_interrupted_rescue_is_finished(base: Path, tmp_path: Path) -> None:
     assert store.open() == Opened(clean=True)
     store.close()
     assert not Path(f"{path}.saved").exists()
+
+
+def test_a_log_is_trimmed_up_to_a_hole(tmp_path: Path) -> None:
+    """Chunks that were lost leave a hole; all before it goes, and no chunk more is kept."""
+    store = SQLiteStore(tmp_path / "store")
+    store.open()
+    batch = Batch()
+    for offset in range(0, 50, 10):
+        batch.append(6, Chunk(offset, 10, 0, 0, bytes(100)))
+    store.commit(batch)
+    store._connection.execute("DELETE FROM chunks WHERE place % 256 = 20")
+    assert [chunk.offset for chunk in store.chunks(6, 0, 1_000)] == [0, 10, 30, 40]
+    for offset, left in [(19, [10, 30, 40]), (20, [30, 40]), (29, [30, 40]), (30, [30, 40])]:
+        batch = Batch()
+        batch.trim(6, offset)
+        store.commit(batch)
+        first = store.extent(6)[0]
+        assert [chunk.offset for chunk in store.chunks(6, first, 1_000)] == left, offset
+    store.close()
+
+
+# -- names -----------------------------------------------------------------------------------------------
+
+
+def test_a_new_store_has_its_name_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renames = Renames(monkeypatch)
+    store = SQLiteStore(tmp_path / "store")
+    store.open()
+    assert renames.names == ["store"]
+    assert not renames.unsafe
+    store.close()
+
+
+def test_a_copy_has_its_name_on_the_disk(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renames = Renames(monkeypatch)
+    sqlite.backup(base, tmp_path / "copy")
+    assert renames.names == ["copy"]
+    assert not renames.unsafe
+
+
+def test_each_step_of_a_rescue_is_on_the_disk_before_what_relies_on_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was saved has its name before the damaged file loses its own."""
+    path = fresh(tmp_path / "x", base)
+    flip(path, 5 * PAGE, 3)
+    renames = Renames(monkeypatch)
+    store = SQLiteStore(path)
+    opened = store.open()
+    assert opened.aside is not None
+    aside = Path(opened.aside).name
+    assert [name for name in renames.names if "-wal" not in name] == [
+        f"{path.name}.saved",
+        aside,
+        path.name,
+    ]
+    assert aside not in renames.early
+    assert not renames.unsafe
+    store.close()
 
 
 # -- copies ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND
-from amqp_rt.stores.base import Batch, Opened, Store, StoreFailed, StoreFull
+from amqp_rt.stores.base import Batch, Damage, Opened, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -218,6 +218,36 @@ async def test_after_a_failure_the_store_is_opened_anew_and_nothing_is_lost() ->
             await out.send("in memory")
     async with Broker(store=store) as broker:
         assert await bodies(broker, "work") == ["one", "two"]
+
+
+@pytest.mark.req("B7")
+async def test_a_store_that_was_damaged_by_its_failure_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it has lost is known to the next start only; until then nothing may be added to it."""
+
+    class Torn(Troubled):
+        def open(self) -> Opened:
+            opened = super().open()
+            if self.opened == 1:
+                return opened
+            return Opened(False, (Damage("message", 1, 1, 1, "a torn page"),), "aside")
+
+    store = Torn()
+    async with Broker(store=store) as broker:
+        await broker.declare(Queue("work"))
+        async with broker.local() as peer, peer.sender("work") as out:
+            await out.send("one", durable=True)
+            store.fails = 1
+            with pytest.raises(LinkDetached, match="whether it was kept is not known"):
+                await out.send("two", durable=True)
+            assert store.fails == 0
+        async with broker.local() as peer, peer.sender("work") as out:
+            with pytest.raises(DeliveryRejected, match="1 things are damaged"):
+                await out.send("three", durable=True)
+    assert "the store is given up" in caplog.text
+    async with Broker(store=store) as broker:
+        assert await bodies(broker, "work") == ["one"]
 
 
 @pytest.mark.req("B7")

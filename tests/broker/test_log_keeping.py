@@ -175,8 +175,19 @@ async def test_retention_in_the_store(store: Store) -> None:
         await broker.host.hold("aged", "h", {}, 0)
         await sized.retain()
         (partition,) = broker.host.log_stats("sized").partitions
-        assert 4_500 < partition.bytes <= 5_000
         first = partition.first
+        size = partition.bytes // (100 - first)  # of a chunk, which has one record
+        assert partition.bytes <= 5_000 < partition.bytes + size
+        # What was dropped is not kept in memory either.
+        (tail,) = sized.partitions
+        assert tail.blocks
+        assert all(block.end > first for block in tail.blocks)
+        # A bound that is met exactly costs nothing more.
+        sized.keep(None, partition.bytes - size)
+        await sized.retain()
+        (partition,) = broker.host.log_stats("sized").partitions
+        assert (partition.first, partition.bytes) == (first + 1, size * (99 - first))
+        first += 1
         found = await read(peer, 100 - first, 0, address="sized")
         assert [int(each.message_annotations["x-opt-offset"]) for each in found] == list(
             range(first, 100)

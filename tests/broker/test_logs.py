@@ -303,6 +303,24 @@ def test_retention_by_bytes() -> None:
 
 
 @pytest.mark.req("K4")
+def test_retention_by_bytes_drops_a_block_as_soon_as_it_has_to_and_no_sooner() -> None:
+    bound = 8_000
+    world = World(Log("log", max_bytes=bound))
+    sender = world.client().sender("log")
+    first = size = dropped = 0
+    for number in range(200):
+        sender.send(bytes(100))
+        (partition,) = world.host.log_stats("log").partitions
+        size = size or partition.bytes
+        assert partition.bytes == (number + 1 - partition.first) * size <= bound
+        if partition.first > first:
+            assert partition.bytes + (partition.first - first) * size > bound
+            dropped += 1
+        first = partition.first
+    assert dropped > 5
+
+
+@pytest.mark.req("K4")
 def test_time_never_goes_back() -> None:
     world = World(Log("log"))
     sender = world.client().sender("log")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -56,6 +57,52 @@ def outcome(text: str, entry: Entry, dialect: Dialect) -> bool | str:
     except InvalidFilter:
         return "invalid"
     return selector(MessageView(entry, DEFAULT_LIMITS)) is True
+
+
+# --- Precedence --------------------------------------------------------------------------------
+
+#: As it is written, and with the parentheses that go without saying.
+PRECEDENCE = [
+    ("NOT a AND b", "(NOT a) AND b"),
+    ("NOT a OR b", "(NOT a) OR b"),
+    ("NOT NOT a AND b", "(NOT (NOT a)) AND b"),
+    ("a AND NOT b OR c", "(a AND (NOT b)) OR c"),
+    ("a OR b AND c", "a OR (b AND c)"),
+    ("a AND b OR c", "(a AND b) OR c"),
+    ("a OR NOT b AND c", "a OR ((NOT b) AND c)"),
+    ("NOT x = 2 AND b", "(NOT (x = 2)) AND b"),
+    ("NOT x IS NULL OR b", "(NOT (x IS NULL)) OR b"),
+    ("NOT x IN (1) AND b", "(NOT (x IN (1))) AND b"),
+    ("x BETWEEN 1 AND 3 AND b", "(x BETWEEN 1 AND 3) AND b"),
+    ("x BETWEEN 3 AND 4 OR b", "(x BETWEEN 3 AND 4) OR b"),
+    ("NOT x BETWEEN 1 AND 3 AND b", "(NOT (x BETWEEN 1 AND 3)) AND b"),
+    ("x BETWEEN 1 + 1 AND 1 + 2", "x BETWEEN (1 + 1) AND (1 + 2)"),
+    ("1 + x * 3 = 7", "(1 + (x * 3)) = 7"),
+    ("9 - x - 1 = 6", "((9 - x) - 1) = 6"),
+    ("16 / x / 2 = 4", "((16 / x) / 2) = 4"),
+    ("16 / x * 2 = 16", "((16 / x) * 2) = 16"),
+    ("-x * 3 + 1 = -5", "(((-x) * 3) + 1) = (-5)"),
+    ("x + 1 < x * 2 AND b", "((x + 1) < (x * 2)) AND b"),
+]
+
+
+@pytest.mark.req("M29")
+@pytest.mark.parametrize(
+    ("dialect", "written", "meant"),
+    [
+        (dialect, written, meant)
+        for dialect in DIALECTS.values()
+        for written, meant in PRECEDENCE
+        if dialect is not FILTEX or "BETWEEN" not in written
+    ],
+)
+def test_operators_bind_as_the_dialects_say(dialect: Dialect, written: str, meant: str) -> None:
+    for a, b, c in product([True, False, None], repeat=3):
+        known = {"a": a, "b": b, "c": c, "x": 2}
+        entry = entry_of(
+            Message(application_properties={k: v for k, v in known.items() if v is not None})
+        )
+        assert result(written, entry, dialect) == result(meant, entry, dialect), known
 
 
 # --- Shared vectors ----------------------------------------------------------------------------

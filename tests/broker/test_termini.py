@@ -129,6 +129,60 @@ def test_the_countdown_is_aborted_and_starts_again() -> None:
 
 
 @pytest.mark.req("M39")
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_a_source_that_was_attached_again_does_not_expire(shared: bool) -> None:
+    here = world()
+    wanted: dict[str, Any] = {"name": "l", "timeout": 30, "credit": 5}
+    if shared:
+        wanted["capabilities"] = ("shared",)
+    address = "t" if shared else "q"
+    client = here.client("c")
+    client.receiver(address, **wanted)
+    client.cut()
+    here.time.now += 20
+    again = here.client("c").receiver(address, **wanted)
+    # The time at which the countdown would have ended is over.
+    here.time.now += 100
+    here.host.sweep()
+    here.client().sender(address).send("m")
+    assert again.bodies == ["m"]
+    assert again.endpoint.detached == []
+    assert kept(here) == 1
+
+
+@pytest.mark.req("M39")
+def test_a_target_that_was_attached_again_does_not_expire() -> None:
+    here = world()
+    client = here.client("c")
+    target = Target(address="q", timeout=30)
+    client.sender("q", name="l", target=target)
+    client.cut()
+    here.time.now += 20
+    again = here.client("c").sender("q", name="l", target=target)
+    here.time.now += 100
+    here.host.sweep()
+    again.send("m")
+    assert again.outcomes == [ACCEPTED]
+    assert kept(here) == 1
+
+
+@pytest.mark.req("M39")
+@pytest.mark.parametrize("policy", ["session-end", "connection-close"])
+def test_what_it_was_attached_to_before_ends_without_a_countdown(policy: str) -> None:
+    """The session or connection that is to start the countdown is that of the last link."""
+    here = world()
+    before = here.client("c")
+    before.receiver("q", name="l", credit=1, expiry_policy=policy).detach(closed=False)
+    again = here.client("c").receiver("q", name="l", credit=1, expiry_policy=policy)
+    before.session.end()
+    before.joined.client.close()
+    here.pump()
+    here.client().sender("q").send("m")
+    assert again.bodies == ["m"]
+    assert kept(here) == 1
+
+
+@pytest.mark.req("M39")
 def test_a_later_session_of_the_connection_can_come_for_what_an_earlier_one_left() -> None:
     here = world()
     client = here.client("c")

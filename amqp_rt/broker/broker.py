@@ -368,7 +368,9 @@ class BrokerHost:
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
-        self.staging = Staging(self.memory, journal, self.clock, limits, self._new_number)
+        self.staging = Staging(
+            self.memory, journal, self.clock, limits, self._new_number, self._fail
+        )
         self.leases = Leases(journal, self.clock, limits, self._new_number)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
@@ -2181,6 +2183,12 @@ class BrokerHost:
         if not isinstance(node.held, MessageQueue):
             raise AmqpError(f"{address!r} is not a {QUEUE}", condition="amqp:not-allowed")
         return node.held
+
+    # --- Faults ---
+
+    def _fail(self, node: _Node, error: Exception) -> AmqpError:
+        """Contain *error* to *node*."""
+        raise error
 
     # --- Time ---
 

@@ -266,6 +266,7 @@ class Journal:
         errors: list[Error] = []
 
         def refused(error: Error) -> None:
+            unit.undo()
             errors.append(error)
             done.set()
 

@@ -158,6 +158,8 @@ class Stage:
         self.entries: list[Entry] = []
         #: Count and checksum are known: it was not found in the store.
         self.counted = True
+        #: Messages on their way to the disk, which are not in ``count`` yet.
+        self.writing = 0
         self._next = 0
 
     # --- Place ---
@@ -191,6 +193,7 @@ class Stage:
         """Give *entry* its place."""
         entry.sequence = self._next
         self._next += 1
+        self.writing += 1
         self.area.grow(self, len(entry.payload))
 
     def stage(
@@ -205,6 +208,7 @@ class Stage:
         assert journal is not None
 
         def kept() -> None:
+            self.writing -= len(entries)
             if not self.deleted:
                 for entry in entries:
                     self._count(entry)
@@ -214,6 +218,7 @@ class Stage:
                 done()
 
         def refused(error: Error) -> None:
+            self.writing -= len(entries)
             if not self.deleted:
                 self.area.grow(self, -sum(len(entry.payload) for entry in entries))
             for delivery in deliveries:
@@ -251,8 +256,13 @@ class EpochProducer:
         self.stages: dict[tuple[int, int, int], Stage] = {}
         #: Stages of a committed epoch that are to be published, in order, and not among those any more.
         self.publishing: list[Stage] = []
-        #: Held by whoever commits or publishes.
+        #: Held while an epoch is committed or published.
         self.busy = trio.Lock()
+        #: A decision is being written, and whether the runs have changed meanwhile. Until the decision
+        #: is kept or refused nothing else may be written of the producer: it would replace the decision,
+        #: or keep one that is refused.
+        self.deciding = False
+        self.changed = False
 
 
 class Staging:
@@ -264,6 +274,7 @@ class Staging:
         clock: Whose wall clock says how old a stage is.
         limits: Bounds.
         new_number: Gives a number that nothing else has in the store.
+        on_fault: Called with a destination and an unexpected error of its work; returns the refusal of it.
     """
 
     def __init__(
@@ -273,12 +284,14 @@ class Staging:
         clock: Clock,
         limits: Limits,
         new_number: Callable[[], int],
+        on_fault: Callable[[Any, Exception], AmqpError],
     ) -> None:
         self.memory = memory
         self.journal = journal
         self.clock = clock
         self.limits = limits
         self._new_number = new_number
+        self.on_fault = on_fault
         self._intake = Intake(self)
         self.awaited = False
         self.on_room: Callable[[], None] = self._intake.on_room
@@ -388,8 +401,7 @@ class Staging:
             for stage in list(producer.stages.values()):
                 if stage.claim.run != run:
                     self._drop(producer, stage, _stolen(f"a later run of {name!r} has taken over"))
-            if destination.number and self.journal is not None:
-                self._keep(self.journal.loose, producer)
+            self._keep_soon(producer)
         return producer
 
     def _make_room(self, producers: dict[str, EpochProducer], now: float) -> None:
@@ -398,7 +410,11 @@ class Staging:
         Raises:
             AmqpError: It was not.
         """
-        silent = [each for each in producers.values() if not each.stages and not each.publishing]
+        silent = [
+            each
+            for each in producers.values()
+            if not each.stages and not each.publishing and not each.busy.locked()
+        ]
         oldest = min(silent, key=lambda each: each.used, default=None)
         least = self.limits.epoch_producer_s
         if oldest is None or now - oldest.used < least:
@@ -411,10 +427,18 @@ class Staging:
         if oldest.destination.number and self.journal is not None:
             self.journal.loose.forget(PRODUCER_FACT, _producer_key(oldest))
 
-    def _keep(self, unit: Unit, producer: EpochProducer, *, without: Stage | None = None) -> None:
-        """Let *unit* say what is known of *producer*, once *without* has been published."""
-        publishing = [stage.number for stage in producer.publishing if stage is not without]
-        known = _KnownProducer(producer.runs, producer.epoch, publishing, producer.used)
+    def _keep_soon(self, producer: EpochProducer) -> None:
+        """Write what is known of *producer* with what is written next, or after its decision."""
+        producer.changed = producer.deciding
+        if not producer.deciding and producer.destination.number and self.journal is not None:
+            self._keep(self.journal.loose, producer, producer.epoch, producer.publishing)
+
+    def _keep(
+        self, unit: Unit, producer: EpochProducer, epoch: int, publishing: Sequence[Stage]
+    ) -> None:
+        """Let *unit* write that *producer* has committed *epoch*, of which *publishing* is left."""
+        numbers = [stage.number for stage in publishing]
+        known = _KnownProducer(producer.runs, epoch, numbers, producer.used)
         unit.keep(PRODUCER_FACT, _producer_key(producer), msgspec.msgpack.encode(known))
 
     def _drop(self, producer: EpochProducer, stage: Stage, error: Error | None = None) -> None:
@@ -464,6 +488,8 @@ class Staging:
                 found.append(await self._commit(known, run, epoch, parts))
             except AmqpError as error:
                 found.append(error)
+            except Exception as error:
+                found.append(self.on_fault(destination, error))
             finally:
                 done.set()
 
@@ -480,46 +506,110 @@ class Staging:
         self, producer: EpochProducer, run: str, epoch: int, parts: Sequence[Part]
     ) -> bool:
         async with producer.busy:
-            if run != producer.runs[-1]:
-                raise AmqpError(
-                    f"a later run of {producer.name!r} has taken over",
-                    condition="amqp:link:stolen",
-                )
+            # What was decided before comes first, in the node and in the store.
+            await self._publish(producer)
+            self._check(producer, run)
             if epoch <= producer.epoch:
                 self._sweep(producer, producer.epoch)
                 return False
-            journal = self.journal if producer.destination.number else None
-            stages = [await self._verified(producer, epoch, part) for part in parts]
+            for part in parts:
+                stage = producer.stages.get((epoch, part.part, part.attempt))
+                if stage is not None and not stage.counted:
+                    await self._recount(stage)
+            # While the store was read, another run may have taken over, attempts may have begun anew,
+            # and the node may have been deleted. From here on nothing waits until all is decided.
+            self._check(producer, run)
+            stages = [self._verified(producer, epoch, part) for part in parts]
             if len(set(stages)) < len(stages):
                 raise AmqpError("an attempt is named twice", condition="amqp:invalid-field")
-            for stage in stages:
-                # Nobody adds to it any more.
-                if stage.link is not None:
-                    stage.link.detach(_stolen("its epoch is committed"))
-                del producer.stages[stage.key]
-            before = producer.epoch
-            producer.epoch = epoch
-            producer.publishing = list(stages)
-            if journal is not None:
-                try:
-                    await journal.keep(partial(self._keep, producer=producer))
-                except AmqpError:
-                    producer.epoch = before
-                    producer.publishing = []
-                    for stage in stages:
-                        producer.stages.setdefault(stage.key, stage)
-                    raise
+            await self._decide(producer, epoch, stages)
             await self._publish(producer)
+            self._check_there(producer)
             self._sweep(producer, epoch)
             return True
 
-    async def _verified(self, producer: EpochProducer, epoch: int, part: Part) -> Stage:
+    def _check(self, producer: EpochProducer, run: str) -> None:
+        """Check that *run* is the latest one of *producer*, whose node is there.
+
+        Raises:
+            AmqpError: A later run has taken over, or as for :meth:`_check_there`.
+        """
+        self._check_there(producer)
+        if run != producer.runs[-1]:
+            raise AmqpError(
+                f"a later run of {producer.name!r} has taken over", condition="amqp:link:stolen"
+            )
+
+    def _check_there(self, producer: EpochProducer) -> None:
+        """Check that the node of *producer* is there.
+
+        Raises:
+            AmqpError: It has been deleted.
+        """
+        known = self._producers.get(producer.destination, {}).get(producer.name)
+        if known is not producer:
+            raise AmqpError(
+                f"the node for which {producer.name!r} stages messages has been deleted",
+                condition="amqp:resource-deleted",
+            )
+
+    async def _decide(self, producer: EpochProducer, epoch: int, stages: list[Stage]) -> None:
+        """Commit *epoch*, which is what *stages* have.
+
+        Raises:
+            AmqpError: The decision cannot be kept; the stages are what they were.
+        """
+        for stage in stages:
+            # Nothing is added to it any more.
+            if stage.link is not None:
+                stage.link.detach(_stolen("its epoch is committed"))
+            del producer.stages[stage.key]
+        producer.publishing = list(stages)
+        if producer.destination.number and self.journal is not None:
+            producer.deciding = True
+            try:
+                await self.journal.keep(
+                    partial(self._keep, producer=producer, epoch=epoch, publishing=stages)
+                )
+            except AmqpError:
+                producer.publishing = []
+                self._take_back(producer, stages)
+                self._decided(producer)
+                raise
+            # Cancelled, it stays undecided, as it may be written yet.
+            producer.epoch = epoch
+            self._decided(producer)
+        else:
+            producer.epoch = epoch
+
+    def _decided(self, producer: EpochProducer) -> None:
+        """Let changes of *producer* be written again, beginning with those that have waited."""
+        producer.deciding = False
+        if producer.changed:
+            self._keep_soon(producer)
+
+    def _take_back(self, producer: EpochProducer, stages: list[Stage]) -> None:
+        """Put *stages* back, which are not published, unless others have their places now."""
+        for stage in stages:
+            if stage.deleted:
+                continue
+            if stage.claim.run == producer.runs[-1] and stage.key not in producer.stages:
+                producer.stages[stage.key] = stage
+            else:
+                self._drop(producer, stage)
+
+    def _verified(self, producer: EpochProducer, epoch: int, part: Part) -> Stage:
+        """The stage of *part*, which has what it has to have."""
         stage = producer.stages.get((epoch, part.part, part.attempt))
         name = f"attempt {part.attempt} at part {part.part} of epoch {epoch}"
         if stage is None:
             raise AmqpError(f"there is no {name}", condition="amqp:precondition-failed")
-        if not stage.counted:
-            await self._recount(stage)
+        if stage.writing:
+            raise AmqpError(
+                f"{name} has {stage.writing} more messages that are being written: commit it once"
+                " they have been accepted",
+                condition="amqp:precondition-failed",
+            )
         if (stage.count, stage.crc) != (part.count, part.crc):
             raise AmqpError(
                 f"{name} has {stage.count} messages with the checksum {stage.crc:#010x}, not "
@@ -552,55 +642,79 @@ class Staging:
                 self._drop(producer, stage, _stolen("its epoch is committed"))
 
     async def _publish(self, producer: EpochProducer) -> None:
-        """Put what was committed into its node."""
-        inlet = producer.destination.inlet
-        while producer.publishing and not inlet.node.deleted:
+        """Put what was committed into its node.
+
+        Raises:
+            AmqpError: The node has been deleted, or the store was given up: the rest is published
+                when the broker is started again.
+        """
+        while producer.publishing:
+            self._check_there(producer)
             stage = producer.publishing[0]
             if stage.number:
-                while not await self._publish_some(producer, stage):
-                    pass
+                await self._publish_stored(producer, stage)
             else:
                 for entry in stage.entries:
-                    _put(inlet, entry)
-            # Whoever deletes the node forgets all of them.
+                    _put(producer.destination.inlet, entry)
+            # The deletion of the node forgets all of them.
             if stage in producer.publishing:
                 producer.publishing.remove(stage)
                 self._drop(producer, stage)
             await trio.lowlevel.checkpoint()
 
+    async def _publish_stored(self, producer: EpochProducer, stage: Stage) -> None:
+        """Publish *stage*, which is in the store; what cannot be read or written is tried again."""
+        journal = self.journal
+        assert journal is not None
+        warned = False
+        while not stage.deleted:
+            try:
+                if await self._publish_some(producer, stage):
+                    return
+                warned = False
+            except AmqpError as error:
+                self._check_there(producer)
+                if journal.failure is not None:
+                    raise AmqpError(
+                        f"epoch {producer.epoch} of {producer.name!r} is committed, and the rest of "
+                        f"it is published when the broker is started again: {error.description}",
+                        condition="amqp:internal-error",
+                    ) from error
+                if not warned:
+                    _log.warning(
+                        "published later: epoch %d of %r: %s", producer.epoch, producer.name, error
+                    )
+                    warned = True
+                await trio.sleep(_RETRY_S)
+
     async def _publish_some(self, producer: EpochProducer, stage: Stage) -> bool:
-        """Move messages of *stage* in one commit; whether it has no more of them."""
+        """Move messages of *stage* in one commit; whether it has no more of them.
+
+        Raises:
+            AmqpError: They cannot be read, or there is no room for them.
+        """
         journal = self.journal
         assert journal is not None
         found = await journal.call(
             journal.store.messages, stage.number, 0, _RUN_MESSAGES, _RUN_BYTES
         )
-        if producer.destination.inlet.node.deleted:
-            return True
+        self._check_there(producer)
         last = len(found) < _RUN_MESSAGES and sum(len(each.payload) for each in found) < _RUN_BYTES
-        done = trio.Event()
-        errors: list[Error] = []
+        entries = [
+            restored(stage.number, stored.sequence, stored.head, stored.payload) for stored in found
+        ]
+        rest = [each for each in producer.publishing if each is not stage]
 
-        def refused(error: Error) -> None:
-            unit.undo()
-            errors.append(error)
-            done.set()
+        def fill(unit: Unit) -> None:
+            with journal.joined(unit):
+                for entry in entries:
+                    _put(producer.destination.inlet, entry.again(), unit)
+                    unit.remove(stage.number, entry.sequence)
+                if last:
+                    self._keep(unit, producer, producer.epoch, rest)
 
-        unit = Unit(refused)
-        with journal.joined(unit):
-            for stored in found:
-                entry = restored(stage.number, stored.sequence, stored.head, stored.payload)
-                _put(producer.destination.inlet, entry.again(), unit)
-                unit.remove(stage.number, stored.sequence)
-            if last:
-                self._keep(unit, producer, without=stage)
-        unit.then(done.set)
-        journal.add(unit)
-        await done.wait()
-        if errors:
-            _log.warning("what was committed waits for room: %s", errors[0])
-            await trio.sleep(_RETRY_S)
-        return last and not errors
+        await journal.keep(fill)
+        return last
 
     async def run(self) -> None:
         """Commit what is asked for, and publish what was committed before a restart, until
@@ -618,8 +732,14 @@ class Staging:
                     nursery.start_soon(work)
 
     async def _resume(self, producer: EpochProducer) -> None:
-        async with producer.busy:
-            await self._publish(producer)
+        """Publish what was decided before the broker was started."""
+        try:
+            async with producer.busy:
+                await self._publish(producer)
+        except AmqpError as error:
+            _log.error("not published: epoch %d of %r: %s", producer.epoch, producer.name, error)
+        except Exception as error:
+            self.on_fault(producer.destination, error)
 
     # --- Keeping ---
 

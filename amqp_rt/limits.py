@@ -137,6 +137,18 @@ class Limits(Struct, frozen=True, gc=False):
     exchanges_max: int = 10_000
     #: Bindings of all exchanges of one virtual host.
     bindings_max: int = 1_000_000
+    #: Characters of a routing key or of the pattern of a binding, and its words; longer ones are refused.
+    routing_key_max: int = 255
+    routing_words_max: int = 128
+    #: Routing keys of one message: its own, and those of the headers CC and BCC.
+    routing_keys_max: int = 100
+    #: Places of patterns and bindings that are looked at to route one message, a few at a time.
+    routing_looks_max: int = 1_000_000
+    #: Of them those for a dead letter, which cannot wait; and the queues that it goes to at most.
+    dead_letter_looks_max: int = 1_000
+    #: Bytes of the arguments of one queue, exchange or binding. What they take in memory counts as
+    #: bytes of the broker.
+    arguments_bytes_max: int = 16 * KIB
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
     #: Message-ids that a queue remembers to know again what comes twice; beyond it the first are

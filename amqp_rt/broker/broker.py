@@ -307,6 +307,13 @@ def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[
     return {int(partition): int(offset) for partition, offset in offsets.items()}
 
 
+class Resumable(Protocol):
+    """Something that has more to do than it may in one turn."""
+
+    def resume(self) -> None:
+        """Do one turn's work."""
+
+
 class Ways(Protocol):
     """Addresses that lead to several nodes at once, such as those of exchanges."""
 
@@ -401,8 +408,8 @@ class BrokerHost:
         self._dynamic: Counter[Any] = Counter()
         #: The number that the next node gets in the store.
         self._number = 1
-        #: Queues in which filters have more to look at, and logs in which readers have.
-        self._unfinished: list[MessageQueue | MessageLog] = []
+        #: Queues in which filters have more to look at, logs in which readers have, and the like.
+        self._unfinished: list[Resumable] = []
         self._looking = trio.Event()
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
@@ -895,7 +902,7 @@ class BrokerHost:
             if isinstance(held, ObservedQueue):
                 held.watch = watch
             held.on_alarm = partial(self._set_alarm, held)
-            held.on_unfinished = partial(self._look_on, held)
+            held.on_unfinished = partial(self.go_on_later, held)
         elif isinstance(declared, Topic):
             ttl_s = declared.ttl_s
             held = MessageTopic(
@@ -959,7 +966,7 @@ class BrokerHost:
             max_bytes=declared.max_bytes,
             limits=self.limits,
         )
-        held.on_unfinished = partial(self._look_on, held)
+        held.on_unfinished = partial(self.go_on_later, held)
         self._logs[held] = number
         if new and self.journal is not None:
             self.journal.loose.keep(INCARNATION, key_of(number), held.incarnation.encode())
@@ -2192,8 +2199,9 @@ class BrokerHost:
 
     # --- Time ---
 
-    def _look_on(self, held: MessageQueue | MessageLog) -> None:
-        self._unfinished.append(held)
+    def go_on_later(self, work: Resumable) -> None:
+        """Call ``resume`` of *work* in the next turn, after others have had theirs."""
+        self._unfinished.append(work)
         self._looking.set()
 
     def look_on(self) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
@@ -33,11 +34,20 @@ from ..fronts.base import (
     ReceivingLink,
 )
 from ..message import Message
-from ..outcomes import RELEASED, Accepted, Error, Rejected
+from ..outcomes import RELEASED, Accepted, Error, Rejected, rejected
 from ..security.access import Rights
 from ..transactions import TransactionalState
 from ..values import Symbol
-from .bindings import RESERVED, SYSTEM, TYPES, Binding, Destination, Exchanges, RoutingTable
+from .bindings import (
+    LOOKS_OF_A_FRAME,
+    RESERVED,
+    SYSTEM,
+    TYPES,
+    Binding,
+    Destination,
+    Exchanges,
+    RoutingTable,
+)
 from .broker import BrokerHost
 from .entries import Entry
 from .journal import Journal
@@ -64,6 +74,13 @@ _OVERFLOWS: Final = {
 
 #: Credit of a link that sends to an exchange.
 _WINDOW: Final = 1_000
+#: Work of one turn, in frames, on messages for an exchange, and queues between two looks at it.
+_WORK_MAX: Final = 300
+_QUEUES_OF_A_STEP: Final = 10
+_TOO_LONG: Final = rejected(
+    "amqp:resource-limit-exceeded",
+    "the exchange leads to too many queues for a message of a transaction: send it outside of one",
+)
 #: Message annotation: with which key a message was published before (0-9-1).
 _ROUTING_KEY: Final = Symbol("x-routing-key")
 
@@ -222,21 +239,38 @@ class Topologies:
             exchanges = self.space(virtual_host).exchanges
             if exchanges.find(name).type == SYSTEM:
                 return []
-            return exchanges.route(name, key, headers)
-        except AmqpError:
+            # A dead letter is written together with its removal, so that all of it is done now. The
+            # bound keeps a single one from holding up the whole broker.
+            left = self.host.limits.dead_letter_looks_max
+            names: dict[str, None] = {}
+            for work in exchanges.routing(name, (key,), headers, names):
+                left -= work * LOOKS_OF_A_FRAME
+                if left <= 0:
+                    _log.warning(
+                        "dead letter not sent to all queues: exchange %r: the search was ended after %d"
+                        " bindings; use fewer bindings for dead letters",
+                        name,
+                        self.host.limits.dead_letter_looks_max,
+                    )
+                    break
+            return list(names)
+        except AmqpError as error:
+            _log.warning("dead letter not routed: exchange %r: %s", name, error)
             return []
 
-    def route(self, virtual_host: str, name: str, key: str, payload: bytes) -> list[str]:
-        """The queues that a message of AMQP 1.0 for exchange *name* goes to. Without a *key* it is the
-        message's subject.
+    def routing(
+        self, virtual_host: str, name: str, key: str, payload: bytes, found: dict[str, None]
+    ) -> Generator[int, None, None]:
+        """Add to *found* the queues that a message of AMQP 1.0 for exchange *name* goes to. Without a
+        *key* it is the message's subject.
 
         Raises:
             AmqpError: There is no such exchange, or the message is malformed.
         """
         message = Message.decode(payload, self.host.limits)
-        return self.space(virtual_host).exchanges.route(
-            name, key or message.subject or "", message.application_properties
-        )
+        keys = (key or message.subject or "",)
+        headers = message.application_properties
+        yield from self.space(virtual_host).exchanges.routing(name, keys, headers, found)
 
     def _deleted(self, virtual_host: str, name: str) -> None:
         """A node is gone, whoever deleted it: so are its bindings."""
@@ -427,32 +461,96 @@ class ExchangeInlet:
         self._virtual_host = virtual_host
         self._name = name
         self._key = key
+        #: Deliveries that wait for their turn, and the one that is being handed to its queues.
+        self._waiting: deque[tuple[ReceivingLink, Any]] = deque()
+        self._work: Generator[int, None, None] | None = None
 
     def on_attached(self, link: ReceivingLink) -> None:
         """Queues have room, or refuse: nobody can promise it for all of them."""
         link.grant(_WINDOW)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Put each message into all queues that it goes to; one that goes nowhere is released."""
-        host = self._all.host
+        """Put each message into all queues that it goes to; one that goes nowhere is released.
+
+        What takes long goes on in later turns, and what comes behind it waits.
+        """
         for delivery in deliveries:
-            try:
-                names = self._all.route(self._virtual_host, self._name, self._key, delivery.payload)
-            except AmqpError as error:
-                delivery.settle(Rejected(Error.of(error)))
-                continue
-            inlets = [host.relay(name, link) for name in names]
-            found = [each for each in inlets if each is not None and not isinstance(each, Error)]
-            if not found:
-                delivery.settle(RELEASED)
-            elif len(found) == 1:
-                found[0].deliver(link, [delivery])
+            if type(delivery.state) is TransactionalState:
+                self._deliver_now(link, delivery)
             else:
-                copies = Copies(delivery, len(found))
-                for inlet in found:
-                    inlet.deliver(link, [Copy(copies)])
-        if link.attached and link.credit * 2 <= _WINDOW:
-            link.grant(_WINDOW)
+                self._waiting.append((link, delivery))
+        if self._work is None:
+            self.resume()
+        self.on_flow(link)
+
+    def _deliver_now(self, link: ReceivingLink, delivery: Any) -> None:
+        """Deliver what belongs to a transaction, which may be discharged before the next turn.
+
+        What is too much for this turn is refused before any queue has it.
+        """
+        left = _WORK_MAX
+        names: dict[str, None] = {}
+        try:
+            for work in self._route(delivery, names):
+                left -= work
+                if left <= 0:
+                    break
+        except AmqpError as error:
+            delivery.settle(Rejected(Error.of(error)))
+            return
+        if left <= 0 or len(names) > _WORK_MAX:
+            delivery.settle(_TOO_LONG)
+            return
+        for _ in self._hand_out(link, delivery, names):
+            pass
+
+    def resume(self) -> None:
+        """Do one turn's work on what waits."""
+        left = _WORK_MAX
+        while self._work is not None or self._waiting:
+            if self._work is None:
+                self._work = self._spread(*self._waiting.popleft())
+            for work in self._work:
+                left -= work
+                if left <= 0:
+                    self._all.host.go_on_later(self)
+                    return
+            self._work = None
+
+    def _route(self, delivery: Any, names: dict[str, None]) -> Generator[int, None, None]:
+        return self._all.routing(self._virtual_host, self._name, self._key, delivery.payload, names)
+
+    def _spread(self, link: ReceivingLink, delivery: Any) -> Generator[int, None, None]:
+        """Put a message into its queues, yielding what the work done since is worth, in frames."""
+        names: dict[str, None] = {}
+        try:
+            yield from self._route(delivery, names)
+        except AmqpError as error:
+            delivery.settle(Rejected(Error.of(error)))
+            return
+        yield from self._hand_out(link, delivery, names)
+
+    def _hand_out(
+        self, link: ReceivingLink, delivery: Any, names: Iterable[str]
+    ) -> Generator[int, None, None]:
+        host = self._all.host
+        found: list[ReceivingEndpoint] = []
+        for name in names:
+            each = host.relay(name, link)
+            if each is not None and not isinstance(each, Error):
+                found.append(each)
+            if len(found) % _QUEUES_OF_A_STEP == _QUEUES_OF_A_STEP - 1:
+                yield _QUEUES_OF_A_STEP
+        if not found:
+            delivery.settle(RELEASED)
+        elif len(found) == 1:
+            found[0].deliver(link, [delivery])
+        else:
+            copies = Copies(delivery, len(found))
+            for at, inlet in enumerate(found, 1):
+                inlet.deliver(link, [Copy(copies)])
+                if not at % _QUEUES_OF_A_STEP:
+                    yield 2 * _QUEUES_OF_A_STEP
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Messages come whole."""
@@ -461,8 +559,8 @@ class ExchangeInlet:
         """Our outcome stands."""
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """Credit was given back."""
-        if link.attached and link.credit * 2 <= _WINDOW:
+        """Credit was given back, or used for messages that do not wait any more."""
+        if link.attached and link.credit * 2 <= _WINDOW and len(self._waiting) < _WINDOW:
             link.grant(_WINDOW)
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
@@ -756,16 +854,30 @@ class Topology:
 
     def route(self, exchange: str, key: str, headers: Mapping[str, object]) -> list[str]:
         """The queues that a message for a named exchange goes to."""
+        names: dict[str, None] = {}
+        for _ in self.routing(exchange, (key,), headers, names):
+            pass
+        return list(names)
+
+    def routing(
+        self,
+        exchange: str,
+        keys: Sequence[str],
+        headers: Mapping[str, object],
+        found: dict[str, None],
+    ) -> Generator[int, None, None]:
+        """Add to *found* the queues that a message with *keys* for a named exchange goes to."""
         self._judge(Rights.SEND, exchange_address(exchange))
-        found = self._space.exchanges.find(exchange)
-        if found.internal:
+        declared = self._space.exchanges.find(exchange)
+        if declared.internal:
             raise AmqpError(
                 f"exchange {exchange!r} is internal: only other exchanges send to it",
                 condition="amqp:unauthorized-access",
             )
-        if found.type == SYSTEM:
-            self._judge(Rights.SEND, key)
-        return self._space.exchanges.route(exchange, key, headers)
+        if declared.type == SYSTEM:
+            for key in keys:
+                self._judge(Rights.SEND, key)
+        yield from self._space.exchanges.routing(exchange, keys, headers, found)
 
     def inlet(
         self, queue: str, link: ReceivingLink, *, routed: bool

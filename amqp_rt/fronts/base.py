@@ -9,7 +9,7 @@ happens on it, a batch per chunk of input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -454,8 +454,18 @@ class Topology(Protocol):
     ) -> None:
         """Undo that, if it is so."""
 
-    def route(self, exchange: str, key: str, headers: Mapping[str, object]) -> list[str]:
-        """The queues that a message for a named exchange goes to, each once."""
+    def routing(
+        self,
+        exchange: str,
+        keys: Sequence[str],
+        headers: Mapping[str, object],
+        found: dict[str, None],
+    ) -> Generator[int, None, None]:
+        """Add to *found* the queues that a message with *keys* for a named exchange goes to.
+
+        The generator yields what its work since then is worth, in frames: a front that has done enough
+        in one turn goes on with it in a later one.
+        """
 
     def inlet(
         self, queue: str, link: ReceivingLink, *, routed: bool

@@ -40,6 +40,11 @@ def refusal(function: Any, *args: Any, **options: Any) -> str:
     return caught.value.condition.removeprefix("amqp:")
 
 
+def destinations(table: Any, key: str) -> list[Destination]:
+    """What *table* finds for *key*, without the numbers of looks between that."""
+    return [each for each in table.match(key, {}) if isinstance(each, Destination)]
+
+
 @pytest.mark.req("N11")
 def test_the_default_exchange_leads_to_every_queue_by_its_name() -> None:
     found = exchanges("orders")
@@ -151,7 +156,7 @@ def test_topics_are_what_a_regular_expression_says(
         table.add(binding)
     for binding in data.draw(st.permutations(bindings)):
         expected = {pattern for pattern in patterns if fits(pattern, key)}
-        found = [destination.name for destination in table.match(key, {})]
+        found = [destination.name for destination in destinations(table, key)]
         assert sorted(found) == sorted(expected)
         table.remove(binding)
         patterns.remove(binding.key)
@@ -178,7 +183,7 @@ def test_a_topic_looks_at_words_and_not_at_bindings() -> None:
             watch(following)
 
     watch(table._root)
-    assert {each.name for each in table.match("stock.7.nyse", {})} == {"q", "all"}
+    assert {each.name for each in destinations(table, "stock.7.nyse")} == {"q", "all"}
     assert len(looked) < 1_000  # words times the places of one pattern, not 2,000 bindings
 
 
@@ -334,6 +339,84 @@ def test_exchanges_and_bindings_are_counted() -> None:
     assert not bind(found, "last", "q", "1")
     found.delete("last")
     assert bind(found, "amq.topic", "q", "3")
+
+
+def looks(found: Exchanges, name: str, keys: list[str], headers: Any = None) -> list[int]:
+    """What routing a message yields, each a turn's worth of work."""
+    return list(found.routing(name, keys, headers or {}, {}))
+
+
+@pytest.mark.req("N11")
+def test_a_search_yields_before_it_takes_long() -> None:
+    found = exchanges(limits=Limits(routing_words_max=10))
+    # Wherever the words lead, there are patterns that go on.
+    for number in range(2**9):
+        words = [("*", "a")[number >> bit & 1] for bit in range(9)]
+        bind(found, "amq.topic", "q", ".".join(words))
+        bind(found, "amq.headers", f"h{number}", x_match="all", a=1, b=number)
+        bind(found, "amq.fanout", f"f{number}")
+    key = ".".join(["a"] * 9)
+    for name, headers in (("amq.topic", {}), ("amq.headers", {"a": 1}), ("amq.fanout", {})):
+        work = looks(found, name, [key], headers)
+        # A tenth of a frame's work for each look, and no step has many more looks than 100.
+        assert sum(work) >= 50, name
+        assert max(work) <= 40, name
+        twice = looks(found, name, [key, key], headers)
+        assert sum(twice) == pytest.approx(2 * sum(work), rel=0.05)
+
+
+@pytest.mark.req("N11")
+def test_a_header_is_read_once_however_many_bindings_want_it() -> None:
+    class Counted(list[int]):
+        reads = 0
+
+        def __iter__(self) -> Any:
+            self.reads += 1
+            return super().__iter__()
+
+    found = exchanges()
+    for number in range(50):
+        found.bind("amq.headers", Destination(f"q{number}"), "", {"a": [number]})
+    array = Counted([7])
+    assert found.route("amq.headers", "", {"a": array}) == ["q7"]
+    assert array.reads == 1
+
+
+@pytest.mark.req("N11")
+def test_what_is_declared_during_a_search_does_not_end_it() -> None:
+    found = exchanges()
+    for number in range(1_000):
+        bind(found, "amq.fanout", f"f{number}")
+        bind(found, "amq.headers", f"h{number}", x_match="any", a=1)
+        bind(found, "amq.topic", f"t{number}", f"#.{number}")
+    for name, letter in (("amq.fanout", "f"), ("amq.headers", "h"), ("amq.topic", "t")):
+        names: dict[str, None] = {}
+        search = found.routing(name, ["x.7"], {"a": 1}, names)
+        next(search)
+        for number in range(500, 1_000):
+            found.forget(f"{letter}{number}")
+        bind(found, name, "new")
+        for _ in search:
+            pass
+        assert f"{letter}7" in names
+
+
+def test_routing_has_bounds() -> None:
+    found = exchanges(
+        limits=Limits(
+            routing_key_max=5, routing_words_max=2, routing_keys_max=2, routing_looks_max=1_000
+        )
+    )
+    for number in range(900):
+        bind(found, "amq.fanout", f"f{number}")
+    looks(found, "amq.fanout", ["12345", "a.b"][:1])
+    for keys in (["123456"], ["a.b.c"], ["a", "b", "c"]):
+        assert refusal(looks, found, "amq.fanout", keys) == "precondition-failed"
+    # Both keys together have so many looks.
+    assert refusal(looks, found, "amq.fanout", ["a", "b"]) == "precondition-failed"
+    assert bind(found, "amq.topic", "q", "a.b")
+    for key in ("123456", "a.b.c"):
+        assert refusal(bind, found, "amq.topic", "q", key) == "precondition-failed"
 
 
 QUEUES = ["q0", "q1", "q2"]

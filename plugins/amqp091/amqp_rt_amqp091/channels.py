@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any, Final
@@ -84,6 +84,13 @@ _OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
 #: Unanswered messages of a channel where the client sets no bound: as many as it could set. Each of
 #: them lies in its queue all the while, which has its own bounds.
 _UNACKED_MAX: Final = 65_535
+#: Work of one turn on one method, in frames.
+_WORK_MAX: Final = 200
+#: Queues that a message is handed to between two looks at that, and deliveries that are answered.
+_QUEUES_OF_A_STEP: Final = 10
+_ANSWERS_OF_A_STEP: Final = 100
+#: What is discarded goes elsewhere, or is counted: more work than an acknowledgement.
+_DISCARDS_OF_A_STEP: Final = 10
 #: Links for destinations that nobody has an inlet for.
 _LINKS_MAX: Final = 256
 #: Why messages are refused for which their publisher is to blame, or the options of the broker.
@@ -205,15 +212,24 @@ class Channel(BaseChannel):
         """
         if self.closing:
             self._on_frame_while_closing(frame)
-        elif self.held_up and not (self._lets_publish and self._publishes(frame)):
+        elif (self.held_up or self._deferred is not None) and not (
+            self._lets_publish and self._publishes(frame)
+        ):
             self._hold(frame)
         else:
             self._take(frame)
 
+    @property
+    def _waits(self) -> bool:
+        """Whether frames have to wait: for an answer, or until a method is done."""
+        return self.held_up or self._deferred is not None
+
     def _publishes(self, frame: Frame) -> bool:
         """Whether *frame* belongs to a message, and nothing before it is held up."""
-        return not self.backlog and (
-            frame.type != METHOD or frame.payload.startswith(_PUBLISH_CODE)
+        return (
+            not self.backlog
+            and self._deferred is None
+            and (frame.type != METHOD or frame.payload.startswith(_PUBLISH_CODE))
         )
 
     def _hold(self, frame: Frame) -> None:
@@ -259,12 +275,32 @@ class Channel(BaseChannel):
         else:
             self.held_up = True
 
+    def _work(self, steps: Generator[int, None, None]) -> None:
+        """Do *steps*, which yield what they are worth in frames.
+
+        What is too much for one turn is done in later ones, and frames of the channel wait meanwhile.
+        """
+        engine = self.engine
+        left = _WORK_MAX
+        for work in steps:
+            engine.spend(work)
+            left -= work
+            if left <= 0:
+                self._deferred = partial(self._work_on, steps, engine.context)
+                engine.schedule(self)
+                return
+
+    def _work_on(self, steps: Generator[int, None, None], method: m.Method | None) -> None:
+        if not (self.closing or self.ended):
+            self.engine.context = method
+            self._work(steps)
+
     def go_on(self) -> None:
         """Take what was held up, until something holds it up again."""
-        if self._deferred is not None and not self.held_up and not self.closing:
+        if self._deferred is not None:
             step, self._deferred = self._deferred, None
             self.engine.guard(self, step)
-        while self.backlog and not self.held_up and not self.closing:
+        while self.backlog and not self._waits and not self.closing:
             frame = self.backlog.popleft()
             self.backlog_size -= len(frame.payload) + OVERHEAD
             self.engine.let_go(len(frame.payload) + OVERHEAD)
@@ -823,7 +859,7 @@ class Channel(BaseChannel):
             raise Fault(
                 faults.NOT_IMPLEMENTED, "messages go back to their queues: recover with requeue"
             )
-        self._conclude([each for each in self.unacked.values() if not each.enlisted], REQUEUED)
+        self._conclude_all([each for each in self.unacked.values() if not each.enlisted], REQUEUED)
 
     def _settle(self, tag: int, *, multiple: bool, outcome: Outcome) -> None:
         """The client answers its messages (§1.8.3.13)."""
@@ -841,7 +877,26 @@ class Channel(BaseChannel):
                 break
             if not delivery.enlisted:
                 chosen.append(delivery)
-        self._conclude(chosen, outcome)
+        self._conclude_all(chosen, outcome)
+
+    def _conclude_all(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
+        """Say *outcome* of *deliveries*: of many a few at a time."""
+        size = _DISCARDS_OF_A_STEP if outcome is DISCARDED else _ANSWERS_OF_A_STEP
+        if len(deliveries) <= size:
+            self._conclude(deliveries, outcome)
+            return
+
+        def steps() -> Generator[int, None, None]:
+            for at in range(0, len(deliveries), size):
+                # Some may have been taken away since.
+                chosen = [
+                    each for each in deliveries[at : at + size] if each.number in self.unacked
+                ]
+                self._conclude(chosen, outcome)
+                self.engine.flush()
+                yield _ANSWERS_OF_A_STEP // 4
+
+        self._work(steps())
 
     def _conclude(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
         """Say *outcome* of *deliveries*: with what else the client answers in this chunk, outside of
@@ -961,34 +1016,50 @@ class Channel(BaseChannel):
             elif number:
                 self.confirm(number, acknowledged=True)
             return
-        ways = self._ways(method, properties)
-        if not ways:
-            self._nowhere(method, _without_bcc(properties), body, number)
+        # Of the messages of one chunk that say the same it is found out once where they go: nothing
+        # happens between them.
+        place = (self.number, self._said, self._told)
+        ways = self.engine.ways.get(place) if self._told else None
+        if ways is None and not exchange and not _is_copied(properties):
+            ways = self.engine.ways[place] = [self._way_to(method.routing_key, routed=False)]
+        if ways is None or len(ways) > _QUEUES_OF_A_STEP:
+            self._work(self._spread(method, properties, body, number, ways))
             return
-        payload = self._payload(method, _without_bcc(properties), body)
-        told: Callable[[Any], None] | None = None
-        if number or method.mandatory:
-            content = (_without_bcc(properties), body) if method.mandatory else None
-            told = Publication(self, number, method, content, len(ways)).on_outcome
-        state = None
-        if self._control is not None:
-            state = TransactionalState(self._txn_id)
-        for way, link in ways:
-            self.engine.post(way, link, IncomingDelivery(link, payload, told, state))
+        said = self._prepare(method, properties, body, number, len(ways))
+        if said is not None:
+            for way, link in ways:
+                self.engine.post(way, link, IncomingDelivery(link, *said))
 
-    def _ways(
+    def _spread(
+        self,
+        method: m.BasicPublish,
+        properties: m.BasicProperties,
+        body: bytes,
+        number: int,
+        ways: list[tuple[Any, ReceivingLink]] | None,
+    ) -> Generator[int, None, None]:
+        """Hand a message to all queues that it goes to, yielding what that is worth in frames.
+
+        All of them share one payload.
+        """
+        if ways is None:
+            ways = yield from self._find_ways(method, properties)
+        said = self._prepare(method, properties, body, number, len(ways))
+        if said is None:
+            return
+        for count, (way, link) in enumerate(ways, 1):
+            self.engine.post(way, link, IncomingDelivery(link, *said))
+            if not count % _QUEUES_OF_A_STEP:
+                self.engine.flush()
+                yield 2 * _QUEUES_OF_A_STEP
+
+    def _find_ways(
         self, method: m.BasicPublish, properties: m.BasicProperties
-    ) -> list[tuple[Any, ReceivingLink]]:
-        """Who takes a message. Of those of one chunk that say the same it is asked once: nothing
-        happens between them."""
-        ways = self.engine.ways
-        key = (self.number, self._said, self._told)
-        found = ways.get(key)
-        if found is not None and self._told:
-            return found
+    ) -> Generator[int, None, list[tuple[Any, ReceivingLink]]]:
+        """Find out who takes a message."""
         exchange = method.exchange
         topology = self.engine.topology
-        keys = _keys(method.routing_key, properties)
+        keys = _keys(method.routing_key, properties, self.engine.limits.routing_keys_max)
         names: dict[str, None] = {}
         if not exchange:
             names = dict.fromkeys(keys)
@@ -996,10 +1067,38 @@ class Channel(BaseChannel):
             raise Fault(faults.NOT_FOUND, f"there is no exchange {exchange!r:.100}")
         else:
             headers = to_arguments(properties.headers or {})
-            for each in keys:
-                names.update(dict.fromkeys(topology.route(exchange, each, headers)))
-        found = ways[key] = [self._way_to(name, routed=bool(exchange)) for name in names]
+            yield from topology.routing(exchange, keys, headers, names)
+        found = []
+        for name in names:
+            found.append(self._way_to(name, routed=bool(exchange)))
+            if not len(found) % _QUEUES_OF_A_STEP:
+                yield _QUEUES_OF_A_STEP // 2
+        self.engine.ways[self.number, self._said, self._told] = found
         return found
+
+    def _prepare(
+        self,
+        method: m.BasicPublish,
+        properties: m.BasicProperties,
+        body: bytes,
+        number: int,
+        awaited: int,
+    ) -> tuple[bytes, Callable[[Any], None] | None, Any] | None:
+        """The payload for all queues, who hears what became of it, and its transaction.
+
+        None if there is no queue, which is answered at once.
+        """
+        seen = _without_bcc(properties)
+        if not awaited:
+            self._nowhere(method, seen, body, number)
+            return None
+        payload = self._payload(method, seen, body)
+        told: Callable[[Any], None] | None = None
+        if number or method.mandatory:
+            content = (seen, body) if method.mandatory else None
+            told = Publication(self, number, method, content, awaited).on_outcome
+        state = None if self._control is None else TransactionalState(self._txn_id)
+        return payload, told, state
 
     def _payload(self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes) -> bytes:
         """The message of AMQP 1.0."""
@@ -1196,9 +1295,19 @@ class Channel(BaseChannel):
         self._tell_control(Discharge(self._txn_id, fail), discharged)
 
 
-def _keys(key: str, properties: m.BasicProperties) -> list[str]:
+def _is_copied(properties: m.BasicProperties) -> bool:
+    """Whether headers name more routing keys."""
+    headers = properties.headers
+    return headers is not None and ("CC" in headers or "BCC" in headers)
+
+
+def _keys(key: str, properties: m.BasicProperties, keys_max: int) -> list[str]:
     """The routing key with those of the headers ``CC`` and ``BCC`` (RabbitMQ's sender-selected
-    distribution)."""
+    distribution).
+
+    Raises:
+        Fault: They are no keys, or too many.
+    """
     headers = properties.headers
     keys = [key]
     if not headers:
@@ -1212,6 +1321,12 @@ def _keys(key: str, properties: m.BasicProperties) -> list[str]:
                 faults.PRECONDITION_FAILED, f"the header {name} is an array of routing keys"
             )
         keys += others
+    if len(keys) > keys_max:
+        raise Fault(
+            faults.PRECONDITION_FAILED,
+            f"a message has at most {keys_max} routing keys, those in CC and BCC included,"
+            f" got {len(keys)}",
+        )
     return keys
 
 

@@ -30,8 +30,8 @@ from .methods import METHODS, BasicProperties, Method
 
 #: Tables and arrays within each other.
 NESTING_MAX: Final = 32
-#: Fields and items in one table, with all that is in it.
-ELEMENTS_MAX: Final = 65_536
+#: Fields and items in one table, with all that is in it: some milliseconds of work.
+ELEMENTS_MAX: Final = 4_096
 #: Properties of a message: one word of flags has room for all that there are.
 _PROPERTY_FLAGS: Final = 15
 

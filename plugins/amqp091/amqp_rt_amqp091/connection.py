@@ -96,6 +96,8 @@ class Connection:
         self._ends_at = now + limits.handshake_s
         #: Octets that wait on all channels.
         self._held = 0
+        #: What the frame in hand has cost, in frames, beyond its own one.
+        self._spent = 0
         #: Why it ends, if not in peace.
         self.error: Error | None = None
         #: The owner has heard that it is over.
@@ -261,7 +263,8 @@ class Connection:
             left = self.work_max
             for frame in self._frames.feed(data):
                 self._on_frame(frame)
-                left -= 1
+                left -= 1 + self._spent
+                self._spent = 0
                 if self.stage is Stage.CLOSED:
                     break
                 if left <= 0:
@@ -436,6 +439,10 @@ class Connection:
                 faults.RESOURCE_ERROR,
                 f"the channels have more than {most} octets of what is not complete",
             )
+
+    def spend(self, work: int) -> None:
+        """Count *work*, in frames, against ``work_max`` of this turn: a frame made more than its own."""
+        self._spent += work
 
     def let_go(self, size: int) -> None:
         """*size* octets wait no more."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 BASIC: Final = 60
+#: Octets of a table, a value of which may have one, that take as long as a frame of a message.
+OCTETS_OF_A_FRAME: Final = 16
 
 
 class BaseChannel:
@@ -89,6 +91,7 @@ class BaseChannel:
             self._on_method_octets(frame.payload)
 
     def _on_method_octets(self, payload: bytes) -> None:
+        self.engine.spend(len(payload) // OCTETS_OF_A_FRAME)
         self.engine.context = method = read_method(payload)
         if isinstance(method, self.carriers):
             self._carrier = method
@@ -98,6 +101,7 @@ class BaseChannel:
     def _on_header(self, payload: bytes) -> None:
         if self._carrier is None or self._properties is not None:
             raise Fault(faults.UNEXPECTED_FRAME, "a content header came without its method")
+        self.engine.spend(len(payload) // OCTETS_OF_A_FRAME)
         header = read_header(payload)
         if header.class_id != BASIC:
             raise Fault(

@@ -1,0 +1,240 @@
+"""Work that is legal and long is done in turns: other channels and connections have theirs meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from amqp_rt_amqp091 import methods as m
+from amqp_rt_amqp091.frames import method_frame
+from worlds091 import Client, World, published
+
+from amqp_rt.broker.bindings import Destination
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.broker.topology import exchange_address
+from amqp_rt.fronts import Limits, Peer
+from amqp_rt.outcomes import ACCEPTED
+
+
+def fanned_out(queues: int, limits: Limits | None = None) -> World:
+    """A broker whose ``amq.fanout`` leads to that many queues."""
+    world = World(limits or Limits())
+    here = world.topologies.of(Peer(), object())
+    for number in range(queues):
+        world.host.declare(Queue(f"q{number}"))
+        here.bind_queue(f"q{number}", "amq.fanout", "", {})
+    return world
+
+
+def received(world: World) -> int:
+    """Queues that have a message."""
+    return sum(world.host.stats(node.name).available > 0 for node in world.host.nodes())
+
+
+class Stepping(Client):
+    """A client whose connection gets a turn only when the test says so."""
+
+    def tick(self) -> None:
+        """Not by itself."""
+
+    def turn(self) -> None:
+        super().tick()
+
+
+def stepping(world: World, channels: int = 1) -> Stepping:
+    client = Stepping(world)
+    client.open(channels)
+    Client.tick(client)
+    client.take()
+    return client
+
+
+@pytest.mark.req("N11")
+def test_a_message_for_very_many_queues_is_handed_out_in_turns() -> None:
+    world = fanned_out(900)
+    client = stepping(world, channels=2)
+    client.say(1, m.ConfirmSelect(nowait=True))
+    client.engine.receive(published(1, "", b"x", "amq.fanout"), world.now)
+    before = 0
+    for _ in range(3):
+        client.engine.take()
+        assert received(world) - before <= 150
+        before = received(world)
+    # Another channel goes on; what follows on this one waits.
+    client.say(2, m.QueueDeclare(queue="q0", passive=True))
+    client.say(1, m.QueueDeclare(queue="q899", passive=True))
+    heard = client.take()
+    assert [(number, type(method)) for number, method in heard] == [(2, m.QueueDeclareOk)]
+    turns = 0
+    while not (heard := client.take()):
+        turns += 1
+    assert turns > 1
+    assert received(world) == 900
+    client.turn()
+    ((_, declared), (_, confirmed)) = heard + client.take()
+    assert declared.message_count == 1
+    assert (type(confirmed), confirmed.delivery_tag) == (m.BasicAck, 1)
+    # All of them have the same octets.
+    held = [world.host._find(world.host._space(""), f"q{n}").held for n in range(900)]
+    assert len({id(queue.peek(1)[0].payload) for queue in held}) == 1
+
+
+@pytest.mark.req("N11")
+def test_a_connection_that_ends_between_turns_leaves_nothing_behind() -> None:
+    world = fanned_out(500)
+    client = stepping(world)
+    client.engine.receive(published(1, "", b"x", "amq.fanout"), world.now)
+    client.engine.receive_eof(world.now)
+    before = received(world)
+    client.turn()
+    assert received(world) == before
+    assert client.engine.deadline > world.now
+
+
+@pytest.mark.req("N17")
+def test_messages_are_in_order_in_each_queue_however_many_turns_they_take() -> None:
+    world = fanned_out(300)
+    client = world.connect()
+    for number in range(3):
+        client.publish(1, "", b"%d" % number, exchange="amq.fanout")
+        client.publish(1, "q0", b"direct %d" % number)
+    for _ in range(6):
+        client.say(1, m.BasicGet(queue="q0", no_ack=True))
+    assert [each.body for each in client.contents()] == [
+        *(b"0", b"direct 0", b"1", b"direct 1", b"2", b"direct 2")
+    ]
+
+
+@pytest.mark.req("N13")
+@pytest.mark.parametrize("answer", ["ack", "nack", "recover"])
+def test_very_many_messages_are_answered_in_turns(answer: str) -> None:
+    world = World()
+    world.host.declare(Queue("q", dead_letter="dead"))
+    client = stepping(world)
+    for _ in range(2_000):
+        world.host.publish("q", b"\0Sw\xa1\1x")
+    client.say(1, m.BasicConsume(queue="q", consumer_tag="t"))
+    while client.engine.thirsty:
+        client.turn()
+    client.say(1, m.BasicCancel(consumer_tag="t"))
+    client.take()
+    assert world.host.stats("q").acquired == 2_000
+    said: dict[str, m.Method] = {
+        "ack": m.BasicAck(delivery_tag=0, multiple=True),
+        "nack": m.BasicNack(delivery_tag=0, multiple=True, requeue=False),
+        "recover": m.BasicRecover(requeue=True),
+    }
+    client.engine.receive(method_frame(1, said[answer]), world.now)
+    assert 0 < world.host.stats("q").acquired < 2_000
+    for _ in range(200):
+        client.turn()
+    stats = world.host.stats("q")
+    assert stats.acquired == 0
+    assert stats.available == (2_000 if answer == "recover" else 0)
+    assert world.host.stats("dead").available == (2_000 if answer == "nack" else 0)
+
+
+def refused(client: Client) -> int:
+    code: int = client.answer(m.ChannelClose).reply_code
+    return code
+
+
+@pytest.mark.req("N11")
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+@pytest.mark.parametrize("exchange", ["", "amq.direct"])
+def test_a_message_has_so_many_routing_keys(name: str, exchange: str) -> None:
+    world = World(Limits(routing_keys_max=3))
+    client = world.connect()
+    for count, fits in ((2, True), (3, False)):
+        headers: dict[str, object] = {name: [f"k{number}" for number in range(count)]}
+        client.publish(1, "k", exchange=exchange, properties=m.BasicProperties(headers=headers))
+        assert client.take() == [] if fits else refused(client) == 406
+
+
+@pytest.mark.req("N11")
+def test_a_search_that_is_too_long_ends_its_channel() -> None:
+    world = fanned_out(300, Limits(routing_looks_max=200))
+    client = world.connect()
+    client.publish(1, "", b"x", exchange="amq.fanout")
+    assert refused(client) == 406
+    assert received(world) == 0
+
+
+@pytest.mark.req("N11")
+def test_a_dead_letter_goes_to_the_first_queues_of_very_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = fanned_out(300, Limits(dead_letter_looks_max=100))
+    world.host.declare(Queue("work", dead_letter=exchange_address("amq.fanout")))
+    client = world.connect()
+    client.publish(1, "work", b"x")
+    client.say(1, m.BasicGet(queue="work"))
+    client.say(1, m.BasicReject(delivery_tag=1, requeue=False))
+    assert 90 <= received(world) <= 110
+    assert "use fewer bindings" in caplog.text
+
+
+# --- From AMQP 1.0 ---
+
+
+class Delivery:
+    """What a peer of 1.0 has sent."""
+
+    tag = b""
+    message_format = 0
+    settled = False
+    state: Any = None
+    local_state: Any = None
+    complete = True
+    aborted = streamed = second = False
+    context: Any = None
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+
+    def settle(self, outcome: Any) -> None:
+        self.local_state = outcome
+
+
+class Link:
+    """A link of a peer of 1.0 that sends."""
+
+    attached = True
+    credit = 0
+    peer = Peer()
+    connection = object()
+
+    def grant(self, credit: int) -> None:
+        self.credit = credit
+
+
+@pytest.mark.req("N19")
+def test_a_message_of_1_0_for_very_many_queues_is_handed_out_in_turns() -> None:
+    world = fanned_out(500)
+    link: Any = Link()
+    inlet: Any = world.topologies.inlet("", exchange_address("amq.fanout"), link)
+    inlet.on_attached(link)
+    deliveries = [Delivery(b"\0Sw\xa1\1%d" % number) for number in range(2)]
+    inlet.deliver(link, deliveries)
+    assert received(world) < 500
+    assert [each.local_state for each in deliveries] == [None, None]
+    turns = 0
+    while deliveries[-1].local_state is None:
+        before = received(world)
+        world.host.look_on()
+        assert received(world) - before <= 300
+        turns += 1
+    assert turns > 2
+    assert [each.local_state for each in deliveries] == [ACCEPTED, ACCEPTED]
+    # In order.
+    (first, second) = world.host._find(world.host._space(""), "q499").held.peek(2)
+    assert (first.payload, second.payload) == tuple(each.payload for each in deliveries)
+
+
+def test_bindings_of_a_queue_that_goes_are_gone() -> None:
+    world = fanned_out(3)
+    world.host.delete("q1")
+    space = world.topologies.space("")
+    assert Destination("q1") not in {
+        each.destination for each in space.exchanges.bindings("amq.fanout")
+    }

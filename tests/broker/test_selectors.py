@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,131 @@ def test_operators_bind_as_the_dialects_say(dialect: Dialect, written: str, mean
             Message(application_properties={k: v for k, v in known.items() if v is not None})
         )
         assert result(written, entry, dialect) == result(meant, entry, dialect), known
+
+
+def both(one: bool | None, other: bool | None) -> bool | None:
+    return False if one is False or other is False else None if None in (one, other) else True
+
+
+def negated(one: bool | None) -> bool | None:
+    return None if one is None else not one
+
+
+TRUTH: list[bool | None] = [True, False, None]
+
+
+@pytest.mark.req("M29")
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_logic_has_three_values(dialect: Dialect) -> None:
+    for a, b, c in product(TRUTH, repeat=3):
+        entry = entry_of(
+            Message(
+                application_properties={
+                    name: value
+                    for name, value in {"a": a, "b": b, "c": c}.items()
+                    if value is not None
+                }
+            )
+        )
+        assert result("NOT a", entry, dialect) is negated(a)
+        assert result("a AND b AND c", entry, dialect) is both(both(a, b), c)
+        assert result("a OR b OR c", entry, dialect) is negated(
+            both(both(negated(a), negated(b)), negated(c))
+        )
+
+
+#: What properties hold, with its kind: only values of one kind are compared.
+OPERANDS: list[tuple[Any, str]] = [
+    (None, ""),
+    (1, "number"),
+    (2.0, "number"),
+    (3, "number"),
+    ("a", "text"),
+    ("b", "text"),
+    (True, "boolean"),
+    (b"a", "binary"),
+]
+
+
+@pytest.mark.req("M29")
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_predicates_over_any_values(dialect: Dialect) -> None:
+    """Unknown with nothing; what the dialect says where kinds differ; else what the values say."""
+    for (x, kind_of_x), (y, kind_of_y), (z, kind_of_z) in product(OPERANDS, repeat=3):
+        named = {"x": x, "y": y, "z": z}
+        entry = entry_of(
+            Message(application_properties={k: v for k, v in named.items() if v is not None})
+        )
+
+        def compared(
+            alike: bool, one: Any, other: Any, sign: Callable[[Any, Any], bool]
+        ) -> bool | None:
+            if one is None or other is None:
+                return None
+            return sign(one, other) if alike else dialect.unlike
+
+        if z is None:
+            for text, sign in (("=", operator.eq), ("<>", operator.ne), ("!=", operator.ne)):
+                if text != "!=" or dialect is not JMS:
+                    found = result(f"x {text} y", entry, dialect)
+                    assert found is compared(kind_of_x == kind_of_y, x, y, sign), (text, named)
+            ordered = kind_of_x == kind_of_y != "boolean"
+            assert result("x < y", entry, dialect) is compared(ordered, x, y, operator.lt), named
+        if dialect is not FILTEX:
+            low = compared(kind_of_x == kind_of_y != "boolean", y, x, operator.le)
+            high = compared(kind_of_x == kind_of_z != "boolean", x, z, operator.le)
+            assert result("x BETWEEN y AND z", entry, dialect) is both(low, high), named
+        for text, present in (("IN", True), ("NOT IN", False)):
+            expected: bool | None = None
+            if x is not None:
+                if (kind_of_x, x) in ((kind_of_y, y), (kind_of_z, z)):
+                    expected = present
+                elif None not in (y, z):
+                    alike = kind_of_x == kind_of_y == kind_of_z
+                    expected = not present if alike else dialect.unlike
+            assert result(f"x {text} (y, z)", entry, dialect) is expected, (text, named)
+
+
+@pytest.mark.req("M29")
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_arithmetic_with_anything_but_numbers_is_unknown(dialect: Dialect) -> None:
+    values = {"n": 6, "text": "6", "flag": True, "octets": b"6"}
+    entry = entry_of(Message(application_properties=values))
+    signs = "+-*/%" if dialect is FILTEX else "+-*/"
+    for other in ("text", "flag", "octets", "nothing"):
+        texts = [f"-{other}", f"+{other}"]
+        texts += [f"n {sign} {other}" for sign in signs]
+        texts += [f"{other} {sign} n" for sign in signs]
+        texts += [f"{other} {sign} {other}" for sign in signs if (sign, other) != ("+", "text")]
+        for text in texts:
+            assert result(f"({text}) IS NULL", entry, dialect) is True, text
+    assert result("-n = -6 AND +n = 6", entry, dialect) is True
+
+
+@pytest.mark.req("M29")
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        ("0xffffffffffffffff", -1),
+        ("0x8000000000000000", -(2**63)),
+        ("0x7fffffffffffffffL", 2**63 - 1),
+        ("0x1.8p1", 3.0),
+        ("0x1.8p1f", 3.0),
+        ("0x1.8p1d", 3.0),
+    ],
+)
+def test_literals_of_java(literal: str, value: float) -> None:
+    assert result(literal, entry_of(Message()), QPID) == value
+
+
+def test_a_user_id_need_not_be_a_text() -> None:
+    entry = entry_of(Message(user_id=b"a\xff"))
+    assert result("JMSXUserID = 'a\ufffd'", entry) is True
+
+
+def test_a_name_in_brackets_may_have_brackets() -> None:
+    entry = entry_of(Message(application_properties={"a[0].b": 1}))
+    assert result("[a[[0]].b] = 1", entry, FILTEX) is True
 
 
 # --- Shared vectors ----------------------------------------------------------------------------
@@ -304,6 +431,7 @@ def test_the_end_of_the_range_of_large_decimals_is_unknown() -> None:
         ("a LIKE b", JMS, 7, ("a string",)),
         ("a LIKE 'b' ESCAPE 'cd'", JMS, 18, ("one escape character",)),
         ("a = 1 AND 7", JMS, 10, ("a condition",)),
+        ("7", JMS, 0, ("a condition",)),
         ("a ^ 1", JMS, 2, ("an operator", "the end")),
         ("a = 99999999999999999999", JMS, 4, ("a number within its range",)),
         ("amqp.what = 1", JMS, 0, ("the name of a field of AMQP 1.0 after amqp.",)),
@@ -367,7 +495,8 @@ def test_the_wildcards_of_a_selector_are_bounded(bound: int) -> None:
     compile_selector(f"a LIKE 'x{'_' * bound}!_' ESCAPE '!'", limits=limits)
     half = bound // 2
     compile_selector(f"a LIKE '{'%' * half}' OR b LIKE '{'%' * (bound - half)}'", limits=limits)
-    for text in (f"a LIKE '{'%' * (bound + 1)}'", f"a LIKE '{'%' * bound}' OR b LIKE '_'"):
+    several = " OR ".join([f"a LIKE '{'%' * half}'", f"b LIKE '{'%' * (bound - half)}'"])
+    for text in (f"a LIKE '{'%' * (bound + 1)}'", f"{several} OR c LIKE '_'"):
         with pytest.raises(InvalidFilter, match="wildcards"):
             compile_selector(text, limits=limits)
 

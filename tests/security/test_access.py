@@ -159,6 +159,46 @@ rights = ["manage"]
 """
 
 
+@pytest.mark.req("SE17")
+@pytest.mark.parametrize("turned", [False, True])
+def test_several_rules_for_one_address_add_up(turned: bool) -> None:
+    rules = [
+        Rule("orders", SEND, users=("shop",)),
+        Rule("ord*", LISTEN, users=("*",)),
+        Rule("other", MANAGE, users=("shop",)),
+    ]
+    access = Access(rules[::-1] if turned else rules)
+    shop = Peer(user="shop")
+    assert access.rights(shop, "orders") == SEND | LISTEN
+    assert access.anywhere(shop) == SEND | LISTEN | MANAGE
+
+
+@pytest.mark.req("SE17", "B25")
+def test_a_rule_of_a_file_may_hold_in_one_virtual_host_and_for_strangers(tmp_path: Path) -> None:
+    file = tmp_path / "access.toml"
+    file.write_text(
+        FILE
+        + """
+[[rule]]
+address = "news"
+users = ["ann"]
+virtual_host = "vh"
+rights = ["listen"]
+
+[[rule]]
+address = "hello"
+anonymous = true
+rights = ["send"]
+"""
+    )
+    access = Access.load(file)
+    assert access.rights(Peer(user="ann", virtual_host="vh"), "news") == LISTEN
+    assert access.rights(Peer(user="ann", virtual_host="other"), "news") == NONE
+    assert access.rights(Peer(user="ann"), "news") == NONE
+    assert access.rights(Peer(), "hello") == SEND
+    assert access.rights(Peer(), "news") == NONE
+
+
 def test_rules_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "access.toml"
     file.write_text(FILE)
@@ -204,3 +244,12 @@ def test_what_tokens_give_adds_to_the_rules() -> None:
     assert decide(None, Peer(tokens=tokens), SEND, "orders") is not None
     assert decide(None, Peer(tokens=tokens), SEND, "$cbs") is None
     assert decide_anywhere(None, Peer(tokens=tokens)) is None
+
+
+@pytest.mark.req("SE11")
+def test_tokens_leave_the_rights_that_rules_give_elsewhere() -> None:
+    """Who manages somewhere by a rule may talk to the management node with any token."""
+    tokens: Any = _Tokens()
+    access = Access([Rule("team/*", MANAGE, users=("ops",))])
+    assert decide(access, Peer(user="ops", tokens=tokens), SEND, "$management") is None
+    assert decide(access, Peer(user="eve", tokens=tokens), SEND, "$management") is not None

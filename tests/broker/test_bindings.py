@@ -18,6 +18,7 @@ from amqp_rt.broker.bindings import (
     DirectTable,
     Exchange,
     Exchanges,
+    SystemTable,
     TopicTable,
 )
 from amqp_rt.errors import AmqpError
@@ -45,7 +46,7 @@ def destinations(table: Any, key: str) -> list[Destination]:
     return [each for each in table.match(key, {}) if isinstance(each, Destination)]
 
 
-@pytest.mark.req("N11")
+@pytest.mark.req("N11", "D6")
 def test_the_default_exchange_leads_to_every_queue_by_its_name() -> None:
     found = exchanges("orders")
     assert found.route("", "orders") == ["orders"]
@@ -491,3 +492,21 @@ def test_routing_is_what_a_list_of_bindings_says(steps: list[Any]) -> None:
                         expected.add(to.name)
             assert set(found.route(name, "x")) == expected
     assert set(unexplained) <= {"amqp:unauthorized-access"}
+
+
+@pytest.mark.req("N11")
+def test_a_binding_that_is_taken_away_makes_room_for_one_other() -> None:
+    found = exchanges("a", "b", "c", limits=Limits(bindings_max=2))
+    bind(found, "amq.direct", "a")
+    bind(found, "amq.direct", "b")
+    found.unbind("amq.direct", Destination("a"), "", {})
+    bind(found, "amq.direct", "c")
+    assert refusal(bind, found, "amq.direct", "a") == "resource-limit-exceeded"
+
+
+@pytest.mark.req("N11")
+def test_a_system_exchange_leads_to_the_service_that_the_key_names() -> None:
+    table = SystemTable()
+    assert destinations(table, "billing") == [Destination("billing")]
+    assert destinations(table, "") == []
+    assert destinations(table, "amq.service") == []

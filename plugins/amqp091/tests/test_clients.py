@@ -211,7 +211,7 @@ PROPERTIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.req("N19")
+@pytest.mark.req("N19", "X2")
 async def test_a_message_of_pika_is_consumed_by_proton_and_the_other_way_round(served: Any) -> None:
     pika = pytest.importorskip("pika")
     proton = pytest.importorskip("proton")
@@ -279,7 +279,7 @@ async def test_a_message_of_pika_is_consumed_by_proton_and_the_other_way_round(s
     await served.run(client, served.port)
 
 
-@pytest.mark.req("N19")
+@pytest.mark.req("N19", "X2")
 async def test_pika_and_1_0_talk_to_the_same_queues(served: Any) -> None:
     pika = pytest.importorskip("pika")
 

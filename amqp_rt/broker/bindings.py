@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from ..errors import AmqpError
 from ..fronts.base import Exchange
 from ..limits import DEFAULT_LIMITS, Limits
+from .queues import Memory
 
 #: Names that only the broker gives.
 RESERVED: Final = "amq."
@@ -342,6 +343,7 @@ class Exchanges:
         types: Types of exchange, by name; ``x-`` types are added to :data:`TYPES` here.
         limits: ``exchanges_max`` and ``bindings_max`` are used here.
         on_unbound: Called with the exchange and each of its bindings that is undone, however that comes.
+        memory: Where what exchanges and bindings take is counted.
     """
 
     def __init__(
@@ -351,9 +353,11 @@ class Exchanges:
         types: Mapping[str, Callable[[], RoutingTable]] = TYPES,
         limits: Limits = DEFAULT_LIMITS,
         on_unbound: Callable[[str, Binding], None] | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._has_queue = has_queue
         self._on_unbound = on_unbound
+        self._memory = Memory(limits.broker_bytes_max) if memory is None else memory
         self._types = types
         self._limits = limits
         self._nodes: dict[str, _Node] = {}
@@ -382,8 +386,12 @@ class Exchanges:
         """The bindings of an exchange, in the order in which they were made."""
         return list(self._node(name).bindings)
 
-    def declare(self, wanted: Exchange, *, name_max: int = NAME_MAX) -> bool:
+    def declare(
+        self, wanted: Exchange, *, name_max: int = NAME_MAX, restored: bool = False
+    ) -> bool:
         """Make an exchange; False if there is an equal one already (§1.7.2.1 ``declare``).
+
+        One that is *restored* from a store has its room, whatever else has been restored.
 
         Raises:
             AmqpError: There is one that differs, the name is reserved or is none, there is no such
@@ -422,8 +430,29 @@ class Exchanges:
                 f"there are {len(self._nodes)} exchanges, and no more are allowed",
                 condition="amqp:resource-limit-exceeded",
             )
+        self._take_room(size_of(wanted.arguments), f"exchange {name!r}", restored)
         self._nodes[name] = _Node(wanted, make())
         return True
+
+    def _take_room(self, size: int, what: str, restored: bool) -> None:
+        """Count *size* bytes for *what*.
+
+        Raises:
+            AmqpError: The broker has no room for them.
+        """
+        memory = self._memory
+        if memory.held + size > memory.limit and not restored:
+            raise AmqpError(
+                f"{what} takes {size} bytes, and the broker has no room for them",
+                condition="amqp:resource-limit-exceeded",
+            )
+        memory.held += size
+
+    def _give_room(self, size: int) -> None:
+        memory = self._memory
+        memory.held -= size
+        if memory.waiting:
+            memory.tell()
 
     def delete(self, name: str, *, if_unused: bool = False) -> list[str]:
         """Delete an exchange with its bindings; returns it and those that went with it.
@@ -441,17 +470,24 @@ class Exchanges:
         return gone
 
     def bind(
-        self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
+        self,
+        source: str,
+        destination: Destination,
+        key: str,
+        arguments: Mapping[str, object],
+        *,
+        restored: bool = False,
     ) -> Binding | None:
         """Bind *destination* to *source*; the new binding, None if it is bound so already.
 
-        That there is a queue of that name is the caller's to know.
+        The caller has made sure that there is a queue of that name.
 
         Raises:
             AmqpError: There is no such exchange, it cannot be bound, or not like that; or there are
                 too many bindings.
         """
-        self._check_key(key)
+        if not restored:
+            self._check_key(key)
         node, binding = self._binding(source, destination, key, arguments)
         node.table.check(key, arguments)
         if binding in node.bindings:
@@ -461,6 +497,7 @@ class Exchanges:
                 f"there are {self._count} bindings, and no more are allowed",
                 condition="amqp:resource-limit-exceeded",
             )
+        self._take_room(_size_of(binding), f"a binding of exchange {source!r}", restored)
         node.bindings[binding] = None
         node.table.add(binding)
         self._leading.setdefault(destination, {})[(source, binding)] = None
@@ -621,6 +658,7 @@ class Exchanges:
         if not leading:
             del self._leading[binding.destination]
         self._count -= 1
+        self._give_room(_size_of(binding))
         if self._on_unbound is not None:
             self._on_unbound(source, binding)
         return [source] if node.declared.auto_delete and not node.bindings else []
@@ -642,7 +680,31 @@ class Exchanges:
                 self._undo((name, binding))
             names += self._sever(Destination(name, is_exchange=True))
             del self._nodes[name]
+            self._give_room(size_of(node.declared.arguments))
             gone.append(name)
+
+
+#: About the bytes that a value takes in memory beside its octets, and a binding and each word of its
+#: pattern in the tables.
+_VALUE: Final = 64
+_BINDING: Final = 600
+_WORD: Final = 400
+
+
+def size_of(value: object) -> int:
+    """About the bytes that *value*, such as the arguments of a declaration, takes in memory."""
+    if isinstance(value, str | bytes):
+        return _VALUE + len(value)
+    if isinstance(value, Mapping):
+        return _VALUE + sum(size_of(name) + size_of(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return _VALUE + sum(map(size_of, value))
+    return _VALUE
+
+
+def _size_of(binding: Binding) -> int:
+    words = binding.key.count(".") + 1
+    return _BINDING + _WORD * words + len(binding.key) + size_of(binding.arguments)
 
 
 _DEFAULT: Final = Exchange(name="", durable=True)

@@ -33,6 +33,7 @@ from ..fronts.base import (
     ReceivingEndpoint,
     ReceivingLink,
 )
+from ..limits import Limits
 from ..message import Message
 from ..outcomes import RELEASED, Accepted, Error, Rejected, rejected
 from ..security.access import Rights
@@ -47,6 +48,7 @@ from .bindings import (
     Destination,
     Exchanges,
     RoutingTable,
+    size_of,
 )
 from .broker import BrokerHost
 from .entries import Entry
@@ -130,6 +132,7 @@ class _Space:
             types=topologies.types,
             limits=topologies.host.limits,
             on_unbound=partial(topologies.unbound, self),
+            memory=topologies.host.memory,
         )
 
 
@@ -277,6 +280,8 @@ class Topologies:
         space = self._spaces.get(virtual_host)
         if space is not None:
             known = space.queues.pop(name, None)
+            if known is not None:
+                self.host.memory.held -= size_of(known.declared.arguments)
             if known is not None and known.declared.durable:
                 self._forget(QUEUE_FACT, _key(virtual_host, name))
             self.exchanges_gone(space, space.exchanges.forget(name))
@@ -381,7 +386,8 @@ class Topologies:
                 auto_delete=auto_delete,
                 internal=internal,
                 arguments=_texts(arguments),
-            )
+            ),
+            restored=True,
         )
 
     def _restore_binding(self, key: bytes, fields: list[Any]) -> None:
@@ -390,7 +396,7 @@ class Topologies:
             self.host.declaration(name, virtual_host=virtual_host)
         space = self.space(virtual_host)
         binding = space.exchanges.bind(
-            source, Destination(name, is_exchange), routing_key, _texts(arguments)
+            source, Destination(name, is_exchange), routing_key, _texts(arguments), restored=True
         )
         if binding is not None:
             space.stored[source, binding] = key
@@ -402,6 +408,7 @@ class Topologies:
     ) -> _Declared:
         """Remember with which words queue *name*, which is there, was declared."""
         expires = declared.arguments.get("x-expires")
+        self.host.memory.held += size_of(declared.arguments)
         known = space.queues[name] = _Declared(
             declared,
             owner,
@@ -632,7 +639,7 @@ class Topology:
     def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
         """Make a queue, or find the equal one that there is."""
         name = wanted.name
-        _check_texts(name, wanted.arguments)
+        _check_texts(name, wanted.arguments, self._host.limits)
         if wanted.durable and not wanted.exclusive:
             self._check_store(f"queue {name!r:.100}")
         if name:
@@ -649,6 +656,12 @@ class Topology:
         else:
             name = f"{RESERVED}gen-{uuid.uuid4().hex}"
         self._judge(Rights.MANAGE, name)
+        memory = self._host.memory
+        if memory.held + size_of(wanted.arguments) > memory.limit:
+            raise AmqpError(
+                f"queue {name!r:.100}: the broker has no room for its arguments",
+                condition="amqp:resource-limit-exceeded",
+            )
         node = self._node_of(name, wanted)
         owner = self._connection if wanted.exclusive else None
         if wanted.exclusive or not wanted.durable:
@@ -770,7 +783,7 @@ class Topology:
 
     def declare_exchange(self, wanted: Exchange) -> None:
         """Make an exchange, or find the equal one that there is."""
-        _check_texts(wanted.name, wanted.arguments)
+        _check_texts(wanted.name, wanted.arguments, self._host.limits)
         self._judge(Rights.MANAGE, exchange_address(wanted.name))
         if wanted.durable:
             self._check_store(f"exchange {wanted.name!r:.100}")
@@ -830,7 +843,7 @@ class Topology:
     def _bind(
         self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
     ) -> None:
-        _check_texts(key, arguments)
+        _check_texts(key, arguments, self._host.limits)
         self._judge_binding(exchange, where)
         binding = self._space.exchanges.bind(exchange, where, key, arguments)
         if binding is not None:
@@ -907,14 +920,21 @@ class Topology:
             raise refused.raised_as(AmqpError)
 
 
-def _check_texts(name: str, arguments: Mapping[str, object]) -> None:
+def _check_texts(name: str, arguments: Mapping[str, object], limits: Limits) -> None:
     """Refuse what could neither be kept nor said to a peer of AMQP 1.0, such as octets that are no
-    text, before anything is done.
+    text, or is too much, before anything is done.
 
     Raises:
-        EncodeError: It is so.
+        EncodeError: It cannot be said.
+        AmqpError: The arguments have more than ``arguments_bytes_max`` bytes.
     """
-    write_value(bytearray(), [name, dict(arguments)])
+    out = bytearray()
+    write_value(out, [name, dict(arguments)])
+    if len(out) > len(name) + limits.arguments_bytes_max:
+        raise _wrong(
+            f"the arguments of {name!r:.50} have {len(out)} bytes, and {limits.arguments_bytes_max} at"
+            " most are allowed"
+        )
 
 
 def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:

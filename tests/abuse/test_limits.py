@@ -161,6 +161,14 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "broker/test_paging.py::test_what_a_queue_has_in_the_store_is_bounded",
     ),
     "nodes_max": ("broker/test_broker.py::test_nodes_are_bounded",),
+    "routing_key_max": ("broker/test_bindings.py::test_routing_has_bounds",),
+    "routing_words_max": ("broker/test_bindings.py::test_routing_has_bounds",),
+    "routing_keys_max": ("broker/test_bindings.py::test_routing_has_bounds",),
+    "routing_looks_max": ("broker/test_bindings.py::test_routing_has_bounds",),
+    "dead_letter_looks_max": (
+        "broker/test_topology.py::test_a_dead_letter_is_held_against_so_many_bindings",
+    ),
+    "arguments_bytes_max": ("broker/test_topology.py::test_arguments_have_so_many_bytes",),
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",
     ),

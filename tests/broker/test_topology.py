@@ -1,0 +1,119 @@
+"""What declarations take, and what is done with dead letters for exchanges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from amqp_rt import Broker, Limits, Message
+from amqp_rt.broker.bindings import Destination
+from amqp_rt.broker.topology import Topology, exchange_address
+from amqp_rt.errors import AmqpError
+from amqp_rt.events import Peer
+from amqp_rt.fronts.base import Exchange, QueueDeclaration
+
+BINARY = {"x-note": b"." * 1_000}
+
+
+def topology(broker: Broker) -> Topology:
+    return broker.topologies.of(Peer(), object())
+
+
+def declare_all(here: Topology, **options: Any) -> None:
+    """One of everything that has arguments, each declared twice."""
+    for _ in range(2):
+        here.declare_queue(QueueDeclaration(name="q", arguments=BINARY, **options))
+        here.declare_exchange(Exchange(name="e", type="topic", arguments=BINARY, **options))
+        here.bind_queue("q", "e", "a.b", BINARY)
+        here.bind_exchange("e", "amq.fanout", "", BINARY)
+
+
+@pytest.mark.req("N11", "N12")
+async def test_what_declarations_take_is_counted_and_given_back() -> None:
+    async with Broker() as broker:
+        here = topology(broker)
+        memory = broker.host.memory
+        declare_all(here)
+        assert 4_000 < memory.held < 10_000
+        here.unbind_queue("q", "e", "a.b", BINARY)
+        here.unbind_queue("q", "e", "a.b", BINARY)
+        here.delete_exchange("e")
+        here.delete_queue("q")
+        assert memory.held == 0
+        declare_all(here)
+        here.delete_queue("q")
+        here.delete_exchange("e")
+        assert memory.held == 0
+
+
+@pytest.mark.req("N11", "N12")
+async def test_nothing_is_declared_for_which_there_is_no_room() -> None:
+    async with Broker(limits=Limits(broker_bytes_max=1_000)) as broker:
+        here = topology(broker)
+        here.declare_queue(QueueDeclaration(name="plain"))
+        for refused in (
+            lambda: here.declare_queue(QueueDeclaration(name="q", arguments=BINARY)),
+            lambda: here.declare_exchange(Exchange(name="e", arguments=BINARY)),
+            lambda: here.bind_queue("plain", "amq.topic", "k", BINARY),
+        ):
+            with pytest.raises(AmqpError) as caught:
+                refused()
+            assert caught.value.condition == "amqp:resource-limit-exceeded"
+        assert broker.host.memory.held < 200
+
+
+@pytest.mark.req("N11", "N12")
+async def test_what_was_stored_is_restored_whatever_room_there_is(tmp_path: Any) -> None:
+    store = f"sqlite:{tmp_path / 'broker.db'}"
+    async with Broker(store=store) as broker:
+        declare_all(topology(broker), durable=True)
+    async with Broker(store=store, limits=Limits(broker_bytes_max=1_000)) as broker:
+        here = topology(broker)
+        assert here.route("e", "a.b", {}) == ["q"]
+        assert here.route("amq.fanout", "a.b", {}) == ["q"]
+        held = broker.host.memory.held
+    async with Broker(store=store) as broker:
+        assert topology(broker).route("amq.fanout", "a.b", {}) == ["q"]
+        assert broker.host.memory.held == held
+
+
+async def test_arguments_have_so_many_bytes() -> None:
+    limits = Limits(arguments_bytes_max=1_000)
+    fits, too_much = {"x": b"." * 900}, {"x": b"." * 1_000}
+    async with Broker(limits=limits) as broker:
+        here = topology(broker)
+        here.declare_queue(QueueDeclaration(name="q", arguments=fits))
+        here.declare_exchange(Exchange(name="e", arguments=fits))
+        here.bind_queue("q", "e", "k", fits)
+        for refused in (
+            lambda: here.declare_queue(QueueDeclaration(name="q2", arguments=too_much)),
+            lambda: here.declare_exchange(Exchange(name="e2", arguments=too_much)),
+            lambda: here.bind_queue("q", "e", "k", too_much),
+        ):
+            with pytest.raises(AmqpError, match="at most") as caught:
+                refused()
+            assert caught.value.condition == "amqp:precondition-failed"
+
+
+async def test_a_dead_letter_is_held_against_so_many_bindings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limits = Limits(dead_letter_looks_max=100)
+    async with Broker(limits=limits) as broker:
+        exchanges = broker.topologies.space("").exchanges
+        for number in range(300):
+            exchanges.bind("amq.fanout", Destination(f"q{number}"), "", {})
+        entry: Any = broker.host._door.admit(Message(b"x").encode(), 0, 0.0)
+        address = exchange_address("amq.fanout")
+        found = broker.topologies.letter("", address, entry)
+        assert found is not None
+        assert 90 <= len(found) <= 110
+        assert "use fewer bindings" in caplog.text
+        caplog.clear()
+        for number in range(90, 300):
+            exchanges.forget(f"q{number}")
+        found = broker.topologies.letter("", address, entry)
+        assert found is not None
+        assert len(found) == 90
+        assert not caplog.text

@@ -160,7 +160,9 @@ log = logging.getLogger("amqp_rt.cli")
     help="Web pages that may connect to ws:// and wss:// listeners, such as https://example.org; "
     "* for all. Repeatable.",
 )
-@click.option("--tls-required", is_flag=True, help="Let nobody in without TLS, on no port.")
+@click.option(
+    "--tls-required", is_flag=True, help="Let nobody in without TLS, on no port. ws:// is refused."
+)
 @click.option(
     "--trace",
     metavar="FOLDER",
@@ -239,6 +241,11 @@ def serve(
     tls = _certificates(tls_cert, tls_key, tls_client_ca)
     if tls is None and (tls_required or any(place.tls for place in places)):
         raise click.UsageError("TLS needs a certificate: give --tls-cert FILE.")
+    if tls_required and (clear := [place for place in places if place.scheme == "ws"]):
+        raise click.UsageError(
+            f"--tls-required: {clear[0]} has no TLS; listen on wss:// instead, or on amqp://, which"
+            " clients can upgrade."
+        )
     named = bool(known or tls_client_ca)
     if not named and not anonymous and not all(_is_local(place) for place in places):
         raise click.UsageError(

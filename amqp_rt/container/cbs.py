@@ -73,31 +73,42 @@ class TokenWatch:
         self._changed.set()
         self._connection.container.judge_again(self._connection, "your rights have changed")
 
-    async def run(self, *, owes: bool) -> None:
-        """Watch until :meth:`stop`. *owes*: the peer has no rights without a token."""
+    async def run(self, *, owes: bool, known: bool) -> None:
+        """Watch until :meth:`stop`.
+
+        A peer that owes one has ``token_deadline_s`` seconds whenever it has none: after the open, and
+        after the last one has expired or was deleted. Otherwise one token, put and deleted at once,
+        would keep the connection for ever.
+
+        Args:
+            owes: The peer has no rights without a token.
+            known: It has been let in, by its login or the tokens that came with it.
+        """
         connection = self._connection
-        limits = connection.container.limits
+        deadline_s = connection.container.limits.token_deadline_s
+        due = trio.current_time() + deadline_s if owes else inf
         with self._scope:
-            if owes:
-                with trio.move_on_after(limits.token_deadline_s):
-                    await self._changed.wait()
-                if not len(self.tokens):
-                    log.warning("no token came from %s", connection.peer.address)
-                    connection.close(
-                        Error(
-                            "amqp:unauthorized-access",
-                            f"no valid token within {limits.token_deadline_s:g} seconds",
-                        )
-                    )
-                    return
-                if not connection.container.got_token(connection):
-                    return
             while True:
                 self._changed = trio.Event()
                 if self.tokens.expire(trio.current_time()):
                     connection.container.judge_again(connection, "the token has expired")
-                expiry = self.tokens.next_expiry
-                with trio.CancelScope(deadline=expiry) if expiry < inf else trio.CancelScope():
+                if len(self.tokens):
+                    due = inf
+                    if not known and not connection.container.got_token(connection):
+                        return
+                    known = True
+                elif owes:
+                    due = min(due, trio.current_time() + deadline_s)
+                    if trio.current_time() >= due:
+                        log.warning("no token came from %s", connection.peer.address)
+                        connection.close(
+                            Error(
+                                "amqp:unauthorized-access",
+                                f"no valid token within {deadline_s:g} seconds",
+                            )
+                        )
+                        return
+                with trio.CancelScope(deadline=min(due, self.tokens.next_expiry)):
                     await self._changed.wait()
 
     def stop(self) -> None:

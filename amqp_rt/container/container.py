@@ -58,6 +58,7 @@ from ..net.listeners import (
     Crowd,
     Door,
     bound_address,
+    host_in,
     network_of,
     open_tcp,
     open_unix,
@@ -164,7 +165,8 @@ class Container:
         cbs: Tokens that are accepted at ``$cbs``, and give rights.
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
-        tls_required: Let nobody in on ``amqp://`` without TLS.
+        tls_required: Let nobody in on ``amqp://`` without TLS, and listen on no ``ws://``. What does not
+            leave the machine, ``amqp+unix://`` and ``memory://``, needs none.
         origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
             ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
         sasl_policy: ``"required"``: clients have to log in. ``"optional"``: they may also leave the
@@ -276,6 +278,8 @@ class Container:
         self._namesakes = Namesakes(limits)
         self._crowd = Crowd(self._is_blocked)
         self._logins: dict[Any, ServerMechanism] = {}
+        #: What ends the judging of a login that is under way.
+        self._judging: dict[Any, trio.CancelScope] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
         self._on_shutdown: list[Hook] = []
@@ -582,6 +586,11 @@ class Container:
                     f"cannot listen on {where}: there is no certificate; pass tls=ServerTls(…)",
                     condition="amqp:invalid-field",
                 )
+            if where.scheme == "ws" and self._tls_required:
+                raise ConnectFailed(
+                    f"cannot listen on {where}: TLS is required, and ws:// has none; use wss://",
+                    condition="amqp:invalid-field",
+                )
             listeners = await open_tcp(where.host, where.port)
             serve = partial(self.accept, scheme=where.scheme, path=where.path or "/")
             for each in listeners:
@@ -691,6 +700,8 @@ class Container:
             self._strangers.pop(engine, None)
             self._namesakes.leave(connection)
             self._logins.pop(engine, None)
+            if (judging := self._judging.pop(engine, None)) is not None:
+                judging.cancel()
             if (watch := self._watches.pop(connection, None)) is not None:
                 watch.stop()
             self._requests.pop(engine, None)
@@ -729,7 +740,9 @@ class Container:
         if not (owes and peer.user is None) and not self._enter(connection):
             return False
         if watch is not None:
-            self.start_connection(partial(watch.run, owes=owes))
+            # Tokens that came with the login may go as any other.
+            by_login = self.access is not None and self.access.anywhere(peer)
+            self.start_connection(partial(watch.run, owes=not by_login, known=not owes))
         if not owes:
             self.became_known(connection)
         return True
@@ -787,8 +800,23 @@ class Container:
         return await answer_cbs(message, watch)
 
     def start_login(self, connection: Connection, event: LoginRequested) -> None:
-        """Judge a client's login (:meth:`login`) beside everything else."""
-        self.start_connection(partial(self.login, connection, event))
+        """Judge a client's login (:meth:`login`) beside everything else, for as long as it is there."""
+        self.start_connection(partial(self._login_while_there, connection, event))
+
+    async def _login_while_there(self, connection: Connection, event: LoginRequested) -> None:
+        """Judge a login until the connection ends.
+
+        Otherwise whoever connects again and again leaves a check behind each time, and those of
+        others wait for them.
+        """
+        engine = connection.engine
+        if engine not in self._accepted:
+            return
+        with trio.CancelScope() as scope:
+            self._judging[engine] = scope
+            await self.login(connection, event)
+        if self._judging.get(engine) is scope:
+            del self._judging[engine]
 
     async def login(self, connection: Connection, event: LoginRequested) -> None:
         """Judge one step of a client's login (Part 5 §5.3).
@@ -822,8 +850,10 @@ class Container:
         else:
             address = engine.peer.address
             log.warning("login from %s failed: %s", address, step.why)
-            host = address.rpartition(":")[0].strip("[]")
-            who = [f"address {network_of(host)}", *([f"user {step.user}"] if step.user else [])]
+            who = [
+                f"address {network_of(host_in(address))}",
+                *([f"user {step.user}"] if step.user else []),
+            ]
             delay = self._backoff.failed(who, began)
             # However long the judging took, the answer comes at the same time.
             await trio.sleep_until(began + delay)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
 from ..events import Peer
 from ..limits import Limits
+from ..net.listeners import host_in, network_of
 from ..security.bearer import (
     BearerServer,
     CbsLoginServer,
@@ -111,13 +113,79 @@ def _known(
 
 
 def _in_a_thread(users: Users) -> Verifier:
-    """Checking a password takes long on purpose; nobody else is to wait for it."""
-    gate = trio.CapacityLimiter(_CHECKS_MAX)
+    """Return a verifier that checks passwords in worker threads, a few at a time.
+
+    A check takes long on purpose. What waits for one waits in :class:`FairGate`; a password that was
+    right before needs no check (:meth:`Users.recall`), so that clients which come back do not wait at all.
+    """
+    gate = FairGate(_CHECKS_MAX)
+    limiter = trio.CapacityLimiter(_CHECKS_MAX)
 
     async def verify(user: str, password: str, peer: Peer) -> str | None:
-        return await trio.to_thread.run_sync(users.check, user, password, limiter=gate)
+        if users.recall(user, password):
+            await trio.lowlevel.checkpoint()
+            return user
+        async with gate.turn(network_of(host_in(peer.address))):
+            return await trio.to_thread.run_sync(users.check, user, password, limiter=limiter)
 
     return verify
+
+
+class FairGate:
+    """Admits a few tasks at a time; those that wait take turns by address.
+
+    In one line for all, whoever opens a thousand connections and guesses on each would keep
+    everybody else waiting beyond the deadline of the handshake.
+
+    Args:
+        places: Tasks that are inside at the same time.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        #: By address, the address whose turn is next first; of each the oldest first.
+        self._waiting: dict[str, dict[trio.Event, None]] = {}
+
+    @asynccontextmanager
+    async def turn(self, address: str) -> AsyncIterator[None]:
+        """Wait for a place, and keep it within the block."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(address)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, address: str) -> None:
+        called = trio.Event()
+        self._waiting.setdefault(address, {})[called] = None
+        try:
+            await called.wait()
+        except trio.Cancelled:
+            if called.is_set():
+                self._pass_on()
+            else:
+                waiting = self._waiting[address]
+                del waiting[called]
+                if not waiting:
+                    del self._waiting[address]
+            raise
+
+    def _pass_on(self) -> None:
+        """Give a place that has become free to the next address."""
+        if not self._waiting:
+            self._free += 1
+            return
+        address = next(iter(self._waiting))
+        waiting = self._waiting.pop(address)
+        called = next(iter(waiting))
+        del waiting[called]
+        if waiting:
+            # Behind all other addresses.
+            self._waiting[address] = waiting
+        called.set()
 
 
 def _kept_by(users: Users) -> FindSecret:

@@ -23,7 +23,8 @@ class Entrance(Struct, kw_only=True, frozen=True):
     """What a listener expects of those who come.
 
     On ``amqp`` with certificates there are three ways in: in clear, TLS from the first octet, and
-    AMQP's own upgrade to TLS (Part 5 §5.2.1); with ``tls_required`` only the last two.
+    AMQP's own upgrade to TLS (Part 5 §5.2.1); with ``tls_required`` only the last two, and nobody
+    comes in on ``ws``, which has no upgrade.
     """
 
     fronts: Sequence[Front]
@@ -77,6 +78,8 @@ async def enter(
     try:
         if entrance.scheme in ("amqps", "wss"):
             stream = await secured(b"")
+        if entrance.scheme == "ws" and entrance.tls_required:
+            raise ConnectFailed("a WebSocket without TLS, which is required here")
         if entrance.scheme in ("ws", "wss"):
             websocket = await accept_websocket(
                 stream,

@@ -10,6 +10,8 @@ import socket
 import stat
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count
 from typing import Final, TypeAlias
 
 import trio
@@ -49,7 +51,43 @@ class Crowd:
         #: Connections that have not logged in.
         self.strangers = 0
         self.by_network: Counter[str] = Counter()
-        self.strangers_by_network: Counter[str] = Counter()
+        #: The same by address, the oldest first, each with what ends it.
+        self.strangers_by_network: dict[str, dict[int, trio.CancelScope]] = {}
+        self._numbers = count()
+
+    def strangers_of(self, network: str) -> int:
+        """Return the number of connections of *network* that have not logged in."""
+        return len(self.strangers_by_network.get(network, ()))
+
+    def enter(self, network: str, scope: trio.CancelScope) -> int:
+        """Count a connection of *network* that has not logged in. Returns its number."""
+        number = next(self._numbers)
+        self.strangers += 1
+        self.strangers_by_network.setdefault(network, {})[number] = scope
+        return number
+
+    def leave(self, network: str, number: int) -> None:
+        """Stop counting a connection: it has logged in, or has ended. A second call does nothing."""
+        strangers = self.strangers_by_network.get(network, {})
+        if strangers.pop(number, None) is not None:
+            self.strangers -= 1
+            if not strangers:
+                del self.strangers_by_network[network]
+
+    def drop_stranger(self) -> None:
+        """End the oldest connection that has not logged in, of the address that has most of them.
+
+        So that an attacker with many connections pushes out its own, and not those of others who are
+        about to log in.
+        """
+        network, strangers = max(
+            self.strangers_by_network.items(),
+            # Of equal addresses the one with the oldest connection.
+            key=lambda each: (len(each[1]), -next(iter(each[1]))),
+        )
+        number = next(iter(strangers))
+        strangers[number].cancel()
+        self.leave(network, number)
 
 
 class Door:
@@ -65,14 +103,12 @@ class Door:
         self.crowd = crowd or Crowd()
         self.connections = 0
         self._refusing = False
+        self._dropping = False
 
     def admits(self, host: str) -> bool:
         """Whether one more connection from *host* is allowed (LIM4, LIM16)."""
         limits, crowd = self.limits, self.crowd
-        if (
-            self.connections >= limits.connections_max
-            or crowd.strangers >= limits.connections_unauthenticated_max
-        ):
+        if self.connections >= limits.connections_max or not limits.connections_unauthenticated_max:
             return False
         if host in _NO_ADDRESS:
             return True
@@ -80,12 +116,15 @@ class Door:
         return (
             not crowd.blocks(network)
             and crowd.by_network[network] < limits.connections_per_address_max
-            and crowd.strangers_by_network[network]
-            < limits.connections_unauthenticated_per_address_max
+            and crowd.strangers_of(network) < limits.connections_unauthenticated_per_address_max
         )
 
     async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
-        """Run one connection within the bounds; above them the stream is dropped at once."""
+        """Run one connection within the bounds; above them the stream is dropped at once.
+
+        Where there are too many that have not logged in, one of those is dropped instead: refusing
+        the new one would let whoever fills the places keep everybody else out.
+        """
         if not self.admits(host):
             # One line for a flood, not one for each of its connections.
             level = logging.DEBUG if self._refusing else logging.WARNING
@@ -97,21 +136,21 @@ class Door:
             return
         self._refusing = False
         network, crowd = network_of(host), self.crowd
+        if crowd.strangers >= self.limits.connections_unauthenticated_max:
+            level = logging.DEBUG if self._dropping else logging.WARNING
+            log.log(level, "connections that have not logged in are dropped: there are too many")
+            self._dropping = True
+            crowd.drop_stranger()
+        else:
+            self._dropping = False
         self.connections += 1
-        crowd.strangers += 1
         crowd.by_network[network] += 1
-        crowd.strangers_by_network[network] += 1
-        unknown = True
-
-        def logged_in() -> None:
-            nonlocal unknown
-            if unknown:
-                unknown = False
-                crowd.strangers -= 1
-                _take_from(crowd.strangers_by_network, network)
-
+        scope = trio.CancelScope()
+        number = crowd.enter(network, scope)
+        logged_in = partial(crowd.leave, network, number)
         try:
-            await serve(stream, address, logged_in)
+            with scope:
+                await serve(stream, address, logged_in)
         finally:
             logged_in()
             self.connections -= 1
@@ -125,6 +164,11 @@ def _take_from(counts: Counter[str], key: str) -> None:
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
+
+
+def host_in(address: str) -> str:
+    """Return the host of a peer's address in words, such as ``[::1]:5672``."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def network_of(host: str) -> str:

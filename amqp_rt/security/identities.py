@@ -93,6 +93,8 @@ class Users:
         self._digests: dict[str, bytes] = {}
         self._hashes: dict[str, str] = {}
         self._scram: dict[str, dict[str, ScramSecret]] = {}
+        #: Of users of a file, the keyed digest of the password that was right, and what it was right for.
+        self._recalled: dict[str, tuple[bytes, str]] = {}
         #: Files that users were loaded from, and the latest of them.
         self._files: dict[str, Path] = {}
         self._file: Path | None = None
@@ -155,6 +157,7 @@ class Users:
         self._digests.pop(user, None)
         self._hashes.pop(user, None)
         self._scram.pop(user, None)
+        self._recalled.pop(user, None)
 
     def store(self, user: str, password: str) -> None:
         """As :meth:`add`, and hashed in the file that *user* was loaded from.
@@ -213,8 +216,22 @@ class Users:
         right = hmac.compare_digest(self._digest(password), kept)
         if self._hashes:
             # Everybody goes this way, or the time would tell who is kept how.
-            right |= check_password(password, self._hashes.get(user, self._nobody))
+            hashed = self._hashes.get(user, self._nobody)
+            if check_password(password, hashed):
+                right = True
+                self._recalled[user] = self._digest(password), hashed
         return user if right else None
+
+    def recall(self, user: str, password: str) -> bool:
+        """Return whether *password* was right in an earlier :meth:`check`, and nothing has changed since.
+
+        The same holds for a password that the program was given. It takes no time to speak of. False
+        says nothing: the check has to decide.
+        """
+        given = self._digest(password)
+        digest, hashed = self._recalled.get(user, (self._key, ""))
+        recalled = hmac.compare_digest(given, digest) and self._hashes.get(user) == hashed
+        return recalled or hmac.compare_digest(given, self._digests.get(user, self._key))
 
     def scram(self, user: str, hash_name: str) -> ScramSecret | None:
         """What is kept of the user's password for SCRAM with *hash_name*, such as ``SHA-256``."""

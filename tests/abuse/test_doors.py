@@ -409,15 +409,21 @@ async def test_strangers_are_counted_at_all_doors_together() -> None:
 
         strangers = [await knock(port) for port in [*ports, ports[0]]]
         assert [await is_let_in(each) for each in strangers] == [True] * 5
-        for port in ports:
-            async with await knock(port) as refused:
-                assert not await is_let_in(refused)
-        # To log in makes room for one, wherever.
+        # Who logs in is dropped no more; of the others the oldest makes room, whatever its door.
         await strangers[0].send_all(AMQP_HEADER + OPEN)
         await Octets(strangers[0]).hear(Open)
-        last = [await knock(ports[3]), await knock(ports[2])]
-        assert [await is_let_in(each) for each in last] == [True, False]
-        for each in [*strangers, *last]:
+        strangers.append(await knock(ports[3]))
+        assert [await is_let_in(each) for each in strangers[1:]] == [True] * 5
+        for port in ports:
+            newest = await knock(port)
+            assert await is_let_in(newest)
+            oldest = strangers.pop(1)
+            assert not await is_let_in(oldest)
+            await trio.aclose_forcefully(oldest)
+            strangers.append(newest)
+        # The one that has logged in is served all the time.
+        assert await is_let_in(strangers[0])
+        for each in strangers:
             await trio.aclose_forcefully(each)
 
 

@@ -284,6 +284,34 @@ async def test_the_first_token_has_to_come_in_time(autojump_clock: Any, bad: boo
         assert peer.state == "open"
 
 
+@pytest.mark.req("SE13")
+@pytest.mark.parametrize("end", ["deleted", "expired", "at once"])
+async def test_a_token_that_has_gone_has_to_be_followed_in_time(
+    autojump_clock: Any, end: str
+) -> None:
+    delete = Message(None, application_properties={"operation": "delete-token", "name": "q"})
+    async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:
+        for _ in range(3):
+            # Whoever puts one now and then stays.
+            assert await cbs.put("q", sas("q", 10)) == 202
+            assert (await cbs.ask(delete))[0] == 202
+            await trio.sleep(19)
+        assert peer.state == "open"
+        assert await cbs.put("q", sas("q", 10)) == 202
+        if end == "deleted":
+            await trio.sleep(5)
+        if end != "expired":
+            assert (await cbs.ask(delete))[0] == 202
+        else:
+            await trio.sleep(10)
+        await trio.sleep(19)
+        assert peer.state == "open"
+        await trio.sleep(2)
+        assert peer.state == "closed"
+        with pytest.raises(AmqpError, match="no valid token within 20 seconds"):
+            peer.refuse_if_closed()
+
+
 async def test_a_login_with_rights_owes_no_token() -> None:
     access = Access([Rule("q", Rights.SEND, users=("ann",))])
     limits = Limits(token_deadline_s=0.05)
@@ -392,7 +420,7 @@ async def test_who_owes_a_token_is_still_a_stranger(autojump_clock: Any) -> None
 async def test_links_that_wait_for_the_application_are_judged_again(autojump_clock: Any) -> None:
     async def authorize(peer: Any, address: str, role: str) -> bool:
         if address == "q":
-            await trio.sleep(100)
+            await trio.sleep(60)
         return True
 
     async with (

@@ -250,11 +250,37 @@ async def test_connections_are_bounded_at_the_number(visitors: Visitors) -> None
 @pytest.mark.req("L6")
 @pytest.mark.parametrize("visitors", [Limits(connections_unauthenticated_max=2)], indirect=True)
 async def test_strangers_are_bounded_and_make_room_by_logging_in(visitors: Visitors) -> None:
-    assert [await visitors.come(f"192.0.2.{n}") for n in range(3)] == [True, True, False]
+    assert [await visitors.come(f"192.0.2.{n}") for n in range(2)] == [True, True]
     visitors.log_in[0]()
     visitors.log_in[0]()  # saying it twice is as once
     assert visitors.door.crowd.strangers == 1
-    assert [await visitors.come(f"192.0.2.{n}") for n in range(2)] == [True, False]
+    assert await visitors.come("192.0.2.5")
+    assert visitors.door.connections == 3
+    # The next one finds no room: the oldest that has not logged in goes.
+    assert await visitors.come("192.0.2.6")
+    assert (visitors.door.connections, visitors.door.crowd.strangers) == (3, 2)
+    assert await ask(visitors.ends[1]) == b""
+
+
+@pytest.mark.req("L6")
+@pytest.mark.parametrize("visitors", [Limits(connections_unauthenticated_max=4)], indirect=True)
+async def test_who_fills_the_places_of_strangers_pushes_out_its_own(visitors: Visitors) -> None:
+    hosts = ["192.0.2.9", *["2001:db8::1"] * 3, *["2001:db8::2"] * 20, "192.0.2.7"]
+    assert all([await visitors.come(host) for host in hosts])
+    assert visitors.door.crowd.strangers == 4
+    assert visitors.door.crowd.strangers_of("192.0.2.9") == 1
+    assert visitors.door.crowd.strangers_of("192.0.2.7") == 1
+    # Of as many from each address, the oldest of all goes.
+    assert await visitors.come("192.0.2.8")
+    assert await visitors.come("192.0.2.6")
+    assert visitors.door.crowd.strangers_of("192.0.2.9") == 0
+    assert visitors.door.crowd.strangers_of("192.0.2.7") == 1
+
+
+@pytest.mark.req("L6")
+@pytest.mark.parametrize("visitors", [Limits(connections_unauthenticated_max=0)], indirect=True)
+async def test_no_place_for_strangers_lets_nobody_in(visitors: Visitors) -> None:
+    assert not await visitors.come("192.0.2.1")
 
 
 @pytest.mark.req("L6")
@@ -295,7 +321,6 @@ async def test_connections_of_one_address_are_bounded(visitors: Visitors) -> Non
 @pytest.mark.parametrize(
     ("limits", "hosts"),
     [
-        (Limits(connections_unauthenticated_max=3), ["192.0.2.1", "192.0.2.2", "192.0.2.3"]),
         (Limits(connections_unauthenticated_per_address_max=3), ["192.0.2.1"] * 3),
         (Limits(connections_per_address_max=3), ["192.0.2.1"] * 3),
     ],

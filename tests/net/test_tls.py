@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,20 @@ async def test_tls_may_be_a_must(known: Certificates, seen: list[Peer]) -> None:
     assert [peer.secure for peer in seen] == [True, True]
     with pytest.raises(ValueError, match="tls_required needs certificates"):
         Container("server", tls_required=True)
+
+
+@pytest.mark.req("SE8", "SE9")
+async def test_where_tls_is_a_must_there_are_no_websockets_in_clear(known: Certificates) -> None:
+    tls = ServerTls(known.server)
+    async with Container("server", tls=tls, tls_required=True) as server:
+        with pytest.raises(ConnectFailed, match="TLS is required, and ws:// has none; use wss://"):
+            await server.listen("ws://127.0.0.1:0/")
+        await server.listen("wss://127.0.0.1:0/")
+        # A stream that the program brings by itself gets no further.
+        ours, theirs = memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(server.accept, ours, "192.0.2.1:5", scheme="ws"))
+            assert await theirs.receive_some() == b""
 
 
 @pytest.mark.req("SE8")

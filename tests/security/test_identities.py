@@ -283,3 +283,27 @@ def test_a_file_that_cannot_be_written_stays_as_it_is(tmp_path: Path) -> None:
     assert users.check("a", "pw") == "a"
     with pytest.raises(IdentityError, match="empty"):
         users.store("a", "")
+
+
+def test_a_password_that_was_right_needs_no_second_check(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    path.write_text(password_line("ada", "pw") + "\n")
+    users = loaded(path)
+    users.add("given", "in clear")
+    assert not users.recall("ada", "pw")
+    assert users.check("ada", "wrong") is None
+    assert not users.recall("ada", "wrong")
+    assert users.check("ada", "pw") == "ada"
+    assert users.recall("ada", "pw")
+    assert not users.recall("ada", "wrong")
+    assert not users.recall("bob", "pw")
+    assert not users.recall("nobody", "")
+    assert users.recall("given", "in clear")
+    assert not users.recall("given", "pw")
+    # What changes is checked again.
+    users.store("ada", "other")
+    assert not users.recall("ada", "pw")
+    assert users.check("ada", "other") == "ada"
+    assert users.recall("ada", "other")
+    users.forget("ada")
+    assert not users.recall("ada", "other")

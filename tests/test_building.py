@@ -1,6 +1,7 @@
 """What setup.py does where modules can be compiled and where they cannot, on a distribution of two modules.
 
-The real distributions are built by make, in an environment that has nothing else.
+The real distributions are built by make, in an environment that has nothing else, and for other machines by
+cibuildwheel, of which the last test asks what it would build.
 """
 
 from __future__ import annotations
@@ -138,3 +139,27 @@ def test_the_version_tells_the_form_and_the_reason(
     assert form_of("tiny") == "plain Python: no C compiler"
     (tiny / "tiny" / f"hot{EXTENSION_SUFFIXES[0]}").touch()
     assert form_of("tiny") == "compiled"
+
+
+@pytest.mark.parametrize("distribution", [".", "plugins/amqp091"])
+@pytest.mark.parametrize(
+    ("platform", "wheels"),
+    [("linux", "manylinux"), ("linux", "musllinux"), ("macos", "macosx"), ("windows", "win")],
+)
+def test_wheels_for_each_platform_and_python(
+    platform: str, wheels: str, distribution: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("cibuildwheel")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "cibuildwheel", "--print-build-identifiers"),
+            *("--platform", platform, "--archs", "auto64", str(ROOT / distribution)),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    listed = [name for name in done.stdout.split() if f"-{wheels}_" in name]
+    assert {name.partition("-")[0] for name in listed} == {"cp311", "cp312", "cp313", "cp314"}

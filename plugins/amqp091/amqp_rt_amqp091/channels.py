@@ -43,7 +43,7 @@ from amqp_rt.fronts import (
 
 from . import faults
 from . import methods as m
-from .codec import ContentHeader, Seconds, write_header, write_shortstr
+from .codec import write_header, write_shortstr
 from .contents import BASIC, BaseChannel
 from .faults import Fault
 from .frames import METHOD, OVERHEAD, Frame, delivered_frames
@@ -60,6 +60,7 @@ from .messages import (
     to_message,
 )
 from .recent import OCTETS_MAX, Delivered, Published
+from .values import ContentHeader, Seconds
 
 if TYPE_CHECKING:
     from .engine import Engine

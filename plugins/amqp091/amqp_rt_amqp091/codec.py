@@ -27,6 +27,7 @@ from amqp_rt.fronts import (
 )
 
 from .methods import METHODS, BasicProperties, Method
+from .values import ContentHeader, Decimal, Seconds
 
 #: Tables and arrays within each other.
 NESTING_MAX: Final = 32
@@ -42,19 +43,6 @@ class SyntaxFault(Exception):
 
 class NotImplementedFault(Exception):
     """A class or method that this protocol has not: reply code 540."""
-
-
-class Seconds(Struct, frozen=True):
-    """A timestamp field: seconds since 1970-01-01 UTC, as its sender wrote them."""
-
-    value: int
-
-
-class Decimal(Struct, frozen=True):
-    """A decimal field: *value* divided by ten to the power of *scale*."""
-
-    scale: int
-    value: int
 
 
 class Reader:
@@ -379,14 +367,6 @@ def _stated(flags: int) -> tuple[tuple[str, str], ...]:
     return tuple(
         each for index, each in enumerate(PROPERTIES) if flags >> (_PROPERTY_FLAGS - index) & 1
     )
-
-
-class ContentHeader(Struct):
-    """A frame of type 2 (§4.2.6.1): what the octets that follow are, and how many."""
-
-    class_id: int
-    body_size: int
-    properties: BasicProperties
 
 
 def read_header(payload: bytes) -> ContentHeader:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from struct import Struct as Layout
 from typing import Final, NamedTuple
 
-from .codec import ContentHeader, write_header, write_method
+from .codec import write_header, write_method
 from .methods import BasicProperties, Method
+from .values import ContentHeader
 
 #: What a client begins with (§4.2.2).
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
@@ -57,15 +58,19 @@ class FrameReader:
 
     def __init__(self, frame_max: int) -> None:
         self.frame_max = frame_max
+        #: What the last call was given, and how much of it has been read.
         self._data = b""
+        self._position = 0
         #: Octets of a frame that was too large, which are still to come.
         self._skip = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that *data* completes, in order. Go through all of them before feeding more.
+        """Yield the frames that *data* completes, in order.
 
         What follows a frame is looked at only when that is asked for, so that ``frame_max`` may
-        change at any frame.
+        change at any frame. A caller that stops before the last one gets the others with the next
+        call: what has been read is recorded before each frame, since a compiled generator that is
+        dropped runs no ``finally``.
 
         Raises:
             BrokenFrame: An unknown type, or no end octet where the end is.
@@ -76,37 +81,36 @@ class FrameReader:
             skipped = min(self._skip, len(data))
             self._skip -= skipped
             data = data[skipped:]
-        if self._data:
-            data = self._data + data
-            self._data = b""
-        position = 0
+        if self._position < len(self._data):
+            data = self._data[self._position :] + data
+        self._data = data
+        self._position = position = 0
         length = len(data)
         read_head = _LAYOUT.unpack_from
-        try:
-            while position < length:
-                if data[position] not in _TYPES:
-                    raise BrokenFrame(f"there is no frame type {data[position]}")
-                start = position + 7
-                if start > length:
-                    break
-                kind, channel, size = read_head(data, position)
-                if size + OVERHEAD > self.frame_max:
-                    here = min(size + OVERHEAD, length - position)
-                    self._skip = size + OVERHEAD - here
-                    position += here
-                    raise OversizeFrame(
-                        f"a frame of {size + OVERHEAD} octets; at most {self.frame_max} are agreed"
-                    )
-                end = start + size
-                if length <= end:
-                    break
-                # Looked at before anything is decoded.
-                if data[end] != FRAME_END:
-                    raise BrokenFrame(f"a frame ends with {data[end]:#04x}, not with 0xce")
-                position = end + 1
-                yield _new(Frame, (kind, channel, data[start:end]))
-        finally:
-            self._data = data[position:]
+        while position < length:
+            if data[position] not in _TYPES:
+                raise BrokenFrame(f"there is no frame type {data[position]}")
+            start = position + 7
+            if start > length:
+                break
+            kind, channel, size = read_head(data, position)
+            if size + OVERHEAD > self.frame_max:
+                here = min(size + OVERHEAD, length - position)
+                self._skip = size + OVERHEAD - here
+                self._position = position + here
+                raise OversizeFrame(
+                    f"a frame of {size + OVERHEAD} octets; at most {self.frame_max} are agreed"
+                )
+            end = start + size
+            if length <= end:
+                break
+            # Looked at before anything is decoded.
+            if data[end] != FRAME_END:
+                raise BrokenFrame(f"a frame ends with {data[end]:#04x}, not with 0xce")
+            self._position = position = end + 1
+            yield _new(Frame, (kind, channel, data[start:end]))
+        self._data = data[position:]
+        self._position = 0
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:

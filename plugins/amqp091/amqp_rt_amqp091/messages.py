@@ -22,8 +22,8 @@ from amqp_rt.fronts import (
     UInt,
 )
 
-from .codec import Decimal, Seconds
 from .methods import BasicProperties
+from .values import Decimal, Seconds
 
 #: Message annotations: where a message was published, as RabbitMQ calls them.
 EXCHANGE: Final = Symbol("x-exchange")

@@ -13,11 +13,8 @@ from amqp_rt_amqp091.codec import (
     FIELDS,
     NESTING_MAX,
     PROPERTIES,
-    ContentHeader,
-    Decimal,
     NotImplementedFault,
     Reader,
-    Seconds,
     SyntaxFault,
     read_header,
     read_method,
@@ -43,6 +40,7 @@ from amqp_rt_amqp091.frames import (
     method_frame,
 )
 from amqp_rt_amqp091.methods import METHODS, BasicDeliver, BasicProperties, QueueDeclare
+from amqp_rt_amqp091.values import ContentHeader, Decimal, Seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -328,6 +326,15 @@ def test_frames_come_out_however_they_are_cut(
         found += reader.feed(octets[:cut])
         octets = octets[cut:]
     assert found == [Frame(*each) for each in sent]
+
+
+def test_frames_that_were_not_taken_come_with_the_next_call() -> None:
+    reader = FrameReader(4096)
+    first, second, third = (frame(BODY, number, b"x") for number in (1, 2, 3))
+    for found in reader.feed(first + second + third[:4]):
+        assert found.channel == 1
+        break
+    assert [each.channel for each in reader.feed(third[4:])] == [2, 3]
 
 
 @pytest.mark.req("N2")

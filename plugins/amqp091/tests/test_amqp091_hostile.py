@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from amqp_rt_amqp091 import methods as m
-from amqp_rt_amqp091.codec import FIELDS, Decimal, Seconds
+from amqp_rt_amqp091.codec import FIELDS
 from amqp_rt_amqp091.lifecycle import Stage
 from amqp_rt_amqp091.methods import METHODS, BasicProperties
+from amqp_rt_amqp091.values import Decimal, Seconds
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds091 import Client, World

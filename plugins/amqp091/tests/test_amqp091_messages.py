@@ -9,7 +9,7 @@ import pytest
 from amqp_rt_amqp091 import faults
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.channels import _read_publish
-from amqp_rt_amqp091.codec import Decimal, Seconds, read_method, write_shortstr
+from amqp_rt_amqp091.codec import read_method, write_shortstr
 from amqp_rt_amqp091.frames import content_frames
 from amqp_rt_amqp091.messages import (
     Invalid,
@@ -22,6 +22,7 @@ from amqp_rt_amqp091.messages import (
 )
 from amqp_rt_amqp091.methods import BasicDeliver, BasicProperties
 from amqp_rt_amqp091.recent import Recent
+from amqp_rt_amqp091.values import Decimal, Seconds
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace

@@ -51,6 +51,9 @@ _RUN: Final = 64
 _LOOKS: Final = 1_000
 
 
+#: Messages that are given up in a row because they have expired.
+_SWEPT: Final = 50
+
 #: What becomes of a message when its delivery has ended.
 _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
@@ -297,6 +300,13 @@ class MessageQueue(DistributionNode):
         self._schedule: Schedule | None = None
         self._locks: Locks | None = None
         self._paging: Paging | None = None
+        #: There may be messages here that expire.
+        self._has_expiring: bool = False
+        #: When the first message expires that an alarm was set for, in wall-clock time, and the alarm.
+        self._expires_at: float = NEVER
+        self._expiry_alarm: float = inf
+        #: :meth:`sweep` has left nothing for :meth:`resume`.
+        self._swept: bool = True
         self.lock(lock_s)
 
     def lock(self, lock_s: float) -> None:
@@ -609,10 +619,36 @@ class MessageQueue(DistributionNode):
                 self.settle(delivery, entry, RELEASED)
             if overdue:
                 self.concluded()
+        if self._has_expiring:
+            self._expires_at = NEVER
+            self._expiry_alarm = inf
+            self.sweep()
         self._set_alarm()
 
+    def _watch_front(self) -> None:
+        """Set an alarm for the time at which the first message expires, if that is the next one to do
+        so. Those behind it expire when they are the first, as they keep their order."""
+        at = NEVER
+        if self._head < self._next:
+            first = self._look(self._head)
+            if first is not None:
+                at = first.expires_at
+        for heap in (self._returned, *self._apart.values()):
+            entry = self._look(heap[0] & _PLACE) if heap else None
+            if entry is not None and entry.expires_at < at:
+                at = entry.expires_at
+        if at < self._expires_at:
+            self._expires_at = at
+            # A clock that is a hair early must not make the alarm go off over and over.
+            self._expiry_alarm = self.monotonic() + max(0.001, at - self.wall())
+            self._set_alarm()
+        elif not self.available and self._expires_at == NEVER:
+            self._has_expiring = False
+
     def _set_alarm(self) -> None:
-        at = inf if self._schedule is None else self._schedule.next()
+        at = self._expiry_alarm
+        if self._schedule is not None:
+            at = min(at, self._schedule.next())
         if self._locks is not None:
             at = min(at, self._locks.next())
         if at < self.alarm:
@@ -635,6 +671,9 @@ class MessageQueue(DistributionNode):
         segment.slots[sequence & _MASK] = entry
         segment.live += 1
         self.available += 1
+        if entry.expires_at < self._expires_at:
+            self._has_expiring = True
+            self._watch_front()
 
     def _look(self, sequence: int) -> Entry | None:
         segment = self._segments.get(sequence >> _SHIFT)
@@ -919,6 +958,8 @@ class MessageQueue(DistributionNode):
         """Go on where filters had too much to look at; asked for by ``on_unfinished``."""
         self.unfinished = False
         if not self.deleted:
+            if not self._swept:
+                self.sweep()
             for browser in list(self.browsers.values()):
                 self._browse(browser)
             self.pump()
@@ -1297,6 +1338,8 @@ class MessageQueue(DistributionNode):
     def _tell_of_room(self) -> None:
         if self.paged:
             self._ask_for_more()
+        if self._has_expiring:
+            self._watch_front()
         if self._freed:
             self._freed = False
             if self.awaited:
@@ -1925,21 +1968,31 @@ class MessageQueue(DistributionNode):
         return dropped
 
     def sweep(self) -> None:
-        """Give up what has expired at the front; messages behind it are not looked at."""
+        """Give up what has expired at the front; messages behind it are not looked at.
+
+        Of very many the rest is left for :meth:`resume`.
+        """
         if self._stale:
             self._skim()
+        left = _SWEPT
         for avoid, heap in [(None, self._returned), *self._apart.items()]:
-            while heap and self._expired(heap[0] & _PLACE):
+            while left and heap and self._expired(heap[0] & _PLACE):
                 place = heapq.heappop(heap) & _PLACE
                 self._aside.discard(place)
                 self._expire(self._remove(place))
+                left -= 1
             if avoid is not None and not heap:
                 del self._apart[avoid]
-        while self._head < self._next and self._expired(self._head):
+        while left and self._head < self._next and self._expired(self._head):
             sequence = self._head
             entry = self._remove(sequence)
             self._step()
             self._expire(entry)
+            left -= 1
+        self._swept = left > 0
+        if not self._swept and not self.unfinished:
+            self.unfinished = True
+            self.on_unfinished()
         self._tell_of_room()
 
     def _expired(self, sequence: int) -> bool:
@@ -1994,6 +2047,7 @@ class MessageQueue(DistributionNode):
             self._all_here()
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
         self._schedule = None
+        self._has_expiring = False
         self._latest.clear()
         self._aside.clear()
         self._stale = 0

@@ -444,6 +444,9 @@ class BrokerHost:
             number = int.from_bytes(key, "big")
             try:
                 kept = msgspec.msgpack.decode(value, type=_Described)
+                if kept.declared.pop("check_properties", False):
+                    # What one option meant before there were two of them.
+                    kept.declared.update(check_user_id=True, absolute_expiry=True)
                 declared = msgspec.convert(kept.declared, KINDS[kept.kind])
             except (msgspec.DecodeError, KeyError) as error:
                 raise AmqpError(
@@ -983,18 +986,22 @@ class BrokerHost:
         if not isinstance(declared, Queue):
             return None
         returns = declared.return_to_sender and self.may_send is not None
-        if not (declared.check_properties and returns):
-            return (
-                check_claims
-                if declared.check_properties
-                else self._mark_returnable
-                if returns
-                else None
+        claims: Check | None = None
+        if declared.check_user_id or declared.absolute_expiry:
+            claims = partial(
+                check_claims,
+                user_id=declared.check_user_id,
+                absolute_expiry=declared.absolute_expiry,
             )
+        if not returns:
+            return claims
+        if claims is None:
+            return self._mark_returnable
+        check = claims
 
         def both(entry: Entry, peer: Peer) -> Rejected | None:
             self._mark_returnable(entry, peer)
-            return check_claims(entry, peer)
+            return check(entry, peer)
 
         return both
 

@@ -17,11 +17,23 @@ _NOT_THE_USER = rejected(
 )
 
 
-def check_claims(entry: Entry, peer: Peer, limits: Limits = DEFAULT_LIMITS) -> Rejected | None:
-    """Why *entry*, which *peer* has sent, is refused, None if it is not.
+def check_claims(
+    entry: Entry,
+    peer: Peer,
+    *,
+    user_id: bool = True,
+    absolute_expiry: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Rejected | None:
+    """Say why *entry*, which *peer* has sent, is refused, None if it is not.
 
-    It has until its ``absolute-expiry-time`` from now on, and no longer than it had. When it was
-    created is its sender's own business.
+    Args:
+        entry: The message.
+        peer: Its sender.
+        user_id: A ``user-id`` has to be the name of the user who is logged in.
+        absolute_expiry: The message has until its ``absolute-expiry-time`` from now on, and no longer
+            than it had. When it was created is its sender's own business.
+        limits: Bounds for its properties.
     """
     if entry.message_format != MESSAGE_FORMAT:
         return None
@@ -29,11 +41,11 @@ def check_claims(entry: Entry, peer: Peer, limits: Limits = DEFAULT_LIMITS) -> R
         properties = MessageView(entry, limits).properties()
     except DecodeError as error:
         return Rejected(Error.of(error))
-    user_id = properties.user_id
-    if user_id is not None and (peer.user is None or user_id != peer.user.encode()):
+    said = properties.user_id
+    if user_id and said is not None and (peer.user is None or said != peer.user.encode()):
         return _NOT_THE_USER
     expiry = properties.absolute_expiry_time
-    if expiry is not None:
+    if absolute_expiry and expiry is not None:
         at = expiry.timestamp() if isinstance(expiry, dt.datetime) else int(expiry) / 1000
         entry.expires_at = min(entry.expires_at, at)
     return None

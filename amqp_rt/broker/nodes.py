@@ -192,9 +192,9 @@ class Queue(Addressed, frozen=True, kw_only=True):
         exclusive: A second consumer is refused.
         return_to_sender: A message that is given up goes to the node of its ``reply-to``, if it names
             another one here to which its sender may send; to ``dead_letter`` otherwise.
-        check_properties: Look at what the properties of arriving messages claim (§3.2.4): a
-            ``user-id`` is that of the user who is logged in, or the message is rejected, and what
-            has an ``absolute-expiry-time`` expires then.
+        check_user_id: Reject a message whose ``user-id`` is not the name of the user who is logged in
+            (§3.2.4).
+        absolute_expiry: A message that has an ``absolute-expiry-time`` expires then (§3.2.4).
         duplicate_window_s: Seconds for which the ``message-id`` of what was sent here is remembered:
             another message with the same one is accepted and not put. At most
             ``Limits.duplicates_max`` are remembered; those of durable messages outlive a restart. By
@@ -216,7 +216,8 @@ class Queue(Addressed, frozen=True, kw_only=True):
     single_active: bool = False
     exclusive: bool = False
     return_to_sender: bool = False
-    check_properties: bool = False
+    check_user_id: bool = False
+    absolute_expiry: bool = False
     duplicate_window_s: float | None = None
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ of each connection, within one that outlives the handshake, and end with the str
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeAlias
@@ -28,6 +29,8 @@ log = logging.getLogger("amqp_rt.net")
 
 #: The subprotocol's name in the handshake (AMQP WebSocket binding §2.1).
 SUBPROTOCOL: Final = "amqp"
+#: What clients of Azure's libraries call it, which offer nothing else.
+_LEGACY_SUBPROTOCOL: Final = "AMQPWSB10"
 #: Octets of one message that we send; some peers take no larger ones.
 _MESSAGE: Final = 65_536
 #: Messages that wait to be read: one, or a peer that is not read would not notice.
@@ -280,18 +283,28 @@ async def accept_websocket(
             max_message_size=limits.websocket_message_max,
             receive_buffer_size=READ_SIZE,
         )
-        origin = dict(request.headers).get(b"origin")
+        headers = request.headers
+        origins_said = [value for name, value in headers if name == b"origin"]
+        origin = origins_said[0] if origins_said else None
+        keys = [value for name, value in headers if name == b"sec-websocket-key"]
+        offered = request.proposed_subprotocols
+        spoken = SUBPROTOCOL if SUBPROTOCOL in offered else _LEGACY_SUBPROTOCOL
         status, why = 0, ""
-        if request.path.partition("?")[0] != path:
+        if len(keys) != 1 or not _is_nonce(keys[0]):
+            status, why = 400, "its Sec-WebSocket-Key is not one of 16 octets"
+        elif len(origins_said) > 1:
+            # Whichever a proxy has looked at, the other one would be let in.
+            status, why = 400, "it has several Origin headers"
+        elif request.path.partition("?")[0] != path:
             status, why = 404, f"there is nothing at {request.path!r:.100}"
         elif not _may_come(origin, origins):
             status, why = 403, f"pages of {origin!r:.100} are not let in"
-        elif SUBPROTOCOL not in request.proposed_subprotocols:
+        elif spoken not in offered:
             status, why = 400, f"it does not offer the subprotocol {SUBPROTOCOL}"
         if status:
             await request.reject(status, extra_headers=[(b"connection", b"close")])
             raise ConnectFailed(why)
-        return await request.accept(subprotocol=SUBPROTOCOL)
+        return await request.accept(subprotocol=spoken)
 
     with trio.move_on_after(max(0.0, within)):
         found: WebSocketStream = await nursery.start(
@@ -382,6 +395,14 @@ def _reason(group: ExceptionGroup[Exception], unknown: str) -> str:
         if isinstance(error, ConnectionRejected):
             return f"the peer refuses the WebSocket with HTTP status {error.status_code}"
     return unknown
+
+
+def _is_nonce(key: bytes) -> bool:
+    """Whether *key* is 16 octets in base64 (RFC 6455 §4.1)."""
+    try:
+        return len(base64.b64decode(key, validate=True)) == 16
+    except ValueError:
+        return False
 
 
 def _may_come(origin: bytes | None, origins: Collection[str]) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from brokers import Sending, World
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amqp_rt import Broker
 from amqp_rt.broker.nodes import Queue, Topic
 from amqp_rt.errors import DecodeError, WouldBlock
 from amqp_rt.limits import Limits
@@ -330,8 +332,42 @@ def test_a_state_that_only_a_transaction_has_detaches() -> None:
 
 
 @pytest.mark.req("M14")
+@pytest.mark.parametrize("which", ["check_user_id", "absolute_expiry"])
+def test_each_claim_is_checked_by_itself(which: str) -> None:
+    world = World(Queue("q", **{which: True}))
+    out = world.client().sender("q")
+    now = int(world.time.now * 1000)
+    out.send("ada's", user_id=b"ada")
+    out.send("short", absolute_expiry_time=Timestamp(now + 1_000))
+    refused = "amqp:unauthorized-access" if which == "check_user_id" else None
+    assert conditions(out) == [refused, None]
+    world.time.now += 1
+    receiver = world.client().receiver("q", credit=9)
+    assert receiver.bodies == (["short"] if refused else ["ada's"])
+
+
+@pytest.mark.req("M14")
+async def test_a_queue_that_was_stored_with_one_option_for_both_has_both(tmp_path: Any) -> None:
+    path = f"sqlite:{tmp_path / 'broker.db'}"
+    async with Broker(store=path) as broker:
+        await broker.declare(Queue("q"))
+        journal = broker.host.journal
+        assert journal is not None
+        fields = {"name": "q", "check_properties": True}
+        value = msgspec.msgpack.encode(["", "queue", fields])
+        ((key, _),) = await journal.call(journal.store.facts, "node")
+        await journal.keep(lambda unit: unit.keep("node", key, value))
+    async with Broker(store=path) as broker:
+        (queue,) = broker.host.nodes()
+        assert isinstance(queue, Queue)
+        assert (queue.check_user_id, queue.absolute_expiry) == (True, True)
+
+
+@pytest.mark.req("M14")
 def test_what_properties_claim_is_checked_where_that_is_wished() -> None:
-    world = World(Queue("q", check_properties=True, dead_letter="dead"), Queue("plain"))
+    world = World(
+        Queue("q", check_user_id=True, absolute_expiry=True, dead_letter="dead"), Queue("plain")
+    )
     client = world.client()
     out = client.sender("q")
     out.send("nobody may claim that", user_id=b"ada")

@@ -146,6 +146,64 @@ async def test_the_path_and_the_subprotocol_must_be_ours() -> None:
         assert await answered(url + "/") == 101
 
 
+@pytest.mark.req("L2")
+async def test_the_name_that_libraries_for_azure_know_is_spoken() -> None:
+    async with serving() as url:
+        for offered, spoken in (
+            (["AMQPWSB10"], "AMQPWSB10"),
+            (["AMQPWSB10", "amqp"], "amqp"),
+        ):
+            async with trio_websocket.open_websocket_url(url, subprotocols=offered) as websocket:
+                assert websocket.subprotocol == spoken
+                await websocket.send_message(AMQP_HEADER)
+                heard = await websocket.get_message()
+                assert isinstance(heard, bytes)
+                assert heard.startswith(AMQP_HEADER)
+        assert await answered(url, subprotocols=["amqpwsb10"]) == 400
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (["Sec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0NQ=="], 101),
+        (["Sec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0"], 400),
+        (["Sec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0NTY3"], 400),
+        (["Sec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0NQ"], 400),
+        (["Sec-WebSocket-Key: !DEyMzQ1Njc4OTAxMjM0NQ=="], 400),
+        (["Sec-WebSocket-Key:"], 400),
+        (["Sec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0NQ=="] * 2, 400),
+        (
+            [
+                "Sec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0NQ==",
+                "Origin: https://good",
+                "Origin: https://evil",
+            ],
+            400,
+        ),
+        (
+            [
+                "Sec-WebSocket-Key: MDEyMzQ1Njc4OTAxMjM0NQ==",
+                "Origin: https://evil",
+                "Origin: https://good",
+            ],
+            400,
+        ),
+    ],
+)
+async def test_keys_and_origins_are_one_and_sound(headers: list[str], status: int) -> None:
+    async with serving(origins=("https://good",)) as url:
+        host, _, path = url.removeprefix("ws://").partition("/")
+        name, _, port = host.rpartition(":")
+        lines = [f"GET /{path} HTTP/1.1", f"Host: {host}", "Connection: Upgrade"]
+        lines += ["Upgrade: websocket", "Sec-WebSocket-Version: 13"]
+        lines += ["Sec-WebSocket-Protocol: amqp", *headers, "", ""]
+        async with await trio.open_tcp_stream(name, int(port)) as stream:
+            await stream.send_all("\r\n".join(lines).encode())
+            answer = await stream.receive_some(100)
+            assert int(answer.split()[1]) == status
+
+
 async def answered(
     url: str, *, subprotocols: list[str] | None = None, headers: list[tuple[bytes, bytes]] = NONE
 ) -> int:

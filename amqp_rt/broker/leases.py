@@ -88,9 +88,10 @@ class Queued(Protocol):
 class _Delivery:
     """A message that a group has, for the subscription that it has it from."""
 
-    __slots__ = ("context", "remote_settled", "settled", "state", "tag")
+    __slots__ = ("context", "link", "remote_settled", "settled", "state", "tag")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, link: _Inward, entry: Entry) -> None:
+        self.link = link
         self.context: Any = entry
         self.state: Any = None
         self.settled = False
@@ -131,7 +132,7 @@ class _Inward:
     ) -> _Delivery:
         """Give the message the next number."""
         self.credit -= 1
-        delivery = _Delivery(context)
+        delivery = _Delivery(self, context)
         self._lease.got.append(delivery)
         self._lease.arrived.set()
         return delivery
@@ -163,10 +164,12 @@ class Lease:
         self.first = 0
         #: Its messages; the first of them has the number ``first``. None if one has gone.
         self.held: list[_Delivery | None] = []
+        #: The last of them, whose numbers are being written and are not said before that is done.
+        self.writing = 0
         #: What the queue has just given.
         self.got: list[_Delivery] = []
         self.arrived = trio.Event()
-        #: Held by whoever asks for more.
+        #: Held while more is set aside.
         self.busy = trio.Lock()
         #: It has given messages back, which its subscription does not get again.
         self.picky = False
@@ -176,8 +179,8 @@ class Lease:
 
     @property
     def next(self) -> int:
-        """The number that the next message gets."""
-        return self.first + len(self.held)
+        """The number after the last one that is kept."""
+        return self.first + len(self.held) - self.writing
 
     def check(self, id_: object) -> None:
         """Whether it is the one that somebody knows as *id_*; None knows any.
@@ -242,8 +245,9 @@ class Leases:
                 f"a lease lasts up to {limits.lease_ttl_max_s:g} seconds without a word",
                 condition="amqp:invalid-field",
             )
-        groups = self._leases.setdefault(node, {})
+        groups = self._leases.get(node, {})
         lease = groups.get(group)
+        made = lease is None
         if lease is None:
             if len(groups) >= limits.leases_max:
                 raise AmqpError(
@@ -251,14 +255,25 @@ class Leases:
                     condition="amqp:resource-limit-exceeded",
                 )
             number = self._new_number() if node.number else 0
-            lease = groups[group] = self._make(node, group, number, token_hex(8))
-        elif lease.picky and not any(lease.held):
-            self._subscribe(lease)
+            lease = self._make(node, group, number, token_hex(8))
+            self._leases.setdefault(node, groups)[group] = lease
+        else:
+            # What is drawn for an earlier opening is not for this one.
+            self._put_back(lease)
+            if lease.picky and not any(lease.held):
+                self._subscribe(lease)
         lease.generation += 1
+        generation = lease.generation
         lease.ttl_s = ttl_s
         self._touch(lease)
-        await self._keep(lease)
-        return self.state(node, group)
+        try:
+            await self._keep(lease)
+        except AmqpError:
+            if made and lease.generation == generation and not lease.over:
+                self._forget(lease)
+            raise
+        self._check_current(lease, generation)
+        return self._state_of(lease, generation)
 
     def state(self, node: Queued, group: str, id_: object = None) -> LeaseState:
         """How far *group* has come.
@@ -273,7 +288,12 @@ class Leases:
         """
         lease = self._find(node, group)
         lease.check(id_)
-        return LeaseState(lease.generation, lease.first, lease.next, node.held.available, lease.id)
+        return self._state_of(lease, lease.generation)
+
+    def _state_of(self, lease: Lease, generation: int) -> LeaseState:
+        """The state of *lease*, for its opening *generation*."""
+        available = lease.node.held.available
+        return LeaseState(generation, lease.first, lease.next, available, lease.id)
 
     async def extend(self, node: Queued, group: str, generation: int, count: int) -> LeaseState:
         """Set up to *count* more messages aside; what is there, without waiting for more.
@@ -283,11 +303,19 @@ class Leases:
         """
         lease = self._current(node, group, generation)
         async with lease.busy:
-            await self._draw(lease, min(count, self.limits.lease_messages_max - len(lease.held)))
-            # Whether it is kept or not has to be known: what has a number is nobody else's.
+            self._check_current(lease, generation)
+            try:
+                await self._draw(
+                    lease, min(count, self.limits.lease_messages_max - len(lease.held))
+                )
+            except BaseException:
+                self._put_back(lease)
+                raise
+            # Whether it is kept or not has to be known: what has a number is set aside.
             with trio.CancelScope(shield=True):
                 await self._number(lease)
-        return self.state(node, group)
+        self._check_current(lease, generation)
+        return self._state_of(lease, generation)
 
     async def _draw(self, lease: Lease, count: int) -> None:
         """Have the queue give up to *count* messages. If what it has is in the store only, it takes
@@ -310,6 +338,7 @@ class Leases:
             return
         begin = lease.next
         lease.held += got
+        lease.writing = len(got)
 
         def note(unit: Unit) -> None:
             for place, delivery in enumerate(got, begin):
@@ -321,9 +350,19 @@ class Leases:
         try:
             await self._keep(lease, note)
         except AmqpError:
-            del lease.held[begin - lease.first :]
+            # What is accepted or given back meanwhile comes before these; a release has taken all.
+            del lease.held[max(0, begin - lease.first) :]
             self._settle(lease, got, RELEASED)
             raise
+        finally:
+            lease.writing = 0
+
+    def _put_back(self, lease: Lease) -> None:
+        """Give back to the queue what *lease* has drawn and not numbered, and end the wait for it."""
+        lease.subscription.link.credit = 0
+        got, lease.got = lease.got, []
+        self._settle(lease, got, RELEASED)
+        lease.arrived.set()
 
     async def accept(self, node: Queued, group: str, generation: int, to: int) -> LeaseState:
         """Be done with all messages before the number *to*: they are gone.
@@ -341,7 +380,7 @@ class Leases:
         if done:
             self._end(lease, done, ACCEPTED)
             await self._keep(lease)
-        return self.state(node, group)
+        return self._state_of(lease, generation)
 
     async def give_back(
         self, node: Queued, group: str, generation: int, ranges: Sequence[tuple[int, int]]
@@ -382,7 +421,7 @@ class Leases:
             lease.picky = True
             self._settle(lease, done, Modified(undeliverable_here=True))
             await self._keep(lease)
-        return self.state(node, group)
+        return self._state_of(lease, generation)
 
     async def release(self, node: Queued, group: str) -> int:
         """Forget the group; what it has goes back to the queue. How many messages that were.
@@ -472,14 +511,28 @@ class Leases:
 
     def _current(self, node: Queued, group: str, generation: int) -> Lease:
         lease = self._find(node, group)
-        if generation != lease.generation:
-            raise AmqpError(
-                f"{group!r} has been opened again since: its generation is {lease.generation}, not "
-                f"{generation}",
-                condition="amqp:link:stolen",
-            )
+        self._check_current(lease, generation)
         self._touch(lease)
         return lease
+
+    def _check_current(self, lease: Lease, generation: int) -> None:
+        """Check that *lease* is there, and that *generation* is its latest opening.
+
+        Called again after each wait, as the group may be opened, released or ended by others meanwhile.
+
+        Raises:
+            AmqpError: It is not.
+        """
+        if lease.over:
+            raise AmqpError(
+                f"the group {lease.name!r} was released, or has ended", condition="amqp:not-found"
+            )
+        if generation != lease.generation:
+            raise AmqpError(
+                f"{lease.name!r} has been opened again since: its generation is "
+                f"{lease.generation}, not {generation}",
+                condition="amqp:link:stolen",
+            )
 
     def _touch(self, lease: Lease) -> None:
         lease.ends_at = inf if lease.ttl_s is None else self.clock.monotonic() + lease.ttl_s
@@ -495,7 +548,8 @@ class Leases:
                 lease.name,
                 lease.generation,
                 lease.first,
-                lease.next,
+                # The numbers that are being written are written with this, or were before.
+                lease.first + len(lease.held),
                 lease.ttl_s,
                 lease.id,
             )
@@ -528,6 +582,8 @@ class Leases:
         groups.pop(lease.name, None)
         if not groups:
             self._leases.pop(lease.node, None)
+        self._put_back(lease)
+        lease.writing = 0
         self._end(lease, list(lease.held), RELEASED)
         lease.subscription.end()
         if lease.number and self.journal is not None:
@@ -588,7 +644,7 @@ class Leases:
             await fetch(queue, sequence)
             entry = queue.claim(lease_of.subscription, sequence)
             if entry is not None:
-                lease_of.held[place - lease_of.first] = _Delivery(entry)
+                lease_of.held[place - lease_of.first] = _Delivery(lease_of.subscription.link, entry)
         return highest
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from importlib.metadata import entry_points
 from os import PathLike
 from pathlib import Path
@@ -25,6 +24,7 @@ from .broker.nodes import (
     Declaration,
     Queue,
     declaration_of,
+    passages_of,
     split_partition,
 )
 from .broker.topology import QueueType, Topologies
@@ -39,11 +39,11 @@ from .limits import DEFAULT_LIMITS, Limits
 from .managed import collections_of
 from .management.epochs import add_epochs
 from .management.leases import add_leases
-from .management.node import ADDRESS, Management, attributes
+from .management.node import ADDRESS, Management, Plan, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
-from .security.access import Access, decide
+from .security.access import Access
 from .security.bearer import VerifyToken
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
@@ -176,7 +176,7 @@ class Broker:
         self.container.add_host(self.host)
         self.topologies = Topologies(
             self.host,
-            partial(decide, self.container.access),
+            self.container.decide,
             asks=lambda: self.container.authorize is not None,
             types=exchange_types,
             queue_types=queue_types,
@@ -186,7 +186,8 @@ class Broker:
         if management:
             self.management = Management(
                 lambda virtual_host: _Managed(self.host, virtual_host),
-                decide=partial(decide, self.container.access),
+                decide=self.container.decide,
+                may_declare=self.container.may_declare,
                 collections=collections_of(self.container, self.host),
                 limits=self.container.limits,
             )
@@ -431,23 +432,31 @@ class _Managed:
             name, holder, offsets, for_s, incarnation=incarnation, virtual_host=self._in
         )
 
-    def create(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            declared = declaration_of({**given, "name": name}, strict=False)
-        except ValueError as error:
-            raise AmqpError(str(error), condition="amqp:invalid-field") from error
-        self._host.declare(declared, virtual_host=self._in)
-        return self.node(name)
-
-    def update(self, name: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        now = self._host.declaration(name, virtual_host=self._in)
-        fields = {**msgspec.structs.asdict(now), **given, "kind": now.kind, "name": name}
+    def planned(self, name: str, given: Mapping[str, Any], *, new: bool) -> Plan:
+        before = None
+        fields = {**given, "name": name}
+        if new:
+            if self._host.has(name, virtual_host=self._in):
+                before = self._host.declaration(name, virtual_host=self._in)
+        else:
+            before = self._host.declaration(name, virtual_host=self._in)
+            fields = {**msgspec.structs.asdict(before), **fields, "kind": before.kind}
         try:
             declared = declaration_of(fields, strict=False)
         except ValueError as error:
             raise AmqpError(str(error), condition="amqp:invalid-field") from error
+        return Plan(declared, passages_of(declared, before, self._exists))
+
+    def _exists(self, address: str) -> bool:
+        return self._host.name_of(address, virtual_host=self._in) is not None
+
+    def create(self, declared: Declaration) -> Mapping[str, Any]:
+        self._host.declare(declared, virtual_host=self._in)
+        return self.node(declared.name)
+
+    def update(self, declared: Declaration) -> Mapping[str, Any]:
         self._host.update(declared, virtual_host=self._in)
-        return self.node(name)
+        return self.node(declared.name)
 
     def delete(self, name: str) -> int:
         return self._host.delete(name, virtual_host=self._in)

@@ -152,3 +152,43 @@ RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
         "QUERY": _MANAGERS,
     },
 }
+
+
+# --- where they may let messages go ----------------------------------------------------------------
+
+#: What a user who manages the queue ``mine`` and the exchange ``mine`` has at the queue ``q`` and at the
+#: exchange ``q``.
+RIGHTS_THERE: Final = ("nothing", "send", "listen", "manage")
+
+
+def _there(refused: str, *allowed: str) -> dict[str, str]:
+    return {right: ALLOWED if right in allowed else refused for right in RIGHTS_THERE}
+
+
+#: protocol → declaration → right at q → outcome.
+PASSAGES_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
+    "AMQP Management": {
+        "CREATE a queue with dead_letter q": _there("403", "send", "manage"),
+        "CREATE a queue with dead_letter q, which is not there": _there("403", "manage"),
+        "CREATE a queue with the exchange q as dead_letter": _there("403", "send", "manage"),
+        "CREATE a queue with the alias q": _there("403", "manage"),
+        "CREATE a topic with the alias q": _there("403", "manage"),
+        "CREATE a log with the alias q": _there("403", "manage"),
+        "UPDATE mine to dead_letter q": _there("403", "send", "manage"),
+        "UPDATE mine to the alias q": _there("403", "manage"),
+        "MOVE from mine to q": _there("403", "manage"),
+        "MOVE from q to mine": _there("403", "manage"),
+    },
+    "AMQP 0-9-1": {
+        "declare a queue with dead letters to q": _there(_DENIED, "send", "manage"),
+        "declare a queue with dead letters to q, which is not there": _there(_DENIED, "manage"),
+        "declare a queue with dead letters to the exchange q": _there(_DENIED, "send", "manage"),
+        "declare a queue with dead letters to any queue": _there(_DENIED),
+        "declare an exchange with the alternate exchange q": _there(_DENIED, "send", "manage"),
+        "bind mine to the exchange q": _there(_DENIED, "listen", "manage"),
+        "bind q to the exchange mine": _there(_DENIED, "manage"),
+        "unbind q from the exchange mine": _there(_DENIED, "manage"),
+        "bind the exchange mine to the exchange q": _there(_DENIED, "listen", "manage"),
+        "bind the exchange q to the exchange mine": _there(_DENIED, "manage"),
+    },
+}

@@ -372,6 +372,9 @@ class Exchanges:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
     def find(self, name: str) -> Exchange:
         """How *name* was declared.
 

@@ -29,6 +29,7 @@ from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import MESSAGE_FORMAT, AnnotationPolicy
 from ..outcomes import Error, Rejected
+from ..security.access import reserved
 from ..stores.base import SEQUENCE_MAX
 from ..termini import (
     SHARED_SUBS,
@@ -323,6 +324,9 @@ class Ways(Protocol):
         """What takes messages for *address*; None if it is no such address, an error if there is
         nothing there."""
 
+    def own_name(self, address: str) -> str:
+        """The name by which rights at *address* are given; *address* itself if it is no such address."""
+
     def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
         """The nodes that a dead letter for *address* goes to; None if it is no such address."""
 
@@ -583,6 +587,7 @@ class BrokerHost:
             AmqpError: The name is taken by another node, or there are too many.
         """
         space = self._spaces.setdefault(virtual_host, {})
+        self._check_addresses(virtual_host, declared)
         if declared.name != JOURNAL:
             self._declare_journal(virtual_host)
         known = space.get(declared.name)
@@ -618,6 +623,7 @@ class BrokerHost:
         Raises:
             AmqpError: The name is taken, there are too many, or *owner* has too many.
         """
+        self._check_addresses(virtual_host, declared)
         if declared.name in self._space(virtual_host):
             raise AmqpError(
                 f"{declared.name!r} is there already", condition="amqp:precondition-failed"
@@ -642,6 +648,15 @@ class BrokerHost:
         if address in self._spaces[virtual_host]:
             return address
         return self._aliases.get(virtual_host, {}).get(address)
+
+    def own_name(self, address: str, virtual_host: str) -> str:
+        """The name by which rights at *address* are given: of an alias, that of its node; of an address
+        of an exchange, that without a key."""
+        if self.ways is not None and address.startswith(EXCHANGES):
+            return self.ways.own_name(address)
+        if not self._aliases:
+            return address
+        return self._aliases.get(self._existing(virtual_host), {}).get(address, address)
 
     def consumers(self, address: str, *, virtual_host: str = "") -> list[Any]:
         """The links that receive from the node now.
@@ -675,6 +690,7 @@ class BrokerHost:
                 condition="amqp:precondition-failed",
             )
         virtual_host = self._existing(virtual_host)
+        self._check_addresses(virtual_host, declared)
         self._redeclare(node, declared, virtual_host)
         self._make_dead(virtual_host, declared)
 
@@ -712,6 +728,42 @@ class BrokerHost:
         node = self._spaces[virtual_host].get(JOURNAL)
         if node is not None and isinstance(node.held, MessageLog):
             node.inlet.take(Entry(payload))
+
+    def _check_addresses(self, virtual_host: str, declared: Declaration) -> None:
+        """Refuse a name, alias or dead-letter address that has another meaning.
+
+        Raises:
+            AmqpError: It has one.
+        """
+        space = self._spaces.get(virtual_host, {})
+        aliases = declared.aliases if isinstance(declared, Addressed) else ()
+        for address in (declared.name, *aliases):
+            why = reserved(address)
+            found = split_partition(address)
+            log = None if found is None else space.get(found[0])
+            if log is not None and isinstance(log.held, MessageLog):
+                why = f"{address!r} is a partition of {log.declared.name!r}"
+            if why or (address == JOURNAL and address in aliases):
+                raise AmqpError(
+                    f"no node can be called so: {why or repr(address) + ' is a log of the broker'}",
+                    condition="amqp:unauthorized-access",
+                )
+        dead = declared.dead_letter if isinstance(declared, Queue) else None
+        if dead is None or dead.startswith(EXCHANGES):
+            return
+        if reserved(dead) or dead == JOURNAL:
+            raise AmqpError(
+                f"{declared.name!r}: dead_letter is the address of a node or an exchange, "
+                f"not {dead!r}",
+                condition="amqp:unauthorized-access",
+            )
+        means = self._aliases.get(virtual_host, {}).get(dead)
+        if means is not None or dead in aliases:
+            raise AmqpError(
+                f"{declared.name!r}: dead_letter is {dead!r}, an alias of "
+                f"{means or declared.name!r}: give the name of the node",
+                condition="amqp:precondition-failed",
+            )
 
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""
@@ -1405,7 +1457,7 @@ class BrokerHost:
     def _create(self, virtual_host: str, address: str, kind: str | None = None) -> _Node | None:
         """The node to make at *address* on its first use, if it is to be of that *kind*."""
         declared = None if self._auto_create is None else self._auto_create(address)
-        if declared is None or (kind is not None and declared.kind != kind):
+        if declared is None or (kind is not None and declared.kind != kind) or reserved(address):
             return None
         node = self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
+from ..addresses import EXCHANGES
 from ..codec.composites import from_described
 from ..errors import DecodeError
 from ..fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED, Link
@@ -30,6 +31,7 @@ from ..outcomes import (
     Rejected,
     Released,
 )
+from ..security.access import Passage, Rights
 from ..termini import (
     COPY,
     DURABLE_UNSETTLED,
@@ -334,6 +336,32 @@ def declaration(kind: str, name: str) -> Declaration:
     if kind not in KINDS:
         raise ValueError(f"a node is a queue, a topic or a log, not {kind!r}")
     return KINDS[kind](name)
+
+
+def passages_of(
+    declared: Declaration, before: Declaration | None, exists: Callable[[str], bool]
+) -> list[Passage]:
+    """The ways that messages take because of *declared*, without those of *before*.
+
+    Args:
+        declared: A node as it is to be.
+        before: What it is now, None if there is none.
+        exists: Whether there is a node at an address: a queue for dead letters is made where there is
+            none, which takes the right to manage it.
+    """
+    known = before.aliases if isinstance(before, Addressed) else ()
+    aliases = declared.aliases if isinstance(declared, Addressed) else ()
+    found = [
+        Passage(alias, declared.name, Rights.MANAGE, Rights.MANAGE)
+        for alias in aliases
+        if alias not in known
+    ]
+    dead = declared.dead_letter if isinstance(declared, Queue) else None
+    if dead is not None and not (isinstance(before, Queue) and before.dead_letter == dead):
+        found.append(Passage(declared.name, dead, Rights.MANAGE))
+        if not dead.startswith(EXCHANGES) and not exists(dead):
+            found.append(Passage(declared.name, dead, Rights.MANAGE, Rights.MANAGE))
+    return found
 
 
 def similar(key: str, known: Collection[str]) -> str:

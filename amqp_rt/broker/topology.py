@@ -36,7 +36,7 @@ from ..fronts.base import (
 from ..limits import Limits
 from ..message import Message
 from ..outcomes import RELEASED, Accepted, Error, Rejected, rejected
-from ..security.access import Rights
+from ..security.access import EVERYWHERE, Decide, Passage, Rights, decide_passages
 from ..transactions import TransactionalState
 from ..values import Symbol
 from .bindings import (
@@ -53,13 +53,10 @@ from .bindings import (
 from .broker import BrokerHost
 from .entries import Entry
 from .journal import Journal
-from .nodes import NAME_MAX, Declaration, Log, Queue
+from .nodes import NAME_MAX, Declaration, Log, Queue, passages_of
 from .views import MessageView
 
 _log = logging.getLogger("amqp_rt.broker")
-
-#: Says why *peer* may not do something at an address, None if it may.
-Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
 
 #: Makes the node that a queue is declared as, whose name is that of what it is given. What is wrong with
 #: an argument it says by ``AmqpError`` with ``amqp:precondition-failed``.
@@ -101,6 +98,19 @@ def split_exchange(address: str) -> tuple[str, str] | None:
         return None
     name, _, key = address.removeprefix(EXCHANGES).partition("/")
     return unquote(name, errors="surrogateescape"), unquote(key, errors="surrogateescape")
+
+
+@lru_cache(maxsize=1024)
+def _own_name(address: str) -> str:
+    found = split_exchange(address)
+    if found is None:
+        return address
+    name, key = found
+    if name:
+        return exchange_address(name)
+    # The default exchange leads to the queue that the key names; without one, to the queue that each
+    # message names, which may be any.
+    return key or EVERYWHERE
 
 
 #: Kinds of fact: what is durable of queues, exchanges and bindings.
@@ -203,6 +213,10 @@ class Topologies:
         return found
 
     # --- Addresses of exchanges (broker.Ways) ---
+
+    def own_name(self, address: str) -> str:
+        """The name by which rights at the exchange at *address* are given."""
+        return _own_name(address)
 
     def inlet(
         self, virtual_host: str, address: str, link: ReceivingLink
@@ -663,6 +677,7 @@ class Topology:
                 condition="amqp:resource-limit-exceeded",
             )
         node = self._node_of(name, wanted)
+        self._judge_passages(passages_of(node, None, self._exists), waiting=True)
         owner = self._connection if wanted.exclusive else None
         if wanted.exclusive or not wanted.durable:
             # It need not outlive the process, nor does what is in it.
@@ -784,7 +799,11 @@ class Topology:
     def declare_exchange(self, wanted: Exchange) -> None:
         """Make an exchange, or find the equal one that there is."""
         _check_texts(wanted.name, wanted.arguments, self._host.limits)
-        self._judge(Rights.MANAGE, exchange_address(wanted.name))
+        own = exchange_address(wanted.name)
+        self._judge(Rights.MANAGE, own)
+        if wanted.alternate is not None and wanted.name not in self._space.exchanges:
+            alternate = exchange_address(wanted.alternate)
+            self._judge_passages([Passage(own, alternate, Rights.MANAGE)])
         if wanted.durable:
             self._check_store(f"exchange {wanted.name!r:.100}")
         if self._space.exchanges.declare(wanted):
@@ -818,33 +837,34 @@ class Topology:
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Let *exchange* lead to queue *name*."""
-        self._judge(Rights.MANAGE, name)
+        self._judge_binding(exchange, name)
         self._bind(exchange, Destination(self._find(name)), key, arguments)
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Undo that, if it is so."""
-        self._judge(Rights.MANAGE, name)
+        self._judge_binding(exchange, name)
         self._unbind(exchange, Destination(self._find(name)), key, arguments)
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Let *exchange* lead to exchange *name*."""
+        self._judge_binding(exchange, exchange_address(name))
         self._bind(exchange, Destination(name, is_exchange=True), key, arguments)
 
     def unbind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
         """Undo that, if it is so."""
+        self._judge_binding(exchange, exchange_address(name))
         self._unbind(exchange, Destination(name, is_exchange=True), key, arguments)
 
     def _bind(
         self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
     ) -> None:
         _check_texts(key, arguments, self._host.limits)
-        self._judge_binding(exchange, where)
         binding = self._space.exchanges.bind(exchange, where, key, arguments)
         if binding is not None:
             self._all.keep_binding(self._space, exchange, binding, arguments)
@@ -852,16 +872,14 @@ class Topology:
     def _unbind(
         self, exchange: str, where: Destination, key: str, arguments: Mapping[str, object]
     ) -> None:
-        self._judge_binding(exchange, where)
         gone = self._space.exchanges.unbind(exchange, where, key, arguments)
         self._all.exchanges_gone(self._space, gone)
 
-    def _judge_binding(self, exchange: str, where: Destination) -> None:
-        """Who binds decides what comes in, and reads what the exchange is sent."""
-        self._judge(
-            Rights.MANAGE, exchange_address(where.name) if where.is_exchange else where.name
+    def _judge_binding(self, exchange: str, where: str) -> None:
+        """A binding decides what comes in at *where*, and reads what *exchange* is sent."""
+        self._judge_passages(
+            [Passage(exchange_address(exchange), where, Rights.LISTEN, Rights.MANAGE)]
         )
-        self._judge(Rights.LISTEN, exchange_address(exchange))
 
     # --- publishing ---
 
@@ -918,6 +936,26 @@ class Topology:
         refused = self._all.decide(self._peer, wanted, address)
         if refused is not None:
             raise refused.raised_as(AmqpError)
+
+    def _judge_passages(self, passages: list[Passage], *, waiting: bool = False) -> None:
+        """Refuse a declaration that lets messages go where the peer may not.
+
+        With *waiting*, nothing else asks the application later: publishers are asked for each queue
+        that a binding or an alternate exchange leads them to, but a dead letter has no publisher.
+        """
+        refused = decide_passages(self._all.decide, self._peer, passages)
+        if refused is None and waiting and passages and self._all.asks() and not self._peer.trusted:
+            refused = Error(
+                "amqp:unauthorized-access",
+                f"messages of {passages[0].source!r} would go to {passages[0].target!r}, and "
+                "authorize= cannot be asked here: declare it in the program of the broker, or by "
+                "management",
+            )
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
+
+    def _exists(self, address: str) -> bool:
+        return self._host.name_of(address, virtual_host=self._virtual_host) is not None
 
 
 def _check_texts(name: str, arguments: Mapping[str, object], limits: Limits) -> None:

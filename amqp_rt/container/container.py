@@ -70,7 +70,17 @@ from ..net.reactor import Reactor, open_reactor
 from ..net.tls import ServerTls
 from ..net.traces import Traces, traced
 from ..outcomes import MODIFIED_FAILED, Accepted, Error
-from ..security.access import CBS, MANAGEMENT, Access, Rights, anywhere, decide, decide_anywhere
+from ..security.access import (
+    CBS,
+    MANAGEMENT,
+    Access,
+    Passage,
+    Rights,
+    anywhere,
+    decide,
+    decide_anywhere,
+    decide_passages,
+)
 from ..security.backoff import Backoff
 from ..security.bearer import VerifyToken
 from ..security.identities import Users
@@ -869,7 +879,7 @@ class Container:
 
         Looked for, in this order: our nodes, the hosts, addresses that we made. A second attach
         of the same link takes it over (§2.6.1, decision 28), once the peer is known to have the right
-        to it: otherwise anybody could detach the links of others by their names.
+        to it: otherwise any client could detach the links of others by their names.
         """
         if self._stopping:
             link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
@@ -953,11 +963,12 @@ class Container:
             del self._asking[identity]
 
     async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
-        """What ``authorize`` says of *peer* as the sender or the receiver of a link to *address*."""
+        """What ``authorize`` says of *peer* as the sender or the receiver of a link to *address*, which
+        it is told by the node's own name."""
         if self.authorize is None:
             return True
         try:
-            return bool(await self.authorize(peer, address, role))
+            return bool(await self.authorize(peer, self.own_name(peer, address), role))
         except Exception:
             log.exception("authorize failed for %r", address)
             return False
@@ -969,24 +980,52 @@ class Container:
 
     async def may_send(self, peer: Peer, address: str) -> Error | None:
         """Why *peer* may not send to *address*, be it by a ``to`` or a ``reply-to``; None if it may."""
-        name = address_of(address)
-        refused = self._decide(peer, Rights.SEND, name)
+        refused = self.decide(peer, Rights.SEND, address)
         if refused is None and not await self.is_allowed(peer, address, "sender"):
             refused = _not_for_you(address)
         # A token may have expired while the application was asked.
-        return refused or self._decide(peer, Rights.SEND, name)
+        return refused or self.decide(peer, Rights.SEND, address)
 
     def may_be_sent(self, peer: Peer, address: str) -> bool:
         """Whether what *peer* has sent elsewhere may go on to *address*, as far as that is known
         without waiting: nothing may where ``authorize`` would have to be asked."""
         if self.authorize is not None:
             return False
-        return self._decide(peer, Rights.SEND, address) is None
+        return self.decide(peer, Rights.SEND, address) is None
 
-    def _decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
-        refused = decide(self.access, peer, wanted, address)
-        if refused is not None and wanted is Rights.SEND and self._is_dynamic(peer, address):
-            # Nobody can guess such an address: who knows it has been given it, to answer there.
+    async def may_declare(self, peer: Peer, passages: Sequence[Passage]) -> Error | None:
+        """Why *peer* may not declare what lets messages take *passages*; None if it may.
+
+        ``authorize`` is asked as for a link that receives from the source and one that sends to the
+        target.
+        """
+        refused = decide_passages(self.decide, peer, passages)
+        for each in passages if self.authorize is not None and not peer.trusted else ():
+            for address, role in ((each.source, "receiver"), (each.target, "sender")):
+                if refused is None and not await self.is_allowed(peer, address, role):
+                    refused = _not_for_you(address)
+        return refused or decide_passages(self.decide, peer, passages)
+
+    def own_name(self, peer: Peer, address: str) -> str:
+        """The name by which rights are given at what *peer* calls *address*.
+
+        That of the node, whether *address* is a URL, an alias or ``/queues/NAME``; of an exchange,
+        ``/exchanges/NAME``, whatever the key.
+        """
+        name = address_of(address)
+        for host in self.hosts:
+            name = host.own_name(name, peer.virtual_host)
+        return name
+
+    def decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
+        """Whether rules and tokens let *peer* do what takes *wanted* at what it calls *address*: None,
+        or why not. As :func:`amqp_rt.security.access.decide`, by the node's own name."""
+        if peer.trusted or (self.access is None and peer.tokens is None):
+            return None
+        name = self.own_name(peer, address)
+        refused = decide(self.access, peer, wanted, name, called=address)
+        if refused is not None and wanted is Rights.SEND and self._is_dynamic(peer, name):
+            # Such an address cannot be guessed: a peer that knows it was given it, to answer there.
             return decide_anywhere(self.access, peer)
         return refused
 
@@ -1002,7 +1041,7 @@ class Container:
         if isinstance(terminus, Coordinator) or terminus.dynamic or not terminus.address:
             return decide_anywhere(self.access, link.peer)
         wanted = Rights.LISTEN if _sends(link) else Rights.SEND
-        return self._decide(link.peer, wanted, address_of(terminus.address))
+        return self.decide(link.peer, wanted, terminus.address)
 
     def _judge_attach(
         self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator

@@ -432,7 +432,8 @@ class Replies:
             if hosts and self.container.hosts:
                 port = cast("ReceivingLink", _HostPort(binding.link))
                 for host in self.container.hosts:
-                    endpoint = host.relay(reply_to, port)
+                    # As it was judged: by the name of the node, not by a URL of it.
+                    endpoint = host.relay(address_of(reply_to), port)
                     if isinstance(endpoint, Error):
                         break
                     if endpoint is not None:

@@ -546,6 +546,10 @@ class Host(Protocol):
         """The name of the virtual host that peers get who say *hostname* (Part 2 §2.7.1); None if
         there is no such host, and the connection is to be refused."""
 
+    def own_name(self, address: str, virtual_host: str) -> str:
+        """The name by which rights at *address* are given, such as that of the node which it is an
+        alias of; *address* itself otherwise."""
+
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
         """Whether *address* was made for a link, and nobody can guess it: who knows it may answer
         there without a right of its own (Part 3 §3.5.3 ``dynamic``)."""

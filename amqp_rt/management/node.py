@@ -7,7 +7,7 @@ application-properties ``operation``, ``type`` and ``name`` in, ``statusCode`` a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Final, Protocol, TypeAlias
@@ -15,13 +15,13 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 import trio
 
-from ..broker.nodes import KINDS
+from ..broker.nodes import KINDS, Declaration
 from ..errors import AmqpError
 from ..events import Peer
 from ..limits import DEFAULT_LIMITS, Limits
 from ..message import Message
 from ..outcomes import Error
-from ..security.access import MANAGEMENT, Rights
+from ..security.access import MANAGEMENT, Decide, Passage, Rights, decide_passages
 from ..values import Int, Symbol
 
 ADDRESS: Final = MANAGEMENT
@@ -50,6 +50,13 @@ _STATUS: Final = {
     "amqp:unauthorized-access": 403,
     "amqp:not-implemented": 501,
 }
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A node as it is to be declared, and the ways that messages will take because of it."""
+
+    declared: Declaration
+    passages: Sequence[Passage]
 
 
 class Managed(Protocol):
@@ -88,11 +95,15 @@ class Managed(Protocol):
     ) -> None:
         """Keep records of a log for a while."""
 
-    def create(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    def planned(self, name: str, attributes: Mapping[str, Any], *, new: bool) -> Plan:
+        """What declaring a *new* node, or one that there is otherwise, would come to. Of the latter,
+        what is not in *attributes* stays as it is."""
+
+    def create(self, declared: Declaration) -> Mapping[str, Any]:
         """Declare a node."""
 
-    def update(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Declare a node that there is otherwise: what is not in *attributes* stays as it is."""
+    def update(self, declared: Declaration) -> Mapping[str, Any]:
+        """Let a node that there is go on as *declared*."""
 
     def delete(self, name: str) -> int:
         """Delete a node; returns the messages that went with it."""
@@ -202,8 +213,8 @@ class Asked(msgspec.Struct, frozen=True):
 
 #: ``await hook(entity, message, peer)``: answers an operation of a profile at ``<entity>/$management``.
 EntityHook: TypeAlias = Callable[[str, Message, Peer], Awaitable[Message]]
-#: Why a peer may not do what takes those rights at an address; None if it may.
-Decision: TypeAlias = Callable[[Peer, Rights, str], Error | None]
+#: Why a peer may not declare what lets messages take those ways; None if it may.
+MayDeclare: TypeAlias = Callable[[Peer, Sequence[Passage]], Awaitable[Error | None]]
 
 #: Types of nodes, each of which extends :data:`NODE_TYPE`.
 NODE_TYPES: Final = {f"amqp_rt.{kind}": kind for kind in KINDS}
@@ -243,6 +254,7 @@ class Management:
     Args:
         managed: Gives the nodes of a virtual host.
         decide: Who may do what; by default everybody everything.
+        may_declare: Who may let messages go where; by default as *decide* says.
         collections: Entities of further types.
         limits: Rows of one answer, and nodes that may be registered.
     """
@@ -251,12 +263,14 @@ class Management:
         self,
         managed: Callable[[str], Managed],
         *,
-        decide: Decision = lambda peer, wanted, address: None,
+        decide: Decide = lambda peer, wanted, address: None,
+        may_declare: MayDeclare | None = None,
         collections: Iterable[Collection] = (),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._managed = managed
         self._decide = decide
+        self._may_declare = may_declare
         self._limits = limits
         self._collections = {each.type_name: each for each in collections}
         self._hooks: dict[str, tuple[Rights, EntityHook]] = {}
@@ -273,14 +287,14 @@ class Management:
             "GET-MGMT-NODES": self._get_nodes,
             "REGISTER": self._register,
             "DEREGISTER": self._deregister,
-            "CREATE": self._create,
             "READ": self._read,
-            "UPDATE": self._update,
             "DELETE": self._delete,
             "CURSOR": self._cursor,
         }
         #: Those that wait, for what they read or until what they did is kept.
         self._lasting: dict[str, Callable[[Asked], Awaitable[tuple[int, Any]]]] = {
+            "CREATE": self._create,
+            "UPDATE": self._update,
             "QUERY": self._query,
             "PEEK": self._peek,
             "MOVE": self._move,
@@ -346,7 +360,7 @@ class Management:
     def _check(self, peer: Peer, wanted: Rights, address: str) -> None:
         refused = self._decide(peer, wanted, address)
         if refused is not None:
-            raise AmqpError(refused.description or "", condition=refused.condition)
+            raise refused.raised_as(AmqpError)
 
     def _check_type(self, asked: Asked) -> None:
         """The type, where one is given, is one of nodes."""
@@ -380,19 +394,31 @@ class Management:
 
     # --- nodes ---------------------------------------------------------------------------------
 
-    def _create(self, asked: Asked) -> tuple[int, Any]:
+    async def _create(self, asked: Asked) -> tuple[int, Any]:
         given = _attributes(asked.message)
-        self._check_references(asked, given)
         kind = NODE_TYPES.get(_text_or(asked.message, "type"))
         if kind is not None:
             given.setdefault("kind", kind)
-        return 201, _node_row(asked.managed.create(asked.name, given))
+        return 201, _node_row(asked.managed.create(await self._planned(asked, given, new=True)))
 
-    def _check_references(self, asked: Asked, given: Mapping[str, Any]) -> None:
-        """A node that passes messages on must not lead where its maker may not go."""
-        for attribute in _REFERENCES:
-            if isinstance(address := given.get(attribute), str):
-                self._check(asked.peer, Rights.MANAGE, address)
+    async def _update(self, asked: Asked) -> tuple[int, Any]:
+        given = _attributes(asked.message)
+        return 200, _node_row(asked.managed.update(await self._planned(asked, given, new=False)))
+
+    async def _planned(self, asked: Asked, given: Mapping[str, Any], *, new: bool) -> Declaration:
+        """The node that is asked for, which lets messages go nowhere that the peer may not."""
+        plan = asked.managed.planned(asked.name, given, new=new)
+        if plan.passages and self._may_declare is not None:
+            refused = await self._may_declare(asked.peer, plan.passages)
+            if refused is None and asked.managed.planned(asked.name, given, new=new) != plan:
+                raise _Failed(
+                    409, f"{asked.name!r:.50} or a node that it names has changed: ask again"
+                )
+        else:
+            refused = decide_passages(self._decide, asked.peer, plan.passages)
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
+        return plan.declared
 
     def _read(self, asked: Asked) -> tuple[int, Any]:
         row = asked.managed.details(asked.name)
@@ -400,11 +426,6 @@ class Management:
         if kind is not None and row["kind"] != kind:
             raise _Failed(404, f"there is no {kind} {asked.name!r:.50}")
         return 200, _node_row(row)
-
-    def _update(self, asked: Asked) -> tuple[int, Any]:
-        given = _attributes(asked.message)
-        self._check_references(asked, given)
-        return 200, _node_row(asked.managed.update(asked.name, given))
 
     def _delete(self, asked: Asked) -> tuple[int, Any]:
         asked.managed.delete(asked.name)
@@ -421,7 +442,10 @@ class Management:
         to = _request(asked.message, "to")
         if not isinstance(to, str) or not to:
             raise _Failed(400, "where to? set the property to")
-        self._check(asked.peer, Rights.MANAGE, to)
+        passage = Passage(asked.name, to, Rights.MANAGE, Rights.MANAGE)
+        refused = decide_passages(self._decide, asked.peer, [passage])
+        if refused is not None:
+            raise refused.raised_as(AmqpError)
         count = whole_of(asked.message, "count", 0xFFFFFFFF, 0xFFFFFFFF)
         return 200, {"messages": await asked.managed.move(asked.name, to, count)}
 
@@ -620,8 +644,6 @@ _VALUES_MAX: Final = 10_000
 #: Entities that a query looks at in one turn, and how many of them making a row is worth.
 _TURN: Final = 200
 _ROW_WORK: Final = 9
-#: Attributes that name another node, to which messages go on.
-_REFERENCES: Final = ("dead_letter",)
 
 
 def _attributes(message: Message) -> dict[str, Any]:

@@ -9,14 +9,14 @@ and the tokens of the connection (:mod:`amqp_rt.security.tokens`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Flag
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from ..addresses import wild_match, wild_parts
+from ..addresses import EXCHANGES, address_of, wild_match, wild_parts
 from ..events import Peer
 from ..outcomes import Error
 from ..settings import SettingsError, mistake, read_settings, suggestion
@@ -28,6 +28,10 @@ _ENTITY_MANAGEMENT: Final = f"/{MANAGEMENT}"
 
 #: In ``users`` of a rule: everybody who has logged in.
 EVERYBODY: Final = "*"
+
+
+#: A name of no node: only rules and tokens for every address give rights here.
+EVERYWHERE: Final = "*"
 
 
 class Rights(Flag):
@@ -155,21 +159,31 @@ def _wrong(rule: Rule, groups: Mapping[str, Collection[str]]) -> str:
     return ""
 
 
-def decide(access: Access | None, peer: Peer, wanted: Rights, address: str) -> Error | None:
+def decide(
+    access: Access | None, peer: Peer, wanted: Rights, address: str, *, called: str | None = None
+) -> Error | None:
     """Whether *peer* may do what takes *wanted* at *address*: None, or why not.
 
-    The only place where this is decided, whatever the protocol. *address* is the node's own name:
-    whoever translates others, such as URLs, does so before. It says nothing of whether there is
-    such a node, so that nobody finds out by asking.
+    The only place where this is decided, whatever the protocol. *address* is the node's own name: who
+    is given another one, such as a URL, an alias or an address of an exchange with a key, asks
+    :meth:`amqp_rt.Container.own_name` before, as :meth:`amqp_rt.Container.decide` does. The answer
+    says nothing of whether there is such a node, so that it cannot be found out by asking.
 
     Where neither rules nor tokens are set up, everybody may do everything; the process itself
     always may. The node for tokens is open to all who can bring some. Links to a management node are
     for those who have a right at its entity, or the right to manage at some place; what is then
     asked of it is decided operation by operation, by the right to manage what it is about.
+
+    Args:
+        access: The rules, if there are any.
+        peer: Who asks, with the tokens of its connection.
+        wanted: What it wants to do.
+        address: Where.
+        called: What the peer calls it, for the error: an alias does not give away what it means.
     """
     if peer.trusted or (access is None and peer.tokens is None):
         return None
-    if address == CBS and peer.tokens is not None:
+    if address == CBS and peer.tokens is not None and Rights.MANAGE not in wanted:
         return None
     entity = address.removesuffix(_ENTITY_MANAGEMENT)
     if Rights.MANAGE in wanted or (address != MANAGEMENT and entity == address):
@@ -183,7 +197,8 @@ def decide(access: Access | None, peer: Peer, wanted: Rights, address: str) -> E
     if allowed:
         return None
     return Error(
-        "amqp:unauthorized-access", f"{address!r} is not for you: it takes the right to {wanted}"
+        "amqp:unauthorized-access",
+        f"{(called or address)!r} is not for you: it takes the right to {wanted}",
     )
 
 
@@ -194,6 +209,61 @@ def decide_anywhere(access: Access | None, peer: Peer) -> Error | None:
     if peer.trusted or (access is None and peer.tokens is None) or anywhere(access, peer):
         return None
     return Error("amqp:unauthorized-access", "nothing here is for you: log in, or put a token")
+
+
+#: Says why a peer may not do at an address what takes those rights; None if it may.
+Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
+
+
+class Passage(Struct, frozen=True):
+    """A way that messages take by themselves because of a declaration, and the rights that it takes.
+
+    Args:
+        source: Where the messages come from: a queue whose dead letters they are, an exchange that is
+            bound or has an alternate exchange, or an alias.
+        target: Where they go.
+        at_source: The right at *source* that the declaration takes.
+        at_target: The same at *target*. To put messages there takes the right to send.
+    """
+
+    source: str
+    target: str
+    at_source: Rights = Rights.LISTEN
+    at_target: Rights = Rights.SEND
+
+
+def decide_passages(decide: Decide, peer: Peer, passages: Iterable[Passage]) -> Error | None:
+    """Whether *peer* may declare what lets messages take *passages*: None, or why not.
+
+    The only place where this is decided, whatever is declared, and by which protocol. It is decided
+    when something is declared, by the rights of who declares it. What has been declared stays as it
+    is when rights change (decision 0023).
+    """
+    for each in passages:
+        for wanted, address in ((each.at_source, each.source), (each.at_target, each.target)):
+            refused = decide(peer, wanted, address)
+            if refused is not None:
+                return Error(
+                    refused.condition,
+                    f"messages of {each.source!r} would go to {each.target!r}, and "
+                    f"{refused.description}",
+                )
+    return None
+
+
+def reserved(address: str) -> str:
+    """Why no node, alias or dead-letter address may be called *address*; empty if it may.
+
+    A node there would get what is meant for the broker, such as the tokens of others, or could not be
+    reached by its name.
+    """
+    if address in (CBS, MANAGEMENT) or address.endswith(_ENTITY_MANAGEMENT):
+        return f"{address!r} is the broker's own"
+    if address.startswith(EXCHANGES):
+        return f"{address!r} is the address of an exchange"
+    if address_of(address) != address:
+        return f"{address!r} means {address_of(address)!r}"
+    return ""
 
 
 def granted(access: Access | None, peer: Peer, address: str) -> Rights:
@@ -260,14 +330,19 @@ _WORDS: Final[Mapping[str, Rights]] = {
 __all__ = [
     "CBS",
     "EVERYBODY",
+    "EVERYWHERE",
     "MANAGEMENT",
     "Access",
+    "Decide",
+    "Passage",
     "Rights",
     "Rule",
     "SettingsError",
     "anywhere",
     "decide",
     "decide_anywhere",
+    "decide_passages",
     "granted",
+    "reserved",
     "rights_of",
 ]

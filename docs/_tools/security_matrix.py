@@ -38,6 +38,13 @@ What somebody may do who has a right at the node `q`, *elsewhere* only, or *noth
 comes from a rule or from a token, and on every transport. Otherwise the error is the one in the cell. AMQP 0-9-1 is
 carried by TCP and TLS, and has no tokens.
 """
+PASSAGES = """\
+
+## Where messages may be let go
+
+What somebody may declare who manages the queue `mine` and the exchange `mine`, by the right at the queue `q` and the
+exchange `q`; whether the rights come from rules or from tokens.
+"""
 
 
 def row(*cells: str) -> str:
@@ -71,18 +78,23 @@ def logins() -> list[str]:
     return lines
 
 
-def rights() -> list[str]:
+def rights(protocols: dict[str, dict[str, dict[str, str]]], columns: tuple[str, ...]) -> list[str]:
     lines: list[str] = []
-    for protocol, operations in matrix.RIGHTS_OF.items():
-        lines += ["", f"### {protocol}", "", *table("operation", *matrix.RIGHTS)]
+    for protocol, operations in protocols.items():
+        lines += ["", f"### {protocol}", "", *table("operation", *columns)]
         for operation, by_right in operations.items():
-            cells = (by_right[right] for right in matrix.RIGHTS)
+            cells = (by_right[right] for right in columns)
             lines.append(row(operation, *(c if c == matrix.ALLOWED else f"`{c}`" for c in cells)))
     return lines
 
 
 def page() -> str:
-    return HEAD + LOGINS + "\n".join(logins()) + "\n" + RIGHTS + "\n".join(rights()) + "\n"
+    sections = {
+        HEAD + LOGINS: logins(),
+        RIGHTS: rights(matrix.RIGHTS_OF, matrix.RIGHTS),
+        PASSAGES: rights(matrix.PASSAGES_OF, matrix.RIGHTS_THERE),
+    }
+    return "".join(head + "\n".join(lines) + "\n" for head, lines in sections.items())
 
 
 if __name__ == "__main__":

@@ -858,6 +858,9 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
         def takes_over(self, link: Any) -> None:
             return None
 
+        def own_name(self, address: str, virtual_host: str) -> str:
+            return address
+
         def recall(self, link: Any) -> None:
             return None
 

@@ -6,7 +6,7 @@ import datetime
 import importlib.util
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.errors import AmqpError, CallFailed, ConnectFailed
 from amqp_rt.events import ConnectionFailed, Event, Opened
-from amqp_rt.fronts import amqp10
+from amqp_rt.fronts import Exchange, amqp10
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.message import Message
 from amqp_rt.net.driver import run_connection
@@ -452,6 +452,156 @@ async def test_who_may_do_what(protocol: str, transport: str, source: str) -> No
     assert wrong == []
 
 
+# --- where they may let messages go ----------------------------------------------------------------
+
+THERE = {
+    "nothing": Rights.NONE,
+    "send": Rights.SEND,
+    "listen": Rights.LISTEN,
+    "manage": Rights.MANAGE,
+}
+#: The user manages these; the right in question is held at those that are called q.
+MINE = ("mine", "new", "/exchanges/mine", "/exchanges/new")
+THEIRS = ("q", "/exchanges/q")
+
+
+@asynccontextmanager
+async def declarer(
+    source: str, fronts: list[str], right: str
+) -> AsyncIterator[tuple[Broker, Connection, Any]]:
+    """A broker, and connections of 1.0 and of another protocol, of a user who has *right*."""
+    rules = [Rule(address, Rights.MANAGE, users=("ada",)) for address in MINE]
+    if THERE[right]:
+        rules += [Rule(address, THERE[right], users=("ada",)) for address in THEIRS]
+    words = [f"manage:{address}" for address in MINE]
+    words += [f"{right}:{address}" for address in THEIRS if THERE[right]]
+    async with (
+        Broker(
+            "shop",
+            fronts=fronts,
+            users={"ada": "pw"},
+            access=Access(rules if source == "rule" else ()),
+            cbs=Cbs([Jwt(audience="shop", secret=SECRET)]) if source == "token" else None,
+            plain_in_clear=True,
+            volatile=True,
+        ) as shop,
+        Container("client") as client,
+    ):
+        (url,) = await shop.listen("amqp://127.0.0.1:0")
+        url = url.replace("://", "://ada:pw@")
+        async with client.connect(url, reconnect=None) as peer, AsyncExitStack() as stack:
+            await peer.wait_open()
+            if source == "token":
+                async with peer.sender("$cbs") as cbs:
+                    said = Message(token(" ".join(words)), subject="set-token")
+                    said.application_properties = {"token-type": "jwt"}
+                    await cbs.send(said)
+            other = None
+            if fronts:
+                amqp091 = pytest.importorskip("amqp_rt_amqp091")
+                other = await stack.enter_async_context(amqp091.connect(url))
+            yield shop, peer, other
+
+
+def dead_lettering(exchange: str, key: str | None) -> Operation:
+    arguments = {"x-dead-letter-exchange": exchange}
+    if key is not None:
+        arguments["x-dead-letter-routing-key"] = key
+    return on_channel(lambda channel: channel.declare_queue("new", arguments=arguments))
+
+
+PASSAGES: dict[str, dict[str, Operation]] = {
+    "AMQP Management": {
+        "CREATE a queue with dead_letter q": managing("CREATE", {"dead_letter": "q"}, name="new"),
+        "CREATE a queue with dead_letter q, which is not there": managing(
+            "CREATE", {"dead_letter": "q"}, name="new"
+        ),
+        "CREATE a queue with the exchange q as dead_letter": managing(
+            "CREATE", {"dead_letter": "/exchanges/q/key"}, name="new"
+        ),
+        **{
+            f"CREATE a {kind} with the alias q": managing(
+                "CREATE", {"kind": kind, "aliases": ["q"]}, name="new"
+            )
+            for kind in ("queue", "topic", "log")
+        },
+        "UPDATE mine to dead_letter q": managing("UPDATE", {"dead_letter": "q"}, name="mine"),
+        "UPDATE mine to the alias q": managing("UPDATE", {"aliases": ["q"]}, name="mine"),
+        "MOVE from mine to q": managing("MOVE", name="mine", to="q"),
+        "MOVE from q to mine": managing("MOVE", name="q", to="mine"),
+    },
+    "AMQP 0-9-1": {
+        "declare a queue with dead letters to q": dead_lettering("", "q"),
+        "declare a queue with dead letters to q, which is not there": dead_lettering("", "q"),
+        "declare a queue with dead letters to the exchange q": dead_lettering("q", "key"),
+        "declare a queue with dead letters to any queue": dead_lettering("", None),
+        "declare an exchange with the alternate exchange q": on_channel(
+            lambda channel: channel.declare_exchange("new", arguments={"alternate-exchange": "q"})
+        ),
+        "bind mine to the exchange q": on_channel(lambda channel: channel.bind_queue("mine", "q")),
+        "bind q to the exchange mine": on_channel(lambda channel: channel.bind_queue("q", "mine")),
+        "unbind q from the exchange mine": on_channel(
+            lambda channel: channel.unbind_queue("q", "mine")
+        ),
+        "bind the exchange mine to the exchange q": on_channel(
+            lambda channel: channel.bind_exchange("mine", "q")
+        ),
+        "bind the exchange q to the exchange mine": on_channel(
+            lambda channel: channel.bind_exchange("q", "mine")
+        ),
+    },
+}
+#: What is not there before it.
+MADE = ("alias", "not there")
+
+
+async def let_go(shop: Broker, name: str, operation: Operation, peer: Any) -> str:
+    """What *operation* comes to, where only ``mine`` and ``q`` are there."""
+    for each in ("mine", "q", "new"):
+        if shop.host.has(each):
+            shop.host.delete(each)
+    space = shop.topologies.space("")
+    for exchange in ("mine", "q", "new"):
+        if exchange in space.exchanges:
+            space.exchanges.delete(exchange)
+        if exchange != "new":
+            space.exchanges.declare(Exchange(name=exchange, type="fanout"))
+    made = any(words in name for words in MADE)
+    await shop.declare(Queue("mine"), *([] if made else [Queue("q")]))
+    try:
+        with trio.fail_after(5):
+            await operation(peer)
+    except CallFailed as error:
+        return str(error.info.get("statusCode") or error.condition)
+    except AmqpError as error:
+        return error.condition
+    return matrix.ALLOWED
+
+
+@pytest.mark.req("SE11", "SE17", "G2")
+@pytest.mark.parametrize("right", matrix.RIGHTS_THERE)
+@pytest.mark.parametrize(
+    ("protocol", "source"),
+    [
+        (protocol, source)
+        for protocol in matrix.PASSAGES_OF
+        for source in matrix.SOURCES
+        if source != "token" or protocol not in matrix.WITHOUT_TOKENS
+    ],
+)
+async def test_who_may_let_messages_go_where(protocol: str, source: str, right: str) -> None:
+    assert set(PASSAGES[protocol]) == set(matrix.PASSAGES_OF[protocol])
+    fronts = ["amqp091"] if protocol == "AMQP 0-9-1" else []
+    wrong = []
+    async with declarer(source, fronts, right) as (shop, peer, other):
+        for name, operation in PASSAGES[protocol].items():
+            found = await let_go(shop, name, operation, other or peer)
+            expected = matrix.PASSAGES_OF[protocol][name][right]
+            if found != expected:
+                wrong.append((name, found, expected))
+    assert wrong == []
+
+
 # --- the page --------------------------------------------------------------------------------------
 
 
@@ -471,3 +621,4 @@ def test_the_page_shows_what_is_proved_here() -> None:
 
 def test_every_protocol_has_its_operations() -> None:
     assert set(OPERATIONS) == set(matrix.RIGHTS_OF)
+    assert set(PASSAGES) == set(matrix.PASSAGES_OF)

@@ -6,11 +6,12 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from wire import begun, detached_with, ended_with, frame, kinds, said, transfer
+from wire import begun, detached_with, ended_with, frame, kinds, opened, said, transfer
 
 from amqp_rt.core.engine import Engine
 from amqp_rt.core.performatives import (
     Attach,
+    Begin,
     Detach,
     Disposition,
     End,
@@ -900,3 +901,51 @@ def test_the_engine_says_when_it_is_finished_with_nothing_to_send() -> None:
     joined.client.close()
     joined.pump()
     assert calls[-1] is True
+
+
+@pytest.mark.req("X8", "X21")
+def test_everything_is_said_on_our_own_channel_and_not_on_the_peers() -> None:
+    engine = opened()
+    begin = Begin(next_outgoing_id=0, incoming_window=100, outgoing_window=100)
+    engine.receive(frame(begin, channel=7), 0.0)
+    ((channel, answer),) = said(engine)  # type: ignore[misc]
+    assert (channel, answer.remote_channel) == (0, 7)
+    inbox, outbox = Recorder(credit=10), Recorder()
+    for number, role in enumerate((False, True)):
+        attach = Attach(
+            name=f"link-{number}",
+            handle=number,
+            role=role,
+            source=Source(),
+            target=Target(),
+            initial_delivery_count=None if role else 0,
+        )
+        (event,) = engine.receive(frame(attach, channel=7), 0.0)
+        assert isinstance(event, AttachRequested)
+        event.link.accept(outbox if role else inbox)
+    credit = Flow(
+        next_incoming_id=0,
+        incoming_window=100,
+        next_outgoing_id=0,
+        outgoing_window=100,
+        handle=1,
+        delivery_count=0,
+        link_credit=5,
+        echo=True,
+    )
+    engine.receive(frame(credit, channel=7), 0.0)
+    octets = frame(Transfer(0, 0, b"t", 0), channel=7, payload=b"x")
+    engine.receive(octets + frame(Transfer(0, 1, b"u", 0), channel=7, payload=b"x"), 0.0)
+    first, second = inbox.deliveries
+    first.update(Received(0, 1))
+    second.settle(ACCEPTED)
+    sent = event.link.send(b"y")
+    heard = said(engine)
+    sent.settle(ACCEPTED)
+    event.link.detach()
+    event.link.session.end()
+    heard += said(engine)
+    names = [type(performative).__name__ for _, performative in heard]  # type: ignore[misc]
+    assert {"Attach", "Flow", "Disposition", "Transfer", "Detach", "End"} == set(names)
+    assert names.count("Disposition") >= 2
+    assert {channel for channel, _ in heard} == {0}  # type: ignore[misc]

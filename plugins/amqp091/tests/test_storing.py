@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +15,14 @@ import trio
 import trio.testing
 from amqp_rt_amqp091 import Front
 from amqp_rt_amqp091 import methods as m
-from worlds091 import Client, Content, World
+from worlds091 import Client, Content, World, published
 
 from amqp_rt import Broker
 from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.stores.memory import MemoryStore
 
+PEERS = Path(__file__).parent / "peers"
 PERSISTENT = m.BasicProperties(delivery_mode=2)
 TRANSIENT = m.BasicProperties(delivery_mode=1)
 
@@ -258,3 +262,194 @@ def test_a_message_without_room_is_dropped_and_its_channel_goes_on() -> None:
         client.publish(1, "q", b"x")
     client.say(1, m.BasicGet(queue="q", no_ack=True))
     assert named(client.take()) == ["basic.get-ok"]
+
+
+# --- Confirms ---
+
+
+def acknowledgements(client: Client) -> list[tuple[int, bool]]:
+    """Numbers that were confirmed, and whether those before them were meant too."""
+    heard = [method for _, method in client.take()]
+    assert all(isinstance(each, m.BasicAck) for each in heard), heard
+    return [(each.delivery_tag, each.multiple) for each in heard]
+
+
+def published_as_one(client: Client, *what: tuple[str, m.BasicProperties]) -> None:
+    """Messages of one chunk, each with its queue, whose confirms may be said together."""
+    client.feed(b"".join(published(1, key, b"x", "", False, kind) for key, kind in what))
+
+
+@pytest.mark.req("N14")
+async def test_confirms_do_not_speak_for_messages_that_are_not_stored() -> None:
+    async with slow_world() as (world, slow):
+        client = world.connect()
+        client.say(1, m.QueueDeclare(queue="light"), m.ConfirmSelect(nowait=True))
+        client.take()
+        fast, kept = ("light", TRANSIENT), ("q", PERSISTENT)
+        # Nothing is open before them: one acknowledgement is enough, and one message needs no more.
+        published_as_one(client, fast)
+        assert acknowledgements(client) == [(1, False)]
+        published_as_one(client, fast, fast)
+        assert acknowledgements(client) == [(3, True)]
+        # Up to the first that is open; each of the others by itself.
+        published_as_one(client, fast, fast, kept, fast, fast)
+        assert acknowledgements(client) == [(5, True), (7, False), (8, False)]
+        published_as_one(client, fast, kept, fast)
+        assert acknowledgements(client) == [(9, False), (11, False)]
+        slow.open.set()
+        await settle(client)
+        # The last one: 6 and 10 are stored, and with them everything is confirmed.
+        assert acknowledgements(client) == [(10, True)]
+        published_as_one(client, fast)
+        assert acknowledgements(client) == [(12, False)]
+
+
+@pytest.mark.req("N14")
+async def test_the_first_open_message_alone_is_not_confirmed_with_those_after_it() -> None:
+    async with slow_world() as (world, slow):
+        client = world.connect()
+        client.say(1, m.QueueDeclare(queue="light"), m.ConfirmSelect(nowait=True))
+        client.take()
+        published_as_one(client, ("q", PERSISTENT), ("light", TRANSIENT), ("light", TRANSIENT))
+        assert acknowledgements(client) == [(2, False), (3, False)]
+        slow.open.set()
+        await settle(client)
+        assert acknowledgements(client) == [(1, False)]
+
+
+# --- Real clients, on a store ---
+
+
+@asynccontextmanager
+async def stored(tmp_path: Any) -> AsyncIterator[int]:
+    """The port of a broker with a store."""
+    async with Broker(fronts=[Front()], store=f"sqlite:{tmp_path / 'b.db'}") as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        yield int(url.rpartition(":")[2].rstrip("/"))
+
+
+@pytest.mark.req("N14", "R12")
+async def test_py_amqp_selects_commits_and_rolls_back(tmp_path: Any) -> None:
+    amqp = pytest.importorskip("amqp")
+
+    def message(body: str) -> Any:
+        return amqp.Message(body, delivery_mode=2)
+
+    def client(port: int) -> None:
+        with amqp.Connection(f"127.0.0.1:{port}") as connection:
+            channel, other = connection.channel(), connection.channel()
+            channel.queue_declare("in", durable=True, auto_delete=False)
+            channel.queue_declare("out", durable=True, auto_delete=False)
+            other.basic_publish(message("job"), routing_key="in")
+            assert other.queue_declare("in", passive=True).message_count == 1
+            channel.tx_select()
+            # Rolled back: what was published never was, and what was answered can be answered anew.
+            job = channel.basic_get("in")
+            channel.basic_publish(message("never"), routing_key="out")
+            channel.basic_ack(job.delivery_tag)
+            channel.tx_rollback()
+            assert other.basic_get("out") is None
+            # Not committed: nobody sees it.
+            channel.basic_publish(message("result"), routing_key="out")
+            channel.basic_ack(job.delivery_tag)
+            assert other.basic_get("out") is None
+            channel.tx_commit()
+            result = other.basic_get("out", no_ack=True)
+            assert result.body == "result"
+            # A transaction follows the one before; what is open when the channel closes is undone.
+            channel.basic_publish(message("late"), routing_key="out")
+            channel.close()
+            assert other.basic_get("out") is None
+            assert other.basic_get("in") is None
+
+    async with stored(tmp_path) as port:
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync(client, port)
+
+
+@pytest.mark.req("N14")
+async def test_py_amqp_has_persistent_messages_confirmed(tmp_path: Any) -> None:
+    amqp = pytest.importorskip("amqp")
+
+    def client(port: int) -> None:
+        with amqp.Connection(f"127.0.0.1:{port}", confirm_publish=True) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True, auto_delete=False)
+            for number in range(20):
+                said = amqp.Message(f"{number}", delivery_mode=2)
+                # Returns when it is confirmed.
+                channel.basic_publish(said, routing_key="q", timeout=10)
+            assert channel.queue_declare("q", passive=True).message_count == 20
+            full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            channel.queue_declare("full", durable=True, auto_delete=False, arguments=full)
+            channel.basic_publish(amqp.Message("1"), routing_key="full", timeout=10)
+            with pytest.raises(amqp.exceptions.MessageNacked):
+                channel.basic_publish(amqp.Message("2"), routing_key="full", timeout=10)
+
+    async with stored(tmp_path) as port:
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync(client, port)
+
+
+@pytest.mark.req("N14", "R12")
+async def test_pika_selects_commits_and_rolls_back_on_a_store(tmp_path: Any) -> None:
+    pika = pytest.importorskip("pika")
+    persistent = pika.BasicProperties(delivery_mode=2)
+
+    def first(port: int) -> None:
+        with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True)
+            channel.tx_select()
+            channel.basic_publish("", "q", b"undone", persistent)
+            channel.tx_rollback()
+            channel.basic_publish("", "q", b"done", persistent)
+            channel.tx_commit()
+            channel.basic_publish("", "q", b"open", persistent)
+
+    def second(port: int) -> list[bytes | None]:
+        with pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port)) as connection:
+            channel = connection.channel()
+            return [channel.basic_get("q", auto_ack=True)[2] for _ in range(2)]
+
+    with trio.fail_after(60):
+        async with stored(tmp_path) as port:
+            await trio.to_thread.run_sync(first, port)
+        # What was committed is there after a restart, and nothing else.
+        async with stored(tmp_path) as port:
+            assert await trio.to_thread.run_sync(second, port) == [b"done", None]
+
+
+@pytest.mark.req("N14")
+async def test_amqplib_has_persistent_messages_confirmed_or_nacked(tmp_path: Any) -> None:
+    node = shutil.which("node")
+    if node is None or not (PEERS / "node_modules" / "amqplib").is_dir():
+        pytest.skip("amqplib is not installed: npm install in tests/peers of this plug-in")
+
+    def client(port: int) -> str:
+        done = subprocess.run(
+            [str(node), str(PEERS / "amqplib_confirms.js"), f"amqp://guest:guest@127.0.0.1:{port}"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async with stored(tmp_path) as port:
+        with trio.fail_after(40):
+            said = await trio.to_thread.run_sync(client, port)
+    assert said.splitlines() == ["confirmed 100", "waiting 100", "acknowledged 1", "nacked 1"]
+
+
+@pytest.mark.req("N14")
+def test_confirms_are_said_in_the_order_of_their_numbers() -> None:
+    client = World().connect()
+    client.say(1, m.QueueDeclare(queue="a"), m.QueueDeclare(queue="b"), m.ConfirmSelect())
+    client.take()
+    # What goes to one queue is handed over together.
+    published_as_one(client, ("a", TRANSIENT), ("b", TRANSIENT), ("a", TRANSIENT))
+    assert acknowledgements(client) == [(3, True)]
+    published_as_one(client, ("b", TRANSIENT), ("a", TRANSIENT), ("b", TRANSIENT))
+    assert acknowledgements(client) == [(6, True)]

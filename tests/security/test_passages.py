@@ -122,7 +122,7 @@ OTHERS = {
     "name",
     *("max_deliveries", "max_attempts", "ttl_s", "length_max", "bytes_max", "overflow"),
     *("priorities", "sort_key", "last_value_key", "groups", "lock_s", "single_active"),
-    *("exclusive", "check_properties", "duplicate_window_s"),
+    *("exclusive", "check_user_id", "absolute_expiry", "duplicate_window_s"),
     # It sends on only what its sender could have sent there.
     "return_to_sender",
     *("backlog_max", "backlog_bytes_max", "partitions", "max_age_s", "max_bytes"),

@@ -31,7 +31,7 @@ from .measures import (
     spark,
     start,
 )
-from .processes import RoleFailed
+from .processes import RoleFailed, exit_on_signals
 from .results import Results, Target, judge
 from .rounds import Progress, run
 
@@ -157,7 +157,7 @@ def main(
     with the lowest and the highest. A sample is taken again when the machine's speed moved by more
     than a quarter meanwhile. Read the ratios: "compiled 12x of this" says that our number in
     compiled form is twelve times the one on that line. Everything stays on 127.0.0.1, nothing is
-    downloaded, and what was started is ended.
+    downloaded, and what was started is ended, by whatever signal this program ends.
     """  # noqa: D301  # click takes \b for "do not wrap"
     if quick:
         measures = measures or ("codec", "p2p", "rpc", "growth")
@@ -213,4 +213,5 @@ def _targets(path: Path) -> list[Target]:
 
 
 if __name__ == "__main__":
+    exit_on_signals()
     main()

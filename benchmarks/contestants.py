@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from .processes import Role, RoleFailed, descendants, terminate
+from .processes import Role, RoleFailed, descendants, end, start
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -199,12 +199,11 @@ LOGS = ("--auto-create", "log:logs-*?partitions=2")
 @contextlib.contextmanager
 def _served(serve: Sequence[str], *options: str) -> Iterator[Doors]:
     """``amqp-rt serve``, as a user would run it, with queues that appear when they are used."""
-    process = subprocess.Popen(
+    process = start(
         [*serve, *options, "--anonymous", "--auto-create", "queue:*", *LOGS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
         assert process.stdout
@@ -215,7 +214,7 @@ def _served(serve: Sequence[str], *options: str) -> Iterator[Doors]:
         urls: list[str] = json.loads(line.removeprefix("ready "))["listeners"]
         yield Doors({url.partition("://")[0]: url for url in urls}, (process.pid,))
     finally:
-        terminate(process)
+        end(process, 10)
 
 
 @contextlib.contextmanager
@@ -375,17 +374,16 @@ def proton_c() -> Contestant | str:
             if built.returncode:
                 raise RoleFailed(f"proton's C broker does not build: {built.stderr[-300:]}")
             port = free_port()
-            process = subprocess.Popen(
+            process = start(
                 [str(binary), "127.0.0.1", str(port)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
             )
             try:
                 wait_for(port, process)
                 yield Running(port, (process.pid,))
             finally:
-                terminate(process)
+                end(process, 10)
 
     return Contestant("proton-c", f"proton C example broker {version}, {cores()} cores", broker=broker)  # fmt: skip
 
@@ -462,22 +460,17 @@ def _rabbitmq(server: Path, scratch: Path) -> Iterator[Running]:
         "cwd": str(scratch),
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
-        "start_new_session": True,
     }
     # Erlang's port mapper would stay behind if the node started it.
-    mapper = subprocess.Popen(["epmd", "-port", str(epmd), "-address", "127.0.0.1"], **quiet)
-    process = subprocess.Popen([str(server)], **quiet)
+    mapper = start(["epmd", "-port", str(epmd), "-address", "127.0.0.1"], **quiet)
+    process = start([str(server)], **quiet)
     try:
         wait_for(port, process, patience_s=60)
         pids = descendants(process.pid)
         yield Running(port, tuple(pids), lambda name: f"/queue/{name}", 2)
     finally:
-        gone = descendants(process.pid)
-        terminate(process, 20)
-        for pid in gone:
-            with contextlib.suppress(OSError):
-                os.kill(pid, 15)
-        terminate(mapper)
+        end(process, 20)
+        end(mapper)
 
 
 def _output(*command: str) -> str:

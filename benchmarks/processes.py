@@ -1,20 +1,23 @@
-"""Running the roles: processes that talk in lines of JSON, measured by /proc, ended by their id.
+"""Running the roles: processes that talk in lines of JSON, measured by /proc, ended by their group.
 
 A role is started as ``PROGRAM ROLE '{"option": …}'``. It prints ``{"ready": 1}``, a server with its
 ``port``, once it can be used, and its result in the end. Servers and consumers end when the parent
 closes their standard input, consumers after as many messages as the line that the parent wrote
-there says. Times in results are seconds on a clock of the process; ``cpu`` is its processor time
+there says. Whatever is started leads a process group, which ends with this process at the latest, however
+this process ends. Times in results are seconds on a clock of the process; ``cpu`` is its processor time
 after the warm-up.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +26,73 @@ from typing import Any, Self
 
 PROC = Path("/proc")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+
+
+#: Kills the process groups that it was told of, and not told to forget, when its parent has ended.
+_GUARD = """
+import os, signal, sys
+for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(each, signal.SIG_IGN)
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for each in groups:
+    try:
+        os.killpg(each, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+_guard: subprocess.Popen[bytes] | None = None
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start *command* as the leader of a process group; :func:`end` it, or it ends with this process.
+
+    A process of its own watches over that, so it holds after ``kill -9``, too.
+    """
+    global _guard  # noqa: PLW0603  # one for all that this process starts
+    if _guard is None or _guard.poll() is not None:
+        _guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        atexit.register(_guard.__exit__, None, None, None)
+    # Ctrl-C is for the parent, which ends its children itself.
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    _tell_guard("+", process.pid)
+    return process
+
+
+def _tell_guard(what: str, pid: int) -> None:
+    assert _guard is not None
+    assert _guard.stdin is not None
+    _guard.stdin.write(f"{what}{pid}\n".encode())
+    _guard.stdin.flush()
+
+
+def end(process: subprocess.Popen[Any], patience_s: float = 0.0) -> None:
+    """End *process*, asking for it first if there is patience, and all that is left of its group."""
+    if patience_s and process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    _tell_guard("-", process.pid)
+
+
+def exit_on_signals() -> None:
+    """Make SIGTERM and SIGHUP end this process as an exception does, so that scratch folders go, too."""
+
+    def leave(number: int, _frame: object) -> None:
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, leave)
 
 
 class RoleFailed(Exception):
@@ -43,14 +113,12 @@ class Role:
     ) -> None:
         self.name = f"{Path(command[-1]).name} {role}"
         self.patience_s = patience_s
-        self.process = subprocess.Popen(
+        self.process = start(
             [*command, role, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **(env or {})},
-            # Ctrl-C is for the parent, which ends its children itself.
-            start_new_session=True,
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._errors: list[bytes] = []
@@ -130,9 +198,7 @@ class Role:
         return self.result()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
+        end(self.process)
 
     def __enter__(self) -> Self:
         return self
@@ -143,24 +209,11 @@ class Role:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.process.poll() is None:
-            self.kill()
+        self.kill()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream:
                 with contextlib.suppress(OSError):
                     stream.close()
-
-
-def terminate(process: subprocess.Popen[Any], patience_s: float = 10.0) -> None:
-    """Ask *process* to end, and insist if it does not."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def kill(pids: Sequence[int]) -> None:

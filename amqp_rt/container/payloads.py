@@ -43,6 +43,9 @@ _CHARSETS: Final = {
     "windows-1252": "cp1252",
 }
 
+#: Makes the decoder of a type.
+_Decoders: TypeAlias = Callable[[Any], msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]]
+
 _DECODERS_MAX: Final = 1024
 _REASON_MAX: Final = 300
 
@@ -179,6 +182,9 @@ def decode_payload(message: Message, kind: Any) -> Any:
     """
     body = message.body
     if message.body_kind != "data":
+        content_type = message.properties.content_type
+        if content_type is not None and type(body) in (str, bytes):
+            return _from_encoded_value(message, body, content_type, kind)
         return _from_value(body, kind)
     if kind is bytes:
         return body
@@ -201,13 +207,41 @@ def decode_payload(message: Message, kind: Any) -> Any:
 
 
 def _from_encoded(
-    decoder: Callable[[Any], msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]],
+    decoder: _Decoders,
     body: bytes,
     kind: Any,
 ) -> Any:
     try:
         return decoder(kind).decode(body)
     except _FAULTS as error:
+        raise DecodeError(_brief(error)) from None
+
+
+def _from_encoded_value(message: Message, body: str | bytes, content_type: str, kind: Any) -> Any:
+    """A string or binary amqp-value that has a content-type.
+
+    Several clients (rhea, Proton, JMS) send JSON in this form, so the content-type decides, as it
+    does for data. Who asks for the text or the octets themselves gets them.
+    """
+    media_type = _media_type(content_type)
+    decoder: _Decoders
+    if media_type == JSON or media_type.endswith("+json"):
+        decoder = _json_decoder
+    elif media_type in MESSAGE_PACK and type(body) is bytes:
+        decoder = _message_pack_decoder
+    elif media_type.startswith("text/") and type(body) is bytes and kind is not bytes:
+        return _from_text(_text(body, content_type), kind)
+    else:
+        return _from_value(body, kind)
+    if kind is bytes:
+        return body.encode() if isinstance(body, str) else body
+    if message.properties.content_encoding is not None:
+        return _from_value(body, kind)
+    try:
+        return decoder(kind).decode(cast("bytes", body))
+    except _FAULTS as error:
+        if type(body) in _members(kind):
+            return body
         raise DecodeError(_brief(error)) from None
 
 
@@ -291,6 +325,63 @@ def _moment(timestamp: Timestamp) -> dt.datetime | int:
 
 
 # --- Types and content-types -------------------------------------------------------------------
+
+
+def check_payload_type(kind: Any) -> None:
+    """Check that payloads can be decoded as *kind*.
+
+    Raises:
+        TypeError: They cannot; it names the part of *kind* that is not supported.
+    """
+    # Classes of AMQP's own are told apart by their descriptor or type, before msgspec is asked.
+    members = [
+        member
+        for member in _members(kind)
+        if not (isinstance(member, type) and (_is_of_amqp(member) or member is type(None)))
+    ]
+    if not members:
+        return
+    try:
+        wanted: Any = Union.__getitem__(tuple(members))
+        msgspec.json.Decoder(wanted)
+        unknown = _custom_types(msgspec.inspect.type_info(wanted))
+    except NameError:
+        return  # A field mentions a class that is defined later.
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{_name(kind)} cannot be decoded: {_brief(error)}") from None
+    for each in unknown:
+        if not (isinstance(each, type) and _is_of_amqp(each)):
+            whole = str(kind) if get_origin(kind) is not None else _name(kind)
+            inside = "" if each is kind else f" (in {whole})"
+            raise TypeError(
+                f"{_name(each)}{inside} cannot be decoded from a message: use a msgspec.Struct, a "
+                "dataclass, a TypedDict, or take the value (Any) or the octets (bytes)"
+            )
+
+
+def _is_of_amqp(kind: type) -> bool:
+    return (
+        kind is object or hasattr(kind, "__composite__") or kind.__module__.startswith("amqp_rt.")
+    )
+
+
+def _custom_types(info: object) -> list[Any]:
+    """Return the types within *info* that msgspec knows only by their names."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    pending: list[object] = [info]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, msgspec.inspect.CustomType):
+            found.append(each.cls)
+        elif isinstance(each, msgspec.inspect.Type | msgspec.inspect.Field):
+            # Types may refer to themselves.
+            if id(each) not in seen:
+                seen.add(id(each))
+                pending += [getattr(each, name) for name in each.__struct_fields__]
+        elif isinstance(each, tuple):
+            pending += each
+    return found
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

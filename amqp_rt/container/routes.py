@@ -54,7 +54,7 @@ from ..message import Message
 from ..outcomes import MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
 from ..termini import Source, Target
 from .connections import Connection
-from .payloads import decode_payload
+from .payloads import check_payload_type, decode_payload
 from .receiving import Delivery
 
 if TYPE_CHECKING:
@@ -808,6 +808,8 @@ class Route:
                 self._positional.append(maker)
         if self.kind in ("node", "rpc") and main:
             self.payload = main[0]
+            for wanted in main:
+                self._check_payload(wanted)
         if len(main) > 1:
             self.payload = types.GenericAlias(tuple, tuple(main))
             self._positional = [
@@ -852,6 +854,16 @@ class Route:
                 else f"{self.name}: {name} reads the body while it arrives: declare the node with "
                 "streaming=True"
             )
+
+    def _check_payload(self, wanted: Any) -> None:
+        if self.streaming:
+            return  # The handler reads the octets itself.
+        try:
+            check_payload_type(wanted)
+        except TypeError as error:
+            raise TypeError(
+                f"{self.name}: {error}; a resource of that type is not provided"
+            ) from None
 
     def _nobody_gives(self, name: str, wanted: Any) -> str:
         if wanted is Any:

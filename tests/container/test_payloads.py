@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -16,7 +17,12 @@ from hypothesis import strategies as st
 from typed_values import same, values
 
 from amqp_rt.codec.composites import STRING, UINT, composite
-from amqp_rt.container.payloads import AMQP_VALUE, decode_payload, encode_payload
+from amqp_rt.container.payloads import (
+    AMQP_VALUE,
+    check_payload_type,
+    decode_payload,
+    encode_payload,
+)
 from amqp_rt.errors import DecodeError, EncodeError
 from amqp_rt.message import Message, Sequence
 from amqp_rt.values import (
@@ -317,6 +323,100 @@ def test_values_of_amqp_become_what_is_asked_for() -> None:
     assert decode_payload(Message(5), str | int) == 5
     assert decode_payload(Message.decode(b""), None) is None
     assert decode_payload(Message.decode(b""), Any) is None
+
+
+# --- JSON as other clients send it ---
+
+
+def foreign(body: Any, content_type: str) -> Message:
+    """An amqp-value with a content-type, which our own messages do not have (§3.2.4)."""
+    front = bytes(Message(b"", content_type=content_type).encode()).removesuffix(
+        b"\x00\x53\x75\xa0\x00"
+    )
+    return Message.decode(front + bytes(Message(body, body_kind="value").encode()))
+
+
+TEXT = '{"sku":"A-1","quantity":2}'
+
+
+@pytest.mark.req("A3")
+@pytest.mark.parametrize("content_type", [JSON, "application/vnd.shop+json; charset=utf-8"])
+@pytest.mark.parametrize("body", [TEXT, TEXT.encode()])
+def test_the_content_type_of_a_string_or_binary_value_is_believed(
+    body: str | bytes, content_type: str
+) -> None:
+    message = foreign(body, content_type)
+    assert decode_payload(message, Order) == Order("A-1", 2)
+    assert decode_payload(message, Any) == {"sku": "A-1", "quantity": 2}
+    assert decode_payload(message, Order | None) == Order("A-1", 2)
+    # Whoever asks for the text or the octets gets them.
+    assert decode_payload(message, bytes) == TEXT.encode()
+    assert decode_payload(message, type(body)) == body
+    with pytest.raises(DecodeError, match=r"Expected `int`, got `object`"):
+        decode_payload(message, int)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "kind", "found"),
+    [
+        ('"x"', JSON, str, "x"),
+        ("no json", JSON, str, "no json"),
+        ("5", JSON, int, 5),
+        (b"\x05", "application/msgpack", int, 5),
+        ("Grüße".encode("latin-1"), "text/plain; charset=latin1", str, "Grüße"),
+        (b"x", "image/png", Any, b"x"),
+        ("x", "image/png", str, "x"),
+        ({"sku": "A", "quantity": 1}, JSON, Order, Order("A", 1)),
+        (5, JSON, int, 5),
+    ],
+)
+def test_values_with_a_content_type(body: Any, content_type: str, kind: Any, found: Any) -> None:
+    assert decode_payload(foreign(body, content_type), kind) == found
+
+
+# --- Types that are no payloads ---
+
+
+class Foreign:
+    """As pydantic's models: a class that msgspec knows nothing of."""
+
+
+class Holder(msgspec.Struct):
+    inside: list[Foreign]
+
+
+class Recursive(msgspec.Struct):
+    name: str
+    parent: Recursive | None = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Foreign, "Foreign cannot be decoded from a message: use a msgspec.Struct, a dataclass"),
+        (Foreign | None, "Foreign (in "),
+        (dict[str, Foreign], "Foreign (in dict[str, "),
+        (Holder, "Foreign (in Holder) cannot be decoded"),
+        (Order | Renamed, "all Struct types must be tagged"),
+        (int | Foreign, "cannot be decoded: Type unions containing a custom type"),
+        (complex, "complex cannot be decoded"),
+    ],
+)
+def test_a_type_that_payloads_cannot_have_is_refused(kind: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        check_payload_type(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(kind for _, kind, *_ in SENT if kind is not Any),
+        *(Any, object, Recursive, Mapping[str, int], Checked, list[Pair], msgspec.Raw),
+        Annotated[int, msgspec.Meta(ge=1)],
+    ],
+)
+def test_any_other_type_is_a_payload(kind: Any) -> None:
+    check_payload_type(kind)
 
 
 # --- What does not fit ---

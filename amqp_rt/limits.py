@@ -151,6 +151,15 @@ class Limits(Struct, frozen=True, gc=False):
     arguments_bytes_max: int = 16 * KIB
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
+    #: Seconds between the second failure of a message and its next delivery; they double with each
+    #: further failure, up to the maximum. 0 retries at once, however often it fails.
+    retry_pause_s: float = 0.1
+    retry_pause_max_s: float = 10.0
+    #: Lines about the same thing at the same place that are logged in this many seconds, and things
+    #: that are told apart: peers and failing handlers can repeat what they cause.
+    log_lines_max: int = 5
+    log_period_s: float = 10.0
+    log_keys_max: int = 1_000
     #: Message-ids that a queue remembers to know again what comes twice; beyond it the first are
     #: forgotten before their time.
     duplicates_max: int = 100_000

@@ -43,6 +43,7 @@ from .codec.sections import (
     read_section_code,
     reencode,
     walk,
+    walk_front,
     walk_head,
     write_annotations,
     write_body_data,
@@ -746,6 +747,15 @@ class Message:
         if body is None or isinstance(body, str | bytes | int | float | UUID):
             return _BRIEF.repr(body)
         return f"a {type(body).__name__}"
+
+
+def message_id_of(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> MessageId | None:
+    """Return the ``message-id`` of an encoded message; None if it has none or is malformed."""
+    try:
+        _, _, start, end, _ = walk_front(payload, limits)
+        return read_properties(payload, start, end, limits).message_id if end > start else None
+    except DecodeError:
+        return None
 
 
 def data_message(body: bytes, properties: Properties) -> list[bytes]:

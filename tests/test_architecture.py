@@ -29,7 +29,7 @@ VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
 NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
-    *("clock", "settings"),
+    *("clock", "settings", "loglimit"),
 }
 #: What everybody may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL

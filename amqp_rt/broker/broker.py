@@ -27,7 +27,8 @@ from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..message import MESSAGE_FORMAT, AnnotationPolicy
+from ..loglimit import LogLimiter
+from ..message import MESSAGE_FORMAT, AnnotationPolicy, message_id_of
 from ..outcomes import Error, Rejected
 from ..security.access import reserved
 from ..stores.base import SEQUENCE_MAX
@@ -424,6 +425,7 @@ class BrokerHost:
         self._alarmed = trio.Event()
         self._reading = None if journal is None else Reading(journal, limits)
         self._pager = Pager(limits)
+        self._log_limiter = LogLimiter(limits)
         #: Logs, by their numbers in the store.
         self._logs: dict[MessageLog, int] = {}
 
@@ -804,7 +806,7 @@ class BrokerHost:
         held = node.held
         if isinstance(declared, Queue) and isinstance(held, MessageQueue):
             held.bury = partial(self._bury, self._spaces[virtual_host], declared)
-            held.max_deliveries = declared.max_deliveries or 0
+            held.max_deliveries = declared.deliveries_max
             held.max_attempts = declared.max_attempts or 0
             held.length_max = declared.length_max or 0
             held.overflow = declared.overflow
@@ -933,7 +935,7 @@ class BrokerHost:
                 self.memory,
                 self.clock.wall,
                 partial(self._bury, space, declared),
-                max_deliveries=declared.max_deliveries or 0,
+                max_deliveries=declared.deliveries_max,
                 max_attempts=declared.max_attempts or 0,
                 length_max=declared.length_max or 0,
                 bytes_max=declared.bytes_max or self._queue_bytes_max(number),
@@ -969,6 +971,7 @@ class BrokerHost:
                 limits=limits,
             )
             held.on_alarm = self._set_alarm
+            held.bury = partial(self._bury_copy, declared.name)
             held.queue_type = queue_type
             held.watch = watch
         elif isinstance(declared, Log):
@@ -1186,6 +1189,7 @@ class BrokerHost:
             # It is too large for whoever sent it.
             node = None
         if node is None and declared.dead_letter is None:
+            self._drop(declared.name, entry, reason, error, "the queue has no dead_letter")
             return False
         if node is None:
             node = space.get(declared.dead_letter or "")
@@ -1197,20 +1201,12 @@ class BrokerHost:
             if names is not None:
                 return self._bury_in(space, declared, entry, names, reason, error)
         if node is None:
-            _log.warning(
-                "%s: a message was dropped (%s): the dead-letter address %s has been deleted",
-                declared.name,
-                reason,
-                declared.dead_letter,
-            )
+            why = f"its dead-letter address {declared.dead_letter!r} has been deleted"
+            self._log_drop(declared.name, entry, reason, error, why)
             return False
         if entry.pieces and not isinstance(node.ledger, QueueLedger):
-            _log.warning(
-                "%s: a message was dropped (%s): it is too large for %s, which is not in the store",
-                declared.name,
-                reason,
-                node.declared.name,
-            )
+            why = f"it is too large for {node.declared.name!r}, which is not in the store"
+            self._log_drop(declared.name, entry, reason, error, why)
             return False
         letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
         unit = None if self.journal is None else self.journal.joins
@@ -1220,6 +1216,36 @@ class BrokerHost:
         else:
             node.inlet.take(letter)
         return True
+
+    def _bury_copy(self, name: str, entry: Entry, reason: str, error: Error | None) -> bool:
+        """Drop a subscriber's copy of *entry* at the topic *name*."""
+        self._drop(name, entry, reason, error, "subscriptions have no dead_letter")
+        return False
+
+    def _drop(self, name: str, entry: Entry, reason: str, error: Error | None, why: str) -> None:
+        """Warn of a message that was refused; what expires or overflows goes as declared."""
+        if reason not in ("expired", "overflow"):
+            self._log_drop(name, entry, reason, error, why)
+
+    def _log_drop(
+        self, name: str, entry: Entry, reason: str, error: Error | None, why: str
+    ) -> None:
+        """Warn that *entry* has been dropped at the node *name*, if the log may have the line."""
+        left_out = self._log_limiter.admit((name, why), self.clock.monotonic())
+        if left_out is None:
+            return
+        message_id = None
+        if entry.message_format == MESSAGE_FORMAT:
+            message_id = message_id_of(entry.payload, self.limits)
+        _log.warning(
+            "message dropped: %s at %r, message-id %.200r%s: %s%s",
+            reason,
+            name,
+            message_id,
+            "" if error is None else f", {error.condition}: {(error.description or '')[:500]!r}",
+            why,
+            left_out,
+        )
 
     def _bury_in(
         self,
@@ -1554,6 +1580,8 @@ class BrokerHost:
         lifetime = node.lifetime
         held = node.held
         empty = not (held.available or held.acquired)
+        if isinstance(held, MessageQueue):
+            empty = empty and not held.delayed
         if isinstance(lifetime, DeleteOnClose):
             over = node.abandoned
         elif isinstance(lifetime, DeleteOnNoMessages):
@@ -1913,6 +1941,7 @@ class BrokerHost:
         queue = self._queue(address, virtual_host)
         await trio.lowlevel.checkpoint()
         dropped = 0
+        queue.end_pauses()
         if not (self.journal is not None and isinstance(queue, ObservedQueue)):
             dropped = queue.purge_paged()
         return dropped + await self._pager.work_off(

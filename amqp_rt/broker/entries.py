@@ -23,6 +23,7 @@ from ..codec.sections import (
 from ..errors import AmqpError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
+from ..loglimit import LogLimiter
 from ..message import (
     JOIN_MAX,
     MESSAGE_FORMAT,
@@ -212,6 +213,8 @@ class Door:
     ) -> None:
         self.annotations = annotations
         self.limits = limits
+        #: Bounds lines about settled messages that are turned away.
+        self.log_limiter = LogLimiter(limits)
         #: Message annotations in which there was nothing to find: publishers of other protocols say the
         #: same with each message.
         self._plain = b""

@@ -14,12 +14,16 @@ class Groups:
 
     def __init__(self) -> None:
         self._owners: dict[int, int] = {}
+        #: Failed messages whose pause is not over, by their group.
+        self._held: dict[int, int] = {}
 
     def allows(self, entry: Entry, identity: int) -> bool:
         """Whether the consumer *identity* may have *entry*."""
         group = entry.marks.group
         if group < 0:
             return True
+        if self._held and group in self._held:
+            return False
         owner = self._owners.get(group, identity)
         # Nobody waits for an owner that must not get the message (§3.4.5).
         return owner == identity or (entry.avoid is not None and owner in entry.avoid)
@@ -32,6 +36,22 @@ class Groups:
         owner = self._owners.get(group, identity)
         self._owners[group] = identity
         return owner != identity
+
+    def hold(self, entry: Entry) -> None:
+        """Deliver nothing of the group of *entry* until :meth:`free`."""
+        group = entry.marks.group
+        if group >= 0:
+            self._held[group] = self._held.get(group, 0) + 1
+
+    def free(self, entry: Entry) -> bool:
+        """End the hold of *entry*; true if its group may be delivered again."""
+        group = entry.marks.group
+        if group < 0:
+            return False
+        left = self._held.pop(group) - 1
+        if left:
+            self._held[group] = left
+        return not left
 
     def leave(self, identity: int) -> None:
         """A consumer has left: the next ones get its groups."""

@@ -58,6 +58,10 @@ NAME_MAX: Final = DEFAULT_LIMITS.name_max
 #: Groups of messages that a queue tells apart.
 GROUPS_MAX: Final = 65_536
 
+#: Failed deliveries after which a message goes to the dead-letter address of its queue, unless the
+#: queue is declared otherwise.
+DELIVERIES_MAX: Final = 10
+
 #: A priority is one octet.
 PRIORITIES_MAX: Final = 256
 
@@ -163,7 +167,8 @@ class Queue(Addressed, frozen=True, kw_only=True):
     Args:
         name: Its address.
         max_deliveries: Failed deliveries after which a message is given up. Counted as
-            ``delivery-count``: rejected and modified(delivery-failed) count, released does not.
+            ``delivery-count``: rejected and modified(delivery-failed) count, released does not. By
+            default 10 where ``dead_letter`` is declared, and any number otherwise; 0 for any number.
         max_attempts: Deliveries, however they ended, after which a message that comes back is
             given up.
         dead_letter: Address for messages that are given up, rejected or expired. A queue of that
@@ -239,7 +244,7 @@ class Queue(Addressed, frozen=True, kw_only=True):
             raise ValueError(f"groups is 0 to {GROUPS_MAX}, not {self.groups}")
         _at_least("lock_s", self.lock_s, 0.001)
         _at_least("duplicate_window_s", self.duplicate_window_s, 0.001)
-        _at_least("max_deliveries", self.max_deliveries, 1)
+        _at_least("max_deliveries", self.max_deliveries, 0)
         _at_least("max_attempts", self.max_attempts, 1)
         _at_least("ttl_s", self.ttl_s, 0)
         _at_least("length_max", self.length_max, 1)
@@ -249,6 +254,14 @@ class Queue(Addressed, frozen=True, kw_only=True):
                 raise ValueError("dead_letter is an address, not an empty string")
             if self.dead_letter == self.name:
                 raise ValueError(f"queue {self.name!r} cannot be its own dead-letter address")
+
+    @property
+    def deliveries_max(self) -> int:
+        """Failed deliveries after which a message is given up, 0 for any number."""
+        if self.max_deliveries is not None:
+            return self.max_deliveries
+        # Without a dead-letter address such a message would be dropped.
+        return 0 if self.dead_letter is None else DELIVERIES_MAX
 
     @property
     def kind(self) -> str:

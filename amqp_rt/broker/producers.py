@@ -15,7 +15,9 @@ from typing import Any, Final, Protocol, TypeAlias
 from ..errors import DecodeError, WouldBlock
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..message import message_id_of
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
+from ..termini import Target
 from ..transactions import TransactionalState
 from . import pieces
 from .duplicates import Arrived, Duplicates
@@ -174,6 +176,22 @@ class Inlet:
         else:
             self.node.put(entry)
 
+    def _log_drop(self, payload: bytes, link: ReceivingLink, error: Error | None) -> None:
+        """Warn of a message that was refused and whose sender cannot learn so."""
+        address = link.target.address if isinstance(link.target, Target) else None
+        key = ("settled", address, None if error is None else error.condition)
+        left_out = self.door.log_limiter.admit(key, self.wall())
+        if left_out is not None:
+            _log.warning(
+                "message dropped: refused at %.200r, message-id %.200r, settled by its sender "
+                "%.200r: %s%s",
+                address,
+                message_id_of(payload, self.door.limits),
+                link.peer.container_id,
+                error,
+                left_out,
+            )
+
     def take(self, entry: Entry) -> None:
         """Put a message that is in the broker already, and has to go somewhere: room or not."""
         entry.expires_at = min(entry.expires_at, expiry(None, self.ttl_s, self.wall()))
@@ -257,7 +275,7 @@ class Inlet:
                 continue
             if refusal is not None:
                 if delivery.settled:
-                    _log.warning("a settled message was dropped: %s", refusal.error)
+                    self._log_drop(payload, link, refusal.error)
                 delivery.settle(refusal)
                 continue
             entry.publisher = publisher

@@ -35,6 +35,9 @@ _SEGMENT: Final = 128
 _SHIFT: Final = 7
 _MASK: Final = 127
 
+#: The header's ``delivery-count`` is a uint; a sender may begin with its highest value.
+_COUNT_MAX: Final = 0xFFFF_FFFF
+
 #: What becomes of messages for which there is no room.
 BLOCK: Final = "block"
 REJECT: Final = "reject"
@@ -59,6 +62,7 @@ _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
 DEAD_LETTERED: Final = 2
 DROPPED: Final = 3
+_FAILED: Final = 4
 
 
 _NO_MORE_WORK: Final = Error(
@@ -298,6 +302,8 @@ class MessageQueue(DistributionNode):
         #: The one that gets everything.
         self._active: Subscription | None = None
         self._schedule: Schedule | None = None
+        #: Failed messages whose pause is not over; the schedule has them.
+        self._pausing: int = 0
         self._locks: Locks | None = None
         self._paging: Paging | None = None
         #: There may be messages here that expire.
@@ -605,7 +611,10 @@ class MessageQueue(DistributionNode):
         if self._schedule is not None:
             due = self._schedule.due()
             for entry in due:
-                self._mature(entry)
+                if entry.due is None:
+                    self._end_pause(entry)
+                else:
+                    self._mature(entry)
             if due:
                 self._came()
                 self._tell_of_room()
@@ -735,9 +744,10 @@ class MessageQueue(DistributionNode):
             self._levels.append(priority)
             self._levels.sort(reverse=True)
         if self.single_active:
-            subscription.active = self._active is None
-            if subscription.active:
+            subscription.active = False
+            if self._active is None:
                 self._active = subscription
+                subscription.active = not self._pausing
         if subscription.selective:
             self._part(subscription)
         return subscription
@@ -1089,13 +1099,13 @@ class MessageQueue(DistributionNode):
         rewritten = False
         if kind is Rejected:
             # Counts as a delivery that failed, unlike release (§3.4.3, §3.4.4).
-            entry.delivery_count += 1
+            entry.delivery_count = min(entry.delivery_count + 1, _COUNT_MAX)
             entry.altered = True
             reason = "rejected"
             error = outcome.error
         elif kind is Modified:
             if outcome.delivery_failed:
-                entry.delivery_count += 1
+                entry.delivery_count = min(entry.delivery_count + 1, _COUNT_MAX)
                 entry.altered = True
             if outcome.message_annotations:
                 size = len(entry.payload)
@@ -1115,7 +1125,8 @@ class MessageQueue(DistributionNode):
                         ledger.rewrite(entry)
                     else:
                         ledger.update(entry)
-                return _REQUEUED
+                failed = kind is Modified and outcome.delivery_failed
+                return _FAILED if failed else _REQUEUED
         # Its copy is written before it is taken away here, and with it.
         verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED
         if ledger is not None:
@@ -1132,6 +1143,10 @@ class MessageQueue(DistributionNode):
         if verdict == _REQUEUED:
             counts.requeued += 1
             self._put_back(entry)
+            return
+        if verdict == _FAILED:
+            counts.requeued += 1
+            self._pause(entry)
             return
         if verdict == _ACCEPTED:
             counts.accepted += 1
@@ -1167,7 +1182,7 @@ class MessageQueue(DistributionNode):
         if self.available and (self._ring or self._levels):
             self.pump()
         self._tell_of_room()
-        if self.on_empty is not None and not self.available and not self.acquired:
+        if self.on_empty is not None and not (self.available or self.acquired or self.delayed):
             self.on_empty()
 
     def pause(self, subscription: Subscription) -> None:
@@ -1239,12 +1254,71 @@ class MessageQueue(DistributionNode):
         for consumer in self.consumers.values():
             if self._active is None or consumer.priority > self._active.priority:
                 self._active = consumer
-        following = self._active
-        if following is not None:
-            following.active = True
-            if following.link is not None and following.link.credit > 0 and not following.feeding:
-                following.ready = True
-                self._ring_of(following).append(following)
+        if not self._pausing:
+            self._activate()
+
+    def _activate(self) -> None:
+        """Serve the active consumer from now on."""
+        active = self._active
+        if active is not None and not active.active:
+            active.active = True
+            if active.link is not None and active.link.credit > 0 and not active.feeding:
+                active.ready = True
+                self._ring_of(active).append(active)
+
+    # --- Pauses after failures ---
+
+    def _pause(self, entry: Entry) -> None:
+        """Requeue a failed *entry*, at its original place, after a pause that grows with each failure.
+
+        The first failure is retried at once: most are transient, and a lost connection counts as
+        one. The pause is not kept in the store; after a restart the message is available.
+        Where order is promised, the messages behind it wait with it: all of the queue with a
+        single active consumer, those of its group with groups.
+        """
+        # A sender may claim any delivery-count; attempts are counted here.
+        failures = min(entry.delivery_count, entry.attempts)
+        limits = self.limits
+        pause_s = 0.0
+        if failures > 1:
+            pause_s = min(
+                limits.retry_pause_s * 2.0 ** min(failures - 2, 60), limits.retry_pause_max_s
+            )
+        if entry.expires_at != NEVER:
+            pause_s = min(pause_s, entry.expires_at - self.wall())
+        if pause_s <= 0:
+            self._put_back(entry)
+            return
+        if self._schedule is None:
+            self._schedule = Schedule(self.wall, self.monotonic)
+        self._schedule.pause(entry, pause_s)
+        self.delayed += 1
+        self._pausing += 1
+        active = self._active
+        if active is not None and active.active:
+            active.active = False
+            if active.ready:
+                active.ready = False
+                self._ring_of(active).remove(active)
+        if self._groups is not None:
+            self._groups.hold(entry)
+        self._set_alarm()
+
+    def _end_pause(self, entry: Entry) -> None:
+        """Make *entry* AVAILABLE again; its pause is over."""
+        self.delayed -= 1
+        self._pausing -= 1
+        self._put_back(entry)
+        if not self._pausing:
+            self._activate()
+        if self._groups is not None and self._groups.free(entry):
+            self._look_again()
+
+    def end_pauses(self) -> None:
+        """Make every failed message AVAILABLE again, before its time."""
+        if self._pausing and self._schedule is not None:
+            for entry in self._schedule.end_pauses():
+                self._end_pause(entry)
 
     def _put_back(self, entry: Entry) -> None:
         """*entry* is AVAILABLE again, at its old place, unless a later one has replaced it."""
@@ -1958,6 +2032,7 @@ class MessageQueue(DistributionNode):
 
     def purge(self) -> int:
         """Drop every available message; how many there were."""
+        self.end_pauses()
         return self.purge_paged() + self.drop(self.available)
 
     def purge_paged(self) -> int:
@@ -2046,6 +2121,7 @@ class MessageQueue(DistributionNode):
             self.paged = 0
             self._all_here()
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
+        self._pausing = 0
         self._schedule = None
         self._has_expiring = False
         self._latest.clear()

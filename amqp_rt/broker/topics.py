@@ -68,6 +68,8 @@ class MessageTopic:
         self.on_room: Callable[[], None] = _nothing
         #: What subscribers' queues are, and who hears what becomes of their messages.
         self.queue_type: type[MessageQueue] = MessageQueue
+        #: Called as a queue's ``bury`` for what a subscriber's queue gives up.
+        self.bury: Callable[[Entry, str, Error | None], bool] = _drop
         self.watch: Any = None
         #: Called when a subscriber's queue is to be told the time.
         self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
@@ -204,7 +206,7 @@ class MessageTopic:
             The subscription's number, for :meth:`close`, and its queue.
         """
         queue = self.queue_type(
-            self.memory, self.wall, _drop, monotonic=self.monotonic, limits=self.limits
+            self.memory, self.wall, self.bury, monotonic=self.monotonic, limits=self.limits
         )
         if isinstance(queue, ObservedQueue):
             queue.watch = self.watch

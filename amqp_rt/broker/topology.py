@@ -1011,8 +1011,8 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
         # From ten on a priority means itself, and not how far it is from the middle one.
         options["priorities"] = max(most + 1, 10)
     returns = _number(given, "x-delivery-limit", least=0)
-    if returns is not None:
-        options["max_deliveries"] = returns + 1
+    # Clients of 0-9-1 requeue what they merely give back: only the limit they ask for holds.
+    options["max_deliveries"] = 0 if returns is None else returns + 1
     single = given.get("x-single-active-consumer", False)
     if not isinstance(single, bool):
         raise _wrong(f"x-single-active-consumer is true or false, not {single!r:.50}")

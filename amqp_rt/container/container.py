@@ -50,6 +50,7 @@ from ..fronts.base import (
     Topology,
 )
 from ..limits import DEFAULT_LIMITS, Limits
+from ..loglimit import LogLimiter
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
 from ..net.endpoints import is_loopback
@@ -223,6 +224,8 @@ class Container:
         self.name = name
         self.limits = limits
         self.on_error = on_error
+        #: Bounds lines about handlers that fail, which peers can make them do.
+        self.log_limiter = LogLimiter(limits)
         self.drain_s = drain_s
         self._settle_second = settle_second
         self.authorize = authorize

@@ -49,6 +49,7 @@ from .serving import (
     Worker,
     count,
     given_up,
+    log_failure,
     only_cancelled,
     read_message,
     say,
@@ -684,7 +685,8 @@ async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
     else:
         route = inbox.route
         route.stats.failed += 1
-        log.error("%s failed on a request to %r", route.name, inbox.binding.address, exc_info=error)
+        where = f"on a request to {inbox.binding.address!r}"
+        log_failure(inbox.binding.container, route, where, error)
         told = Error("amqp:internal-error", f"{inbox.binding.address!r} failed")
     try:
         await request.path.send(request.failure(told))

@@ -28,7 +28,7 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import Limits
-from ..message import MESSAGE_FORMAT, Message, read_data
+from ..message import MESSAGE_FORMAT, Message, message_id_of, read_data
 from ..outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -428,7 +428,7 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         say(delivery, RELEASED)
         raise
     except Exception as error:
-        outcome = judge(inbox, error)
+        outcome = judge(inbox, delivery, error)
     except BaseExceptionGroup as group:
         stats.released += 1
         say(delivery, RELEASED)
@@ -460,7 +460,7 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
             stats.cancelled += 1
             log.info("%s: a message was not finished by its sender: %s", route.name, error)
             return
-        outcome = judge(inbox, error)
+        outcome = judge(inbox, delivery, error)
     except BaseExceptionGroup as group:
         stats.released += 1
         say(delivery, RELEASED)
@@ -486,16 +486,54 @@ def read_message(delivery: IncomingDelivery) -> Message:
     return Message.decode(delivery.payload)
 
 
-def judge(inbox: Inbox, error: Exception) -> Outcome:
-    """The outcome for a handler that ended with *error*; what is nobody's intention is logged."""
-    if isinstance(error, RaisedOutcome):
-        return error.outcome
-    if isinstance(error, DecodeError):
-        return rejected("amqp:decode-error", error.description)
+def judge(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome:
+    """Return the outcome of *delivery*, whose handler ended with *error*, and log the error.
+
+    A handler that raises an outcome decides; that is logged only if the sender cannot learn it.
+    """
     route = inbox.route
+    if isinstance(error, RaisedOutcome):
+        outcome = error.outcome
+        if delivery.settled and isinstance(outcome, Rejected):
+            why = f"rejected by {route.name}, and settled by its sender"
+            log_loss(inbox, delivery, why, outcome.error)
+        return outcome
+    if isinstance(error, DecodeError):
+        log_loss(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
+        return rejected("amqp:decode-error", error.description)
     route.stats.failed += 1
-    log.error("%s failed on a message to %r", route.name, inbox.binding.address, exc_info=error)
-    return route.outcome_of(error, inbox.binding.container.on_error)
+    container = inbox.binding.container
+    log_failure(container, route, f"on a message to {inbox.binding.address!r}", error)
+    return route.outcome_of(error, container.on_error)
+
+
+def log_failure(
+    container: Container, route: Route, where: str, error: BaseException | None
+) -> None:
+    """Log that the handler of *route* failed; a few times, for it may do so with every message."""
+    left_out = container.log_limiter.admit((route.name, type(error)), trio.current_time())
+    if left_out is not None:
+        log.error("handler failed: %s %s%s", route.name, where, left_out, exc_info=error)
+
+
+def log_loss(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | None) -> None:
+    """Warn of a message that no handler has processed and that may be dropped."""
+    binding = inbox.binding
+    container = binding.container
+    left_out = container.log_limiter.admit((binding.address, why), trio.current_time())
+    if left_out is None:
+        return
+    message_id = None
+    if delivery.message_format == MESSAGE_FORMAT:
+        message_id = message_id_of(delivery.payload, container.limits)
+    log.warning(
+        "message rejected: to %r, message-id %.200r: %s%s%s",
+        binding.address,
+        message_id,
+        why,
+        "" if error is None else f": {error.condition}: {(error.description or '')[:500]!r}",
+        left_out,
+    )
 
 
 def only_cancelled(route: Route, group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -508,7 +546,7 @@ def only_cancelled(route: Route, group: BaseExceptionGroup[BaseException]) -> Ba
         return group  # somebody wants the process to end
     if rest is not None:
         route.stats.failed += 1
-        log.error("%s failed when it was cancelled", route.name, exc_info=rest)
+        log.error("handler failed: %s when it was cancelled", route.name, exc_info=rest)
     return group if cancelled is None else cancelled
 
 
@@ -717,7 +755,7 @@ def reason(binding: Binding, failure: Exception) -> Error:
         return Error.of(failure)
     route = binding.route
     route.stats.failed += 1
-    log.error("%s failed for a link to %r", route.name, binding.address, exc_info=failure)
+    log_failure(binding.container, route, f"for a link to {binding.address!r}", failure)
     return Error("amqp:internal-error", "its handler failed")
 
 

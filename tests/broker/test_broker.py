@@ -15,7 +15,15 @@ from amqp_rt.broker.nodes import Declaration, Queue, Topic
 from amqp_rt.errors import AmqpError, DecodeError
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Rejected
+from amqp_rt.outcomes import (
+    ACCEPTED,
+    MODIFIED_FAILED,
+    RELEASED,
+    Modified,
+    Outcome,
+    Rejected,
+    rejected,
+)
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 
@@ -405,3 +413,38 @@ def test_a_source_without_address_is_nobodys() -> None:
     world = World(Queue("q"))
     receiver = world.client().receiver(None, source=Source())
     assert receiver.error == "amqp:not-found"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sentence"),
+    [
+        (
+            rejected("app:odd", "no\nsuch sku"),
+            "rejected at 'q', message-id 'm-1', app:odd: 'no\\nsuch sku'",
+        ),
+        (MODIFIED_FAILED, "max-deliveries at 'q', message-id 'm-1'"),
+        (RELEASED, "max-attempts at 'q', message-id 'm-1'"),
+    ],
+)
+def test_a_message_that_is_given_up_without_a_dead_letter_address_leaves_a_warning(
+    outcome: Outcome, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(Queue("q", max_deliveries=1, max_attempts=1))
+    world.client().sender("q").send("m", message_id="m-1")
+    world.client().receiver("q", credit=1).settle(outcome)
+    (record,) = caplog.records
+    assert record.getMessage() == f"message dropped: {sentence}: the queue has no dead_letter"
+    assert record.levelname == "WARNING"
+
+
+def test_dropped_messages_log_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(Queue("q"), Topic("t"), Queue("short", ttl_s=1), limits=Limits(log_lines_max=2))
+    for address in ("q", "t", "short"):
+        receiver = world.client().receiver(address, credit=50)
+        world.client().sender(address).send(*range(50))
+        if address != "short":
+            receiver.settle(rejected("app:odd"))
+    world.time.now += 5
+    world.host.sweep()
+    places = [each.getMessage().split(",")[0] for each in caplog.records]
+    assert places == [f"message dropped: rejected at '{name}'" for name in ("q", "q", "t", "t")]

@@ -28,7 +28,7 @@ def world() -> World:
 WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Queue, {"name": ""}, "1 to 1024 characters"),
     (Topic, {"name": "x" * 1_025}, "1 to 1024 characters"),
-    (Queue, {"name": "q", "max_deliveries": 0}, "max_deliveries is at least 1, not 0"),
+    (Queue, {"name": "q", "max_deliveries": -1}, "max_deliveries is at least 0, not -1"),
     (Queue, {"name": "q", "max_attempts": 0}, "max_attempts is at least 1"),
     (Queue, {"name": "q", "ttl_s": -1}, "ttl_s is at least 0"),
     (Queue, {"name": "q", "length_max": 0}, "length_max is at least 1"),

@@ -330,6 +330,9 @@ async def test_every_message_ends_once_and_comes_in_its_turn(seed: int) -> None:
             if chance.random() < 0.7:
                 await world.settle()
         while len(accepted) < count:
+            # Pauses after failures end.
+            world.time.now += limits.retry_pause_max_s
+            world.host.tick()
             for receiver in receivers:
                 settle(receiver, 1, ACCEPTED)
                 receiver.grant(50)

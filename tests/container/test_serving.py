@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from transports import Reach
 
 from amqp_rt.container.connections import Connection
@@ -452,7 +453,7 @@ async def test_a_handler_that_fails_while_it_is_cancelled_ends_nothing_else(
             nursery.cancel_scope.cancel()
         assert await peer.call("ping") == "pong"
         await trio.testing.wait_all_tasks_blocked()
-    assert any("wait failed when it was cancelled" in each.getMessage() for each in caplog.records)
+    assert any("wait when it was cancelled" in each.getMessage() for each in caplog.records)
 
 
 @pytest.mark.req("A13", "M1")
@@ -631,3 +632,80 @@ async def test_a_terminus_is_answered_as_it_is() -> None:
         peer.sender("orders", durable=2, capabilities=["queue"]) as out,
     ):
         assert (out.target.durable, out.target.capabilities) == (0, ())
+
+
+@pytest.mark.req("A9")
+async def test_handlers_that_always_fail_log_a_few_lines(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    @node("x")
+    async def broken(body: str) -> None:
+        raise RuntimeError(body)
+
+    broken.__qualname__ = "broken"
+    limits = Limits(log_lines_max=2, log_period_s=10)
+    async with (
+        Container("c", nodes=[broken], limits=limits) as container,
+        container.local() as peer,
+        peer.sender("x") as out,
+    ):
+        for _ in range(50):
+            await out.send_nowait("m").outcome()
+        await trio.sleep(11)
+        await out.send_nowait("m").outcome()
+    lines = [each.getMessage() for each in caplog.records if each.name == "amqp_rt.handlers"]
+    assert lines == [
+        "handler failed: broken on a message to 'x'",
+        "handler failed: broken on a message to 'x'",
+        "handler failed: broken on a message to 'x' (48 more like this were not logged)",
+    ]
+
+
+async def test_what_no_handler_could_process_leaves_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @node("numbers")
+    async def add(number: int) -> None:
+        raise Reject("too small")
+
+    add.__qualname__ = "add"
+    async with (
+        Container("c", nodes=[add]) as container,
+        container.local() as peer,
+        peer.sender("numbers", settled=True) as settled,
+        peer.sender("numbers") as out,
+    ):
+        for number, body in enumerate(["one", 1]):
+            await out.send_nowait(body, message_id=f"id-{number}").outcome()
+        # Its sender does not hear that it was rejected.
+        await settled.send(1, message_id="settled")
+        await trio.testing.wait_all_tasks_blocked()
+    undecodable, lost = (
+        each.getMessage() for each in caplog.records if each.levelname == "WARNING"
+    )
+    assert undecodable.startswith(
+        "message rejected: to 'numbers', message-id 'id-0': it cannot be decoded for add: "
+        "amqp:decode-error: "
+    )
+    assert "message-id 'settled': rejected by add, and settled by its sender" in lost
+    assert "too small" in lost
+
+
+class _Model:
+    """A class that no payload can become, as pydantic's models are."""
+
+
+@pytest.mark.parametrize("declare", [node, rpc])
+def test_a_payload_type_that_cannot_be_decoded_is_refused_at_declaration(declare: Any) -> None:
+    @declare("x")
+    async def handle(order: _Model) -> None: ...
+
+    handle.__qualname__ = "handle"
+    with pytest.raises(TypeError) as caught:
+        Container("c", nodes=[handle])
+    assert str(caught.value) == (
+        "handle: _Model cannot be decoded from a message: use a msgspec.Struct, a dataclass, a "
+        "TypedDict, or take the value (Any) or the octets (bytes); a resource of that type is not "
+        "provided"
+    )
+    Container("c", nodes=[handle], resources=[_Model()])

@@ -1,0 +1,39 @@
+"""A bound on log lines that peers, or failing handlers, can repeat. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+from .limits import DEFAULT_LIMITS, Limits
+
+
+class LogLimiter:
+    """Admits a few lines of each key in each period, and counts those left out.
+
+    Args:
+        limits: ``log_lines_max`` lines of a key in ``log_period_s`` seconds, for the
+            ``log_keys_max`` keys that were used last.
+    """
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
+        #: For each key the end of its period, the lines admitted in it, and those left out.
+        self._keys: dict[object, tuple[float, int, int]] = {}
+
+    def admit(self, key: object, now: float) -> str | None:
+        """Return None if a line of *key* is to be left out, and otherwise what to append to it.
+
+        That is empty, or says how many lines of *key* have been left out since the last one.
+        """
+        limits = self.limits
+        ends, lines, left_out = self._keys.pop(key, (now + limits.log_period_s, 0, 0))
+        # A wall clock may be put back, which must not silence the log until it has caught up.
+        if not ends - limits.log_period_s <= now < ends:
+            ends = now + limits.log_period_s
+            lines = 0
+        if lines >= limits.log_lines_max:
+            self._keys[key] = ends, lines, left_out + 1
+            return None
+        # The oldest keys are forgotten first: a key that is used moves to the end.
+        self._keys[key] = ends, lines + 1, 0
+        if len(self._keys) > limits.log_keys_max:
+            del self._keys[next(iter(self._keys))]
+        return f" ({left_out} more like this were not logged)" if left_out else ""

@@ -1,0 +1,216 @@
+"""Pauses between attempts of a message whose deliveries fail."""
+
+from __future__ import annotations
+
+import pytest
+from brokers import Receiving, World
+
+from amqp_rt.broker.nodes import DELIVERIES_MAX, Queue, Topic
+from amqp_rt.limits import Limits
+from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Outcome
+
+
+def counts(world: World, address: str = "q") -> tuple[int, int, int]:
+    stats = world.host.stats(address)
+    return stats.available, stats.acquired, stats.delayed
+
+
+def advance(world: World, seconds: float) -> None:
+    world.time.now += seconds
+    world.host.tick()
+    world.pump()
+
+
+def fail(receiver: Receiving, index: int = -1, outcome: Outcome = MODIFIED_FAILED) -> None:
+    """Let a delivery fail; the last one unless *index* says otherwise."""
+    receiver.endpoint.deliveries[index].settle(outcome)
+    receiver.world.pump()
+
+
+@pytest.mark.req("B16")
+def test_pauses_double_from_the_second_failure_up_to_a_maximum() -> None:
+    world = World(Queue("q"), limits=Limits(retry_pause_s=1, retry_pause_max_s=5))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=50)
+    fail(receiver)
+    assert len(receiver.messages) == 2, "the first retry is immediate"
+    for number, pause_s in enumerate((1, 2, 4, 5, 5), start=2):
+        fail(receiver)
+        assert counts(world) == (0, 0, 1)
+        advance(world, pause_s - 0.01)
+        assert len(receiver.messages) == number
+        advance(world, 0.01)
+        assert len(receiver.messages) == number + 1
+    assert receiver.messages[-1].delivery_count == 6
+    receiver.settle(ACCEPTED, -1)
+    assert counts(world) == (0, 0, 0)
+    assert world.host.memory.held == 0
+
+
+@pytest.mark.parametrize("outcome", [RELEASED, Modified()])
+def test_what_is_released_has_not_failed(outcome: Outcome) -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=20)
+    for number in range(1, 10):
+        assert len(receiver.messages) == number
+        fail(receiver, outcome=outcome)
+
+
+def test_without_a_pause_a_failed_message_is_retried_at_once() -> None:
+    world = World(Queue("q"), limits=Limits(retry_pause_s=0))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=20)
+    for number in range(1, 10):
+        assert len(receiver.messages) == number
+        fail(receiver)
+
+
+def test_a_delivery_count_that_a_sender_claims_makes_no_pause_and_has_an_end() -> None:
+    world = World(Queue("q"), limits=Limits(retry_pause_s=1, retry_pause_max_s=60))
+    world.client().sender("q").send("m", delivery_count=2**32 - 2)
+    receiver = world.client().receiver("q", credit=20)
+    fail(receiver)
+    fail(receiver)
+    advance(world, 1)
+    assert len(receiver.messages) == 3
+    assert receiver.messages[-1].delivery_count == 2**32 - 1
+
+
+def test_others_pass_a_message_in_its_pause_and_it_returns_to_its_place() -> None:
+    world = World(Queue("q"), limits=Limits(retry_pause_s=1))
+    sender = world.client().sender("q")
+    receiver = world.client().receiver("q", credit=3)
+    sender.send("poison")
+    fail(receiver)
+    fail(receiver)
+    sender.send("a", "b", "c")
+    assert receiver.bodies == ["poison", "poison", "a"]
+    advance(world, 1)
+    receiver.grant(2)
+    assert receiver.bodies == ["poison", "poison", "a", "poison", "b"]
+
+
+@pytest.mark.req("B23")
+def test_the_single_active_consumer_waits_so_that_order_is_kept() -> None:
+    world = World(Queue("q", single_active=True), limits=Limits(retry_pause_s=1))
+    sender = world.client().sender("q")
+    active = world.client().receiver("q", credit=10)
+    sender.send("poison")
+    fail(active)
+    fail(active)
+    sender.send("a", "b")
+    assert active.bodies == ["poison", "poison"]
+    # Whoever takes over, or asks for more, waits too.
+    standby = world.client().receiver("q", credit=10)
+    active.detach()
+    assert standby.bodies == []
+    standby.grant(10)
+    assert standby.bodies == []
+    advance(world, 1)
+    assert standby.bodies == ["poison", "a", "b"]
+
+
+@pytest.mark.req("B23")
+def test_the_group_of_a_failed_message_waits_and_other_groups_do_not() -> None:
+    world = World(Queue("q", groups=64), limits=Limits(retry_pause_s=1))
+    sender = world.client().sender("q")
+    receiver = world.client().receiver("q", credit=10)
+    sender.send("poison", "second", group_id="g")
+    fail(receiver, 0)
+    fail(receiver, 1)
+    assert receiver.bodies == ["poison", "second", "poison", "second"]
+    fail(receiver, 2)
+    world.time.now += 0.5
+    fail(receiver, 3)
+    sender.send("third", group_id="g")
+    sender.send("other", group_id="h")
+    sender.send("none")
+    assert receiver.bodies[4:] == ["other", "none"]
+    advance(world, 0.5)
+    assert receiver.bodies[6:] == [], "the second message of the group is still in its pause"
+    advance(world, 0.5)
+    assert receiver.bodies[6:] == ["poison", "second", "third"]
+
+
+def test_a_message_in_its_pause_expires_on_time() -> None:
+    world = World(
+        Queue("q", dead_letter="dead"), limits=Limits(retry_pause_s=60, retry_pause_max_s=60)
+    )
+    world.client().sender("q").send("m", ttl_s=5)
+    receiver = world.client().receiver("q", credit=10)
+    fail(receiver)
+    fail(receiver)
+    advance(world, 5)
+    assert len(receiver.messages) == 2
+    assert counts(world, "dead") == (1, 0, 0)
+
+
+def test_purging_removes_messages_in_their_pause() -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send("poison")
+    receiver = world.client().receiver("q", credit=2)
+    fail(receiver)
+    fail(receiver)
+    assert counts(world) == (0, 0, 1)
+    assert world.purge("q") == 1
+    assert counts(world) == (0, 0, 0)
+    assert world.host.memory.held == 0
+    advance(world, 60)
+    receiver.grant(5)
+    assert len(receiver.messages) == 2
+
+
+def test_a_last_value_that_is_replaced_during_its_pause_is_gone() -> None:
+    world = World(Queue("q", last_value_key="properties.subject"))
+    sender = world.client().sender("q")
+    receiver = world.client().receiver("q", credit=2)
+    sender.send("old", subject="k")
+    fail(receiver)
+    fail(receiver)
+    sender.send("new", subject="k")
+    advance(world, 60)
+    receiver.grant(5)
+    assert receiver.bodies == ["old", "old", "new"]
+    # What has not been replaced comes back more than once.
+    for number in range(4, 7):
+        fail(receiver)
+        advance(world, 60)
+        assert len(receiver.messages) == number
+
+
+def test_subscribers_of_a_topic_pause_too() -> None:
+    world = World(Topic("t"), limits=Limits(retry_pause_s=1))
+    receiver = world.client().receiver("t", credit=10)
+    world.client().sender("t").send("m")
+    fail(receiver)
+    fail(receiver)
+    assert len(receiver.messages) == 2
+    advance(world, 1)
+    assert len(receiver.messages) == 3
+
+
+@pytest.mark.req("B16")
+def test_ten_failures_lead_to_the_dead_letter_address_if_there_is_one() -> None:
+    world = World(Queue("q", dead_letter="dead"), Queue("none"), Queue("any", max_deliveries=0))
+    assert DELIVERIES_MAX == 10
+    sender = world.client().sender("q")
+    sender.send("m")
+    receiver = world.client().receiver("q", credit=50)
+    for _ in range(DELIVERIES_MAX):
+        assert counts(world) == (0, 1, 0)
+        fail(receiver)
+        advance(world, 60)
+    assert counts(world) == (0, 0, 0)
+    assert counts(world, "dead") == (1, 0, 0)
+
+
+@pytest.mark.parametrize("declared", [Queue("q"), Queue("q", max_deliveries=0, dead_letter="dead")])
+def test_no_number_of_failures_drops_a_message_otherwise(declared: Queue) -> None:
+    world = World(declared)
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=50)
+    for _ in range(3 * DELIVERIES_MAX):
+        fail(receiver)
+        advance(world, 60)
+    assert counts(world) == (0, 1, 0)

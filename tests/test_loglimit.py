@@ -1,0 +1,32 @@
+"""The bound on log lines that others can repeat."""
+
+from __future__ import annotations
+
+from amqp_rt.limits import Limits
+from amqp_rt.loglimit import LogLimiter
+
+LIMITS = Limits(log_lines_max=2, log_period_s=10, log_keys_max=3)
+
+
+def test_a_period_has_so_many_lines_and_the_next_one_says_what_was_left_out() -> None:
+    limiter = LogLimiter(LIMITS)
+    assert [limiter.admit("a", now) for now in (0, 1, 2, 9.9)] == ["", "", None, None]
+    assert limiter.admit("b", 9.9) == "", "each key has its own"
+    assert limiter.admit("a", 10) == " (2 more like this were not logged)"
+    assert [limiter.admit("a", now) for now in (11, 12)] == ["", None]
+
+
+def test_only_so_many_keys_are_remembered() -> None:
+    limiter = LogLimiter(LIMITS)
+    for number in range(100):
+        assert limiter.admit(number, 0) == ""
+        assert limiter.admit(number, 0) == ""
+    assert len(limiter._keys) == LIMITS.log_keys_max
+    assert limiter.admit(99, 0) is None
+    assert limiter.admit(0, 0) == "", "the oldest are forgotten"
+
+
+def test_a_clock_that_is_put_back_begins_a_new_period() -> None:
+    limiter = LogLimiter(LIMITS)
+    assert [limiter.admit("a", 1_000) for _ in range(3)] == ["", "", None]
+    assert limiter.admit("a", 5) == " (1 more like this were not logged)"

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, rejected
 from amqp_rt.values import Described, Symbol, ULong
@@ -42,6 +43,10 @@ OPTIONS = st.fixed_dictionaries(
         "overflow": st.sampled_from(["drop-head", "reject"]),
     },
 )
+
+
+#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+UNPAUSED = Limits(retry_pause_s=0)
 
 
 class Item:
@@ -83,7 +88,7 @@ class KindModel(RuleBasedStateMachine):
             declared["sort_key"] = "number"
         if "overflow" in declared:
             declared["length_max"] = 4
-        self.world = World(Queue("q", dead_letter="dead", **declared))
+        self.world = World(Queue("q", dead_letter="dead", **declared), limits=UNPAUSED)
         self.client = self.world.client()
         self.producer = self.client.sender("q")
         self.now = 0.0

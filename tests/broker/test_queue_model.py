@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, rejected
 
 MAX_DELIVERIES = 3
 
 AVAILABLE, GONE, DEAD = "available", "gone", "dead"
+
+
+#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+UNPAUSED = Limits(retry_pause_s=0)
 
 
 class Item:
@@ -49,7 +54,9 @@ class Reader:
 class QueueModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Queue("q", max_deliveries=MAX_DELIVERIES, dead_letter="dead"))
+        self.world = World(
+            Queue("q", max_deliveries=MAX_DELIVERIES, dead_letter="dead"), limits=UNPAUSED
+        )
         self.producer = self.world.client().sender("q")
         self.items: list[Item] = []
         self.dead: list[int] = []

@@ -338,7 +338,7 @@ def test_a_message_too_large_for_one_consumer_goes_to_another() -> None:
 
 
 def test_a_message_is_given_up_after_max_deliveries_failures() -> None:
-    world = World(DEAD, volatile=True)
+    world = World(DEAD, volatile=True, limits=Limits(retry_pause_s=0))
     client = world.client()
     client.sender("q").send("m", durable=True, ttl_s=60, message_annotations={"x-opt-a": 1})
     receiver = client.receiver("q", credit=10)

@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from amqp_rt.broker.nodes import Topic
+from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified
 from amqp_rt.termini import Source
 from amqp_rt.values import Described, Symbol
 
 OUTCOMES = {"accept": ACCEPTED, "release": RELEASED, "fail": Modified(delivery_failed=True)}
+
+
+#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+UNPAUSED = Limits(retry_pause_s=0)
 
 
 class Subscriber:
@@ -54,7 +59,7 @@ class Subscriber:
 class SubscriptionModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Topic("t"))
+        self.world = World(Topic("t"), limits=UNPAUSED)
         self.sender = self.world.client("maker").sender("t")
         #: All links of one name are of one container.
         self.client = self.world.client("reader")

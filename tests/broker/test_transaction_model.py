@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified
 from amqp_rt.transactions import TransactionalState
 
 OUTCOMES = {"accept": ACCEPTED, "release": RELEASED, "fail": Modified(delivery_failed=True)}
+
+
+#: What fails comes back at once; ``test_pauses.py`` has the pauses.
+UNPAUSED = Limits(retry_pause_s=0)
 
 
 class Item:
@@ -53,7 +58,7 @@ class Open:
 class TransactionModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Queue("q"))
+        self.world = World(Queue("q"), limits=UNPAUSED)
         self.client = self.world.client()
         self.producer = self.client.sender("q")
         self.controls = [Controller(self.client)]

@@ -283,9 +283,9 @@ async def attach(peer: Connection, link: Any) -> None:
         await link.wait_attached()
 
 
-async def relayed(peer: Connection) -> None:
+async def relayed(peer: Connection, to: str = "q") -> None:
     async with peer.sender(None) as relay:
-        await relay.send("x", to="q")
+        await relay.send("x", to=to)
 
 
 async def posted(peer: Connection) -> None:
@@ -352,12 +352,19 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "attach a link that sends to q": lambda peer: attach(peer, peer.sender("q")),
         "attach a link that receives from q": lambda peer: attach(peer, peer.receiver("q")),
         "attach a link that browses q": lambda peer: attach(peer, peer.receiver("q", mode="copy")),
+        "attach a link that sends to an alias of q": lambda peer: attach(
+            peer, peer.sender("alias")
+        ),
+        "attach a link that receives from an alias of q": lambda peer: attach(
+            peer, peer.receiver("alias")
+        ),
         "attach a link to a node that is not there": lambda peer: attach(
             peer, peer.sender("nowhere")
         ),
         "attach to a dynamic node": lambda peer: attach(peer, peer.receiver(dynamic=True)),
         "attach to the anonymous terminus": lambda peer: attach(peer, peer.sender(None)),
         "send to q by the anonymous terminus": relayed,
+        "send to an alias of q by the anonymous terminus": lambda peer: relayed(peer, "alias"),
         "ask for transactions": declared,
         "post to q in a transaction": posted,
         "post to q in a transaction, by the anonymous terminus": posted_by_relay,
@@ -388,6 +395,12 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "ask for transactions": on_channel(nothing, transactional=True),
         "consume from q": on_channel(consumed),
         "get from q": on_channel(lambda channel: channel.get("q")),
+        "declare an alias of q passively": on_channel(
+            lambda channel: channel.declare_queue("alias", passive=True)
+        ),
+        "purge an alias of q": on_channel(lambda channel: channel.purge_queue("alias")),
+        "publish to an alias of q": on_channel(lambda channel: channel.publish(b"x", key="alias")),
+        "get from an alias of q": on_channel(lambda channel: channel.get("alias")),
     },
     "AMQP Management": {
         "READ q": managing("READ", name="q"),
@@ -411,7 +424,7 @@ async def outcome(shop: Broker, name: str, operation: Operation, peer: Connectio
     for each in ("q", "others"):
         if each in [node.name for node in shop.host.nodes()]:
             shop.host.delete(each)
-        await shop.declare(Queue(each))
+        await shop.declare(Queue(each, aliases=("alias",) if each == "q" else ()))
     shop.host.publish("q", Message("x").encode())
     if name == "CREATE q":
         shop.host.delete("q")

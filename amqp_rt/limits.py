@@ -149,6 +149,8 @@ class Limits(Struct, frozen=True, gc=False):
     #: Bytes of the arguments of one queue, exchange or binding. What they take in memory counts as
     #: bytes of the broker.
     arguments_bytes_max: int = 16 * KIB
+    #: Other addresses of one node.
+    aliases_max: int = 100
     #: Dynamic nodes that one connection may have.
     dynamic_nodes_max: int = 1_000
     #: Seconds between the second failure of a message and its next delivery; they double with each

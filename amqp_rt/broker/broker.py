@@ -737,28 +737,25 @@ class BrokerHost:
         Raises:
             AmqpError: It has one.
         """
-        space = self._spaces.get(virtual_host, {})
         aliases = declared.aliases if isinstance(declared, Addressed) else ()
-        for address in (declared.name, *aliases):
-            why = reserved(address)
-            found = split_partition(address)
-            log = None if found is None else space.get(found[0])
-            if log is not None and isinstance(log.held, MessageLog):
-                why = f"{address!r} is a partition of {log.declared.name!r}"
-            if why or (address == JOURNAL and address in aliases):
-                raise AmqpError(
-                    f"no node can be called so: {why or repr(address) + ' is a log of the broker'}",
-                    condition="amqp:unauthorized-access",
-                )
-        dead = declared.dead_letter if isinstance(declared, Queue) else None
-        if dead is None or dead.startswith(EXCHANGES):
-            return
-        if reserved(dead) or dead == JOURNAL:
+        if len(aliases) > self.limits.aliases_max:
             raise AmqpError(
-                f"{declared.name!r}: dead_letter is the address of a node or an exchange, "
-                f"not {dead!r}",
-                condition="amqp:unauthorized-access",
+                f"{declared.name!r}: a node has at most {self.limits.aliases_max} aliases, "
+                f"not {len(aliases)}",
+                condition="amqp:resource-limit-exceeded",
             )
+        dead = declared.dead_letter if isinstance(declared, Queue) else None
+        if dead is not None and dead.startswith(EXCHANGES):
+            dead = None
+        named = [declared.name, *aliases] if dead is None else [declared.name, *aliases, dead]
+        for address in named:
+            why = self._meaning(virtual_host, address)
+            if why and not (address == JOURNAL and address == declared.name):
+                raise AmqpError(
+                    f"no node can be called so: {why}", condition="amqp:unauthorized-access"
+                )
+        if dead is None:
+            return
         means = self._aliases.get(virtual_host, {}).get(dead)
         if means is not None or dead in aliases:
             raise AmqpError(
@@ -766,6 +763,16 @@ class BrokerHost:
                 f"{means or declared.name!r}: give the name of the node",
                 condition="amqp:precondition-failed",
             )
+
+    def _meaning(self, virtual_host: str, address: str) -> str:
+        """What *address* means already that is no node of a client's; empty if nothing."""
+        if address == JOURNAL:
+            return f"{address!r} is where the broker records what becomes of messages"
+        found = split_partition(address)
+        log = None if found is None else self._spaces.get(virtual_host, {}).get(found[0])
+        if log is not None and isinstance(log.held, MessageLog):
+            return f"{address!r} is a partition of {log.declared.name!r}"
+        return reserved(address)
 
     def _make_dead(self, virtual_host: str, declared: Declaration) -> None:
         """The queue for the dead letters of *declared*, if there is no node of that name."""

@@ -142,7 +142,8 @@ class Addressed(Declaration, frozen=True, kw_only=True):
     """A node that may have other addresses beside its name.
 
     Args:
-        aliases: Addresses that mean this node; who uses one is answered with it (S3 2.1).
+        aliases: Addresses that mean this node; who uses one is answered with it (S3 2.1), and has the
+            rights of the node. At most ``Limits.aliases_max``.
     """
 
     aliases: tuple[str, ...] = ()

@@ -169,6 +169,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
         "broker/test_topology.py::test_a_dead_letter_is_held_against_so_many_bindings",
     ),
     "arguments_bytes_max": ("broker/test_topology.py::test_arguments_have_so_many_bytes",),
+    "aliases_max": ("broker/test_nodes.py::test_a_node_has_so_many_aliases",),
     "dynamic_nodes_max": (
         "broker/test_nodes.py::test_dynamic_nodes_are_bounded_for_each_connection",
     ),

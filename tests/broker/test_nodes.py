@@ -413,6 +413,15 @@ def test_an_alias_is_an_address_like_any_other() -> None:
 
 
 @pytest.mark.req("B3")
+def test_a_node_has_so_many_aliases() -> None:
+    here = World(limits=Limits(aliases_max=2))
+    here.host.declare(Queue("q", aliases=("a", "b")))
+    for declare, name in ((here.host.declare, "p"), (here.host.update, "q")):
+        with pytest.raises(AmqpError, match="at most 2 aliases, not 3") as caught:
+            declare(Queue(name, aliases=("a", "b", "c")))
+        assert caught.value.condition == "amqp:resource-limit-exceeded"
+
+
 def test_an_alias_means_one_node() -> None:
     here = World(Queue("q", aliases=("a",)), Topic("t"))
     for wrong in (Queue("a"), Queue("p", aliases=("a",)), Queue("p", aliases=("t",))):

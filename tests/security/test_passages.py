@@ -96,6 +96,7 @@ ATTEMPTS: dict[str, list[Any]] = {
         "$journal",
         "eve/$management",
         "payments/$management",
+        "eve/log/partitions/0",
     ],
     "aliases": [
         ["payments"],

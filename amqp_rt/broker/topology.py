@@ -74,7 +74,7 @@ _OVERFLOWS: Final = {
 #: Credit of a link that sends to an exchange.
 _WINDOW: Final = 1_000
 #: Work of one turn, in frames, on messages for an exchange, and queues between two looks at it.
-_WORK_MAX: Final = 300
+_WORK_MAX: Final = 200
 _QUEUES_OF_A_STEP: Final = 10
 _TOO_LONG: Final = rejected(
     "amqp:resource-limit-exceeded",
@@ -571,7 +571,7 @@ class ExchangeInlet:
             for at, inlet in enumerate(found, 1):
                 inlet.deliver(link, [Copy(copies)])
                 if not at % _QUEUES_OF_A_STEP:
-                    yield 2 * _QUEUES_OF_A_STEP
+                    yield 5 * _QUEUES_OF_A_STEP
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Messages come whole."""

@@ -37,6 +37,8 @@ class Attack(Struct):
     deaf: bool = False
     #: Over a WebSocket.
     web: bool = False
+    #: What is said before that, each part once the server has said something to the one before.
+    handshake: tuple[bytes, ...] = ()
 
 
 def frame(name: str, /, payload: bytes = b"", **fields: Any) -> bytes:
@@ -169,6 +171,90 @@ def _queries() -> Attack:
     return Attack(begun() + sender("$management"), said)
 
 
+# --- AMQP 0-9-1 ---
+
+
+def _on_0_9_1(declared: list[Any], rounds: bytes, queues: int = 0) -> Attack:
+    """An attack over 0-9-1, which begins with what is declared."""
+    from amqp_rt_amqp091 import methods as m
+    from amqp_rt_amqp091.frames import PROTOCOL_HEADER, method_frame
+
+    named = [
+        m.QueueDeclare(
+            queue=f"hit-{number}", auto_delete=True, no_wait=True,
+            arguments={"x-max-length": 1, "x-expires": 600_000},
+        )
+        for number in range(queues)
+    ]  # fmt: skip
+    login = method_frame(0, m.ConnectionStartOk(mechanism="ANONYMOUS", locale="en_US"))
+    tuned = m.ConnectionTuneOk(channel_max=10, frame_max=131_072)
+    begin = [method_frame(0, tuned), method_frame(0, m.ConnectionOpen(virtual_host="/"))]
+    begin += [method_frame(1, each) for each in (m.ChannelOpen(), *named, *declared)]
+    return Attack(b"".join(begin), rounds, handshake=(PROTOCOL_HEADER, login))
+
+
+def _published(exchange: str, key: str, headers: dict[str, object] | None = None) -> bytes:
+    from amqp_rt_amqp091 import methods as m
+    from amqp_rt_amqp091.frames import content_frames
+
+    said = m.BasicPublish(exchange=exchange, routing_key=key)
+    properties = m.BasicProperties(headers=headers)
+    return b"".join(content_frames(1, said, properties, b"x", 131_072))
+
+
+def _topics() -> Attack:
+    # A word of the key goes on at two places of each place, so that the last one is at all of them, and
+    # that for each of a hundred keys.
+    from amqp_rt_amqp091 import methods as m
+
+    patterns = [
+        ".".join("*" if number >> bit & 1 else "a" for bit in range(11)) for number in range(2**11)
+    ]
+    bindings = [
+        m.QueueBind(queue="hit-0", exchange="amq.topic", routing_key=pattern + ".#.x", no_wait=True)
+        for pattern in patterns
+    ]
+    keys = [".".join(["a"] * 11 + [f"{number}"]) for number in range(99)]
+    return _on_0_9_1(bindings, _published("amq.topic", keys[0], {"CC": keys[1:]}), 1)
+
+
+def _headers() -> Attack:
+    # All bindings want the same long header, which is none of theirs.
+    from amqp_rt_amqp091 import methods as m
+
+    bindings = [
+        m.QueueBind(
+            queue="hit-0", exchange="amq.headers", no_wait=True,
+            arguments={"x-match": "all", "a": [number]},
+        )
+        for number in range(5_000)
+    ]  # fmt: skip
+    return _on_0_9_1(bindings, _published("amq.headers", "", {"a": [None] * 4_000}), 1)
+
+
+def _fan_out() -> Attack:
+    from amqp_rt_amqp091 import methods as m
+
+    bindings = [
+        m.QueueBind(queue=f"hit-{number}", exchange="amq.fanout", no_wait=True)
+        for number in range(900)
+    ]
+    return _on_0_9_1(bindings, _published("amq.fanout", ""), 900)
+
+
+def _nacks() -> Attack:
+    from amqp_rt_amqp091 import methods as m
+    from amqp_rt_amqp091.frames import method_frame
+
+    consumer = m.BasicConsume(queue="full", no_wait=True)
+    return _on_0_9_1([consumer], method_frame(1, m.BasicNack(multiple=True, requeue=True)))
+
+
+def _tables() -> Attack:
+    headers: dict[str, object] = {"a": [None] * 4_000}
+    return _on_0_9_1([], b"".join(_published("", "tables", {**headers, "n": n}) for n in range(9)))
+
+
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "logins": lambda: Attack(login("PLAIN", b"\0bench\0wrong"), b""),
     "greetings": lambda: Attack(b"AMQP\x00\x01\x00\x00" + bytes(64)),
@@ -197,6 +283,11 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
         ),
     ),
     "queries": _queries,
+    "topics": _topics,
+    "headers": _headers,
+    "fan_out": _fan_out,
+    "nacks": _nacks,
+    "tables": _tables,
     "pings": lambda: Attack(masked(2, begun()), masked(9, b"x" * 100), web=True),
     "fragments": _fragments,
 }  # fmt: skip
@@ -210,6 +301,10 @@ class _Connection:
         begin = attack.begin
         if attack.web:
             self._upgrade(port)
+        for part in attack.handshake:
+            self.socket.settimeout(5)
+            self.socket.sendall(part)
+            self.socket.recv(4096)
         self.socket.setblocking(False)
         self.rest = memoryview(begin)
         found.register(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)

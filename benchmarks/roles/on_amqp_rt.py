@@ -6,6 +6,7 @@ Only ``idle``, which holds more connections than one would, stands on the engine
 from __future__ import annotations
 
 import gc
+import importlib.util
 import inspect
 import json
 import platform
@@ -461,6 +462,7 @@ async def guarded(options: Options) -> None:
             auto_create=["queue:*"],
             users={"bench": "correct horse"},
             sasl=["PLAIN", "SCRAM-SHA-256", "ANONYMOUS"],
+            fronts=["amqp091"] if importlib.util.find_spec("amqp_rt_amqp091") else [],
         ) as broker,
     ):
         # For those who ask about all of them. A few may be made on use beside them.

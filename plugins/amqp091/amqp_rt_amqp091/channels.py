@@ -85,13 +85,17 @@ _OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
 #: Unanswered messages of a channel where the client sets no bound: as many as it could set. Each of
 #: them lies in its queue all the while, which has its own bounds.
 _UNACKED_MAX: Final = 65_535
+#: What a method costs that is neither a message nor its acknowledgement, in frames: it declares
+#: something, or attaches a link.
+_METHOD_WORK: Final = 20
 #: Work of one turn on one method, in frames.
 _WORK_MAX: Final = 200
-#: Queues that a message is handed to between two looks at that, and deliveries that are answered.
+#: Queues that a message is handed to between two looks at that, and what one of them costs.
 _QUEUES_OF_A_STEP: Final = 10
-_ANSWERS_OF_A_STEP: Final = 100
-#: What is discarded goes elsewhere, or is counted: more work than an acknowledgement.
-_DISCARDS_OF_A_STEP: Final = 10
+_QUEUE_WORK: Final = 5
+#: Deliveries that are answered between two looks, and what one costs: another may take its place.
+_ANSWERS_OF_A_STEP: Final = 10
+_ANSWER_WORK: Final = 5
 #: Links for destinations that nobody has an inlet for.
 _LINKS_MAX: Final = 256
 #: Why messages are refused for which their publisher is to blame, or the options of the broker.
@@ -288,7 +292,7 @@ class Channel(BaseChannel):
             left -= work
             if left <= 0:
                 self._deferred = partial(self._work_on, steps, engine.context)
-                engine.schedule(self)
+                engine.work_later(self)
                 return
 
     def _work_on(self, steps: Generator[int, None, None], method: m.Method | None) -> None:
@@ -347,6 +351,7 @@ class Channel(BaseChannel):
 
     def _on_method(self, method: m.Method) -> None:
         self.engine.flush()
+        self.engine.spend(_METHOD_WORK)
         handler = _HANDLERS.get(type(method))
         if handler is None:
             raise Fault(faults.COMMAND_INVALID, f"{method.name} is nothing that a client says here")
@@ -882,8 +887,9 @@ class Channel(BaseChannel):
 
     def _conclude_all(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
         """Say *outcome* of *deliveries*: of many a few at a time."""
-        size = _DISCARDS_OF_A_STEP if outcome is DISCARDED else _ANSWERS_OF_A_STEP
+        size = _ANSWERS_OF_A_STEP
         if len(deliveries) <= size:
+            self.engine.spend(_ANSWER_WORK * len(deliveries))
             self._conclude(deliveries, outcome)
             return
 
@@ -895,7 +901,7 @@ class Channel(BaseChannel):
                 ]
                 self._conclude(chosen, outcome)
                 self.engine.flush()
-                yield _ANSWERS_OF_A_STEP // 4
+                yield _ANSWER_WORK * size
 
         self._work(steps())
 
@@ -1052,7 +1058,7 @@ class Channel(BaseChannel):
             self.engine.post(way, link, IncomingDelivery(link, *said))
             if not count % _QUEUES_OF_A_STEP:
                 self.engine.flush()
-                yield 2 * _QUEUES_OF_A_STEP
+                yield _QUEUE_WORK * _QUEUES_OF_A_STEP
 
     def _find_ways(
         self, method: m.BasicPublish, properties: m.BasicProperties

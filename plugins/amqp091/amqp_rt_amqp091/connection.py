@@ -137,7 +137,9 @@ class Connection:
             return []
         self._receiving = True
         unread, self.unread = self.unread, False
+        self._spent = 0
         self._go_on()
+        self._go_on_with_work()
         if data:
             data = self._on_octets(data)
         if (data or unread) and not self.finished:
@@ -229,6 +231,9 @@ class Connection:
     def _go_on(self) -> None:
         """Take what was held up."""
 
+    def _go_on_with_work(self) -> None:
+        """Do a turn's work on what was too much for one turn."""
+
     def _pour(self) -> None:
         """There is room again for those who had none."""
 
@@ -260,7 +265,8 @@ class Connection:
 
     def _on_data(self, data: bytes) -> None:
         try:
-            left = self.work_max
+            left = self.work_max - self._spent
+            self._spent = 0
             for frame in self._frames.feed(data):
                 self._on_frame(frame)
                 left -= 1 + self._spent

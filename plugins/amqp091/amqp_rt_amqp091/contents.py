@@ -15,8 +15,17 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 BASIC: Final = 60
-#: Octets of a table, a value of which may have one, that take as long as a frame of a message.
-OCTETS_OF_A_FRAME: Final = 16
+#: Values of a table that take as long as a frame of a message, through all that is done with them.
+VALUES_OF_A_FRAME: Final = 4
+
+
+def values_in(value: object) -> int:
+    """How many values a table or an array has, those of nested ones included."""
+    if isinstance(value, dict):
+        return len(value) + sum(map(values_in, value.values()))
+    if isinstance(value, list):
+        return len(value) + sum(map(values_in, value))
+    return 0
 
 
 class BaseChannel:
@@ -91,8 +100,10 @@ class BaseChannel:
             self._on_method_octets(frame.payload)
 
     def _on_method_octets(self, payload: bytes) -> None:
-        self.engine.spend(len(payload) // OCTETS_OF_A_FRAME)
         self.engine.context = method = read_method(payload)
+        arguments = getattr(method, "arguments", None)
+        if arguments:
+            self.engine.spend(values_in(arguments) // VALUES_OF_A_FRAME)
         if isinstance(method, self.carriers):
             self._carrier = method
         else:
@@ -101,8 +112,9 @@ class BaseChannel:
     def _on_header(self, payload: bytes) -> None:
         if self._carrier is None or self._properties is not None:
             raise Fault(faults.UNEXPECTED_FRAME, "a content header came without its method")
-        self.engine.spend(len(payload) // OCTETS_OF_A_FRAME)
         header = read_header(payload)
+        if header.properties.headers:
+            self.engine.spend(values_in(header.properties.headers) // VALUES_OF_A_FRAME)
         if header.class_id != BASIC:
             raise Fault(
                 faults.UNEXPECTED_FRAME, f"a content header of class {header.class_id}, not basic"

@@ -91,6 +91,8 @@ class Engine(Connection):
         self.ways: dict[tuple[int, bytes, bytes], list[tuple[Any, ReceivingLink]]] = {}
         #: Consumers that have credit and no room.
         self.thirsty: dict[SendingLink, None] = {}
+        #: Messages that consumers were given in this turn.
+        self.given = 0
         self.hears_cancel = False
         self._header = b""
         self._names = count(1)
@@ -104,6 +106,8 @@ class Engine(Connection):
         self._channel_max = min(CHANNEL_MAX, max(1, options.limits.channel_max * 32))
         #: Channels that go on where they were held up.
         self._scheduled: dict[Channel, None] = {}
+        #: Channels with work for later turns.
+        self._working: dict[Channel, None] = {}
         self._dirty: dict[Channel, None] = {}
         #: Messages of this chunk, by who takes them and the link on which they come.
         self._posts: dict[tuple[int, ReceivingLink], tuple[Any, list[IncomingDelivery]]] = {}
@@ -125,6 +129,11 @@ class Engine(Connection):
         for channel in scheduled:
             channel.go_on()
 
+    def _go_on_with_work(self) -> None:
+        working, self._working = self._working, {}
+        for channel in working:
+            channel.go_on()
+
     def _before_take(self) -> None:
         if self._open_due and self.stage is Stage.RUNNING:
             self._say_open_ok()
@@ -135,6 +144,8 @@ class Engine(Connection):
             self.flush()
             self._receiving = False
         self._confirm()
+        if not self.thirsty:
+            self.given = 0
 
     def _code_of(self, error: Error) -> int:
         if self._open_due and error.condition == "amqp:not-found":
@@ -151,6 +162,7 @@ class Engine(Connection):
             self.topology.close()
         self.thirsty.clear()
         self._scheduled.clear()
+        self._working.clear()
 
     # --- input ---------------------------------------------------------------------------
 
@@ -375,6 +387,7 @@ class Engine(Connection):
 
     def _pour(self) -> None:
         """There is room again for those who had credit and none."""
+        self.given = 0
         if not self.thirsty or self.output_size >= self.limits.output_max // 2:
             return
         thirsty, self.thirsty = self.thirsty, {}
@@ -398,6 +411,13 @@ class Engine(Connection):
     def schedule(self, channel: Channel) -> None:
         """Let *channel* go on with what was held up: soon, by ``tick``."""
         self._scheduled[channel] = None
+        self._wake()
+
+    def work_later(self, channel: Channel) -> None:
+        """Let *channel* go on with its work in the next call of ``receive``, which comes when other
+        connections have had their turn."""
+        self._working[channel] = None
+        self.unread = True
         self._wake()
 
     def mark_dirty(self, channel: Channel) -> None:

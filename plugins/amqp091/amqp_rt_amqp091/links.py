@@ -36,6 +36,8 @@ _RECEIVER: Final = True
 _UNSETTLED: Final = 0
 _SETTLED: Final = 1
 _FIRST: Final = 0
+#: Messages that the consumers of a connection are given in a turn; more follow in the next one.
+_GIVEN_MAX: Final = 200
 #: Credit where nobody has set a bound.
 UNBOUNDED: Final = 1 << 31
 
@@ -388,7 +390,7 @@ class SendingLink(Link):
         if not self.channel.flowing:
             return False
         engine = self.channel.engine
-        if engine.output_size < engine.limits.output_max:
+        if engine.output_size < engine.limits.output_max and engine.given < _GIVEN_MAX:
             return True
         engine.thirsty[self] = None
         return False
@@ -442,6 +444,7 @@ class SendingLink(Link):
             raise LocalProtocolError(f"0-9-1 knows no message-format {message_format}")
         octets = payload if isinstance(payload, bytes) else b"".join(payload)
         done = self.no_ack if settled is None else settled
+        self.channel.engine.given += 1
         if self.on_message is None:
             delivery = self.channel.deliver(self, octets, context, done)
         else:

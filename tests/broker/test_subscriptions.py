@@ -12,7 +12,9 @@ from brokers import World, client_of
 
 from amqp_rt import Broker, Connection
 from amqp_rt.broker.nodes import Topic
+from amqp_rt.broker.termini import KeptSource
 from amqp_rt.errors import AmqpError, LinkDetached, LinkRefused
+from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 from amqp_rt.stores.base import Store, StoreFull
@@ -195,6 +197,45 @@ async def test_a_durable_subscription_outlives_the_broker(kept: Callable[[], Sto
         assert await bodies(peer, 0) == []
         names = [terminus.key[2] for terminus in broker.host.termini]
         assert sorted(names) == ["c", "d"]
+
+
+@pytest.mark.req("M38", "X24")
+async def test_what_a_durable_source_had_sent_is_known_after_a_restart(
+    kept: Callable[[], Store],
+) -> None:
+    async with running(kept()) as broker, client_of(broker) as peer:
+        subscriber = peer.receiver("t", name="s", durable=2)
+        await subscriber.wait_attached()
+        async with peer.sender("t") as out:
+            await out.send("in hand", durable=True)
+        delivery = await subscriber.receive()
+        await subscriber.suspend()
+    async with running(kept()) as broker:
+        (terminus,) = broker.host.termini
+        assert isinstance(terminus, KeptSource)
+        assert terminus.memory is not None
+        (known,) = terminus.memory.values()
+        assert (known.tag, known.complete) == (delivery.tag, True)
+        assert isinstance(known.payload, bytes)
+        assert Message.decode(known.payload).body == "in hand"
+        # A second end does nothing more.
+        ends: list[None] = []
+        terminus.on_end.append(lambda: ends.append(None))
+        terminus.end()
+        terminus.end()
+        assert len(ends) == 1
+
+
+@pytest.mark.req("M38", "X22")
+async def test_a_durable_source_sends_any_size_to_a_peer_that_sets_no_bound() -> None:
+    async with running(MemoryStore()) as broker, client_of(broker) as peer:
+        subscriber = peer.receiver("t", name="s", durable=2, streaming=True)
+        await subscriber.wait_attached()
+        assert subscriber.link.max_message_size == 0
+        async with peer.sender("t") as out:
+            await out.send(b"x" * 1_000, durable=True)
+        delivery = await subscriber.receive()
+        assert b"".join([chunk async for chunk in delivery.chunks()]) == b"x" * 1_000
 
 
 @pytest.mark.req("B19", "M38")

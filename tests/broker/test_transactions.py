@@ -67,6 +67,8 @@ def test_a_coordinator_says_what_it_can_do_whatever_was_asked_for() -> None:
         "amqp:multi-ssns-per-txn",
     )
     assert control.link.credit > 0
+    # What is said there is short: nothing longer is taken.
+    assert 0 < control.link.max_message_size <= 16_384
 
 
 @pytest.mark.req("R2")

@@ -54,9 +54,11 @@ def test_every_stage_with_every_step(table: str, stage: Stage, step: Step, ours:
     # Whose half it is says whose fault it is.
     with pytest.raises(
         LocalProtocolError if ours else RemoteProtocolError, match=re.escape(step.value)
-    ):
+    ) as caught:
         half.take(step)
     assert half.stage is stage
+    if not ours:
+        assert caught.value.condition == "amqp:not-allowed"
 
 
 def test_every_stage_can_be_reached() -> None:

@@ -891,7 +891,8 @@ class Container:
             link.rcv_settle_mode = RCV_FIRST
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
-            link.refuse(terminus)
+            # A peer without any right does not learn what is kept for links of this name.
+            link.refuse(decide_anywhere(self.access, link.peer) or terminus)
         elif (refused := self._judge_attach(link, terminus)) is not None:
             link.refuse(refused)
         elif isinstance(terminus, Coordinator):

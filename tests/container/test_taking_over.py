@@ -114,6 +114,18 @@ async def test_a_kept_terminus_is_not_ended_for_a_link_elsewhere() -> None:
                 assert (await news.receive()).body == "kept"
 
 
+@pytest.mark.req("SE11", "X23")
+async def test_what_is_kept_is_not_told_to_who_has_no_right() -> None:
+    async with guarded() as broker:
+        async with client(broker) as peer:
+            news = peer.receiver("news", name="inbox", timeout=60)
+            await news.wait_attached()
+            await news.suspend()
+        async with client(broker, token=False) as eve:
+            for name in ("inbox", "another"):
+                assert await refused(eve.receiver(name=name)) == UNAUTHORIZED
+
+
 @pytest.mark.req("SE11", "X25")
 async def test_a_subscription_of_all_is_not_ended_for_a_link_elsewhere() -> None:
     def subscribed(connection: Connection, address: str) -> Any:

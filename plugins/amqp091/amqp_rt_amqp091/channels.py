@@ -217,7 +217,7 @@ class Channel(BaseChannel):
         """
         if self.closing:
             self._on_frame_while_closing(frame)
-        elif (self.held_up or self._deferred is not None) and not (
+        elif (self.held_up or self.backlog or self._deferred is not None) and not (
             self._lets_publish and self._publishes(frame)
         ):
             self._hold(frame)
@@ -301,7 +301,9 @@ class Channel(BaseChannel):
             self._work(steps)
 
     def go_on(self) -> None:
-        """Take what was held up, until something holds it up again."""
+        """Take what was held up, until something holds it up again; of much the rest comes later."""
+        engine = self.engine
+        enough = engine.spent + _WORK_MAX
         if self._deferred is not None:
             step, self._deferred = self._deferred, None
             self.engine.guard(self, step)
@@ -310,6 +312,10 @@ class Channel(BaseChannel):
             self.backlog_size -= len(frame.payload) + OVERHEAD
             self.engine.let_go(len(frame.payload) + OVERHEAD)
             self.engine.guard(self, partial(self._take, frame))
+            engine.spend(1)
+            if engine.spent >= enough and self.backlog and not self._waits:
+                engine.work_later(self)
+                return
 
     def _on_method_octets(self, payload: bytes) -> None:
         # What comes with each message goes the short way.

@@ -97,7 +97,7 @@ class Connection:
         #: Octets that wait on all channels.
         self._held = 0
         #: What the frame in hand has cost, in frames, beyond its own one.
-        self._spent = 0
+        self.spent = 0
         #: Why it ends, if not in peace.
         self.error: Error | None = None
         #: The owner has heard that it is over.
@@ -137,7 +137,7 @@ class Connection:
             return []
         self._receiving = True
         unread, self.unread = self.unread, False
-        self._spent = 0
+        self.spent = 0
         self._go_on()
         self._go_on_with_work()
         if data:
@@ -265,12 +265,12 @@ class Connection:
 
     def _on_data(self, data: bytes) -> None:
         try:
-            left = self.work_max - self._spent
-            self._spent = 0
+            left = self.work_max - self.spent
+            self.spent = 0
             for frame in self._frames.feed(data):
                 self._on_frame(frame)
-                left -= 1 + self._spent
-                self._spent = 0
+                left -= 1 + self.spent
+                self.spent = 0
                 if self.stage is Stage.CLOSED:
                     break
                 if left <= 0:
@@ -448,7 +448,7 @@ class Connection:
 
     def spend(self, work: int) -> None:
         """Count *work*, in frames, against ``work_max`` of this turn: a frame made more than its own."""
-        self._spent += work
+        self.spent += work
 
     def let_go(self, size: int) -> None:
         """*size* octets wait no more."""

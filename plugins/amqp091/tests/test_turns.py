@@ -142,6 +142,31 @@ def test_very_many_messages_are_answered_in_turns(answer: str) -> None:
     assert world.host.stats("dead").available == (2_000 if answer == "nack" else 0)
 
 
+@pytest.mark.req("N17")
+def test_frames_that_were_held_up_are_taken_in_turns_and_in_order() -> None:
+    world = World()
+    client = stepping(world)
+    client.say(1, m.QueueDeclare(queue="q"))
+    client.holds = []
+    client.say(1, m.BasicGet(queue="q"))
+    client.take()
+    for number in range(500):
+        client.feed(published(1, "q", b"%d" % number))
+    (link,) = client.holds
+    client.place(link)
+    client.turn()
+    client.tick()
+    assert 0 < world.host.stats("q").available < 500
+    client.feed(published(1, "q", b"last"))
+    while client.engine.unread:
+        client.turn()
+    held = world.host._find(world.host._space(""), "q").held
+    bodies = [entry.payload for entry in held.peek(501)]
+    assert len(bodies) == 501
+    assert bodies[-1].endswith(b"last")
+    assert all(each.endswith(b"%d" % n) for n, each in enumerate(bodies[:-1]))
+
+
 def refused(client: Client) -> int:
     code: int = client.answer(m.ChannelClose).reply_code
     return code

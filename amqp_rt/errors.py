@@ -9,7 +9,31 @@ peer and an exception in between are one thing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
+
+#: Characters of an error's text that are shown; a peer may say as many as fit into a frame.
+_SHOWN_MAX: Final = 1_000
+
+
+def printable(text: str, most: int | None = None, *, keep: str = "") -> str:
+    """Return *text* for a terminal or a log: what is no visible character is written out.
+
+    What peers say may have escape sequences in it, which a terminal would follow, and line feeds,
+    which would forge lines of a log.
+
+    Args:
+        text: Whatever a peer said.
+        most: Characters after which it is cut off.
+        keep: Characters that stay although they are not visible.
+    """
+    if most is not None and len(text) > most:
+        text = f"{text[:most]}…"
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 class AmqpError(Exception):
@@ -36,9 +60,11 @@ class AmqpError(Exception):
         super().__init__(description)
 
     def __str__(self) -> str:
+        # Both may be a peer's words; ``description`` and ``condition`` have them as they are.
+        condition = printable(self.condition, _SHOWN_MAX)
         if self.description:
-            return f"{self.description} [{self.condition}]"
-        return self.condition
+            return f"{printable(self.description, _SHOWN_MAX)} [{condition}]"
+        return condition
 
 
 class EncodeError(AmqpError):

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ..addresses import Url
 from ..clock import SystemClock
-from ..errors import ConnectFailed
+from ..errors import ConnectFailed, printable
 from ..limits import DEFAULT_LIMITS
 from ..net.carrier import READ_SIZE
 from ..net.dial import dial
@@ -34,6 +34,8 @@ _DIAL_S: Final = 30.0
 _ENDS: Final = ("close", "end", "detach")
 #: Errors that the summary names.
 _NAMED_MAX: Final = 20
+#: Characters of each that are shown.
+_ERROR_MAX: Final = 200
 
 
 class Drawing(Struct, kw_only=True, frozen=True):
@@ -146,7 +148,9 @@ class _Live:
             f"from clients: {self.sides[True]}",
             f"from the server: {self.sides[False]}",
         ]
-        lines += [f"{error}: {times}" for error, times in self.errors.most_common()]
+        lines += [
+            f"{printable(error, _ERROR_MAX)}: {times}" for error, times in self.errors.most_common()
+        ]
         left = self._drawn - (self._drawing.frames or self._drawn)
         if left > 0:
             lines.append(f"{left} frames were not drawn: --frames says how many are")

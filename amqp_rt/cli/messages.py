@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from ..container.container import Container
+from ..errors import printable
 from ..message import Message
 from .running import Seconds, Where, client_options, run
 
@@ -58,6 +59,11 @@ def shown(message: Message, *, whole: bool) -> str:
         "body": body,
     }
     return json.dumps(_plain({name: value for name, value in parts.items() if value}))
+
+
+def for_stdout(text: str) -> str:
+    """*text* of a peer as it is, unless standard output is a terminal, which would follow its escapes."""
+    return printable(text, keep="\n\t") if sys.stdout.isatty() else text
 
 
 def _plain(value: Any) -> Any:
@@ -172,7 +178,7 @@ def receive(
                 if scope.cancelled_caught:
                     return
                 with delivery:
-                    print(shown(delivery.message, whole=whole), flush=True)
+                    print(for_stdout(shown(delivery.message, whole=whole)), flush=True)
                 seen += 1
 
     run(main)
@@ -214,4 +220,4 @@ def request(
         ):
             return await peer.call(address, *arguments, reply=Message, within=timeout)
 
-    print(shown(run(main), whole=whole))
+    print(for_stdout(shown(run(main), whole=whole)))

@@ -9,11 +9,11 @@ import click
 
 from ..broker.nodes import LOG
 from ..container.container import Container
-from ..errors import AmqpError
+from ..errors import AmqpError, printable
 from ..management.node import ADDRESS, NODE_TYPE, SELF_TYPE, VIRTUAL_HOST_TYPE
 from ..message import Message
 from ..values import Described, Symbol
-from .messages import shown
+from .messages import for_stdout, shown
 from .running import Where, client_options, run
 
 #: The columns of the list.
@@ -52,8 +52,13 @@ def _query(where: Where, kind: str) -> Mapping[str, Any]:
     return {"attributeNames": names, "results": results}
 
 
+def _cell(value: object) -> str:
+    """What a broker says, for a terminal: the names of its nodes are chosen by others."""
+    return printable(str(value))
+
+
 def _table(rows: list[list[Any]], heads: tuple[str, ...]) -> str:
-    cells = [[str(head) for head in heads], *[[str(cell) for cell in row] for row in rows]]
+    cells = [[str(head) for head in heads], *[[_cell(cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
     lines = []
     for row in cells:
@@ -120,9 +125,9 @@ def hosts(where: Where) -> None:
 def show(name: str, where: Where) -> None:
     """Show one node in numbers."""
     found: Mapping[str, Any] = _manage(where, "READ", name=name)
-    width = max((len(str(key)) for key in found), default=0)
+    width = max((len(_cell(key)) for key in found), default=0)
     for key, value in found.items():
-        click.echo(f"{str(key).ljust(width)}  {value}")
+        click.echo(f"{_cell(key).ljust(width)}  {_cell(value)}")
 
 
 @node.command()
@@ -141,7 +146,7 @@ def peek(name: str, where: Where, count: int, whole: bool) -> None:
         payloads = _manage(where, "PEEK", name=name, count=count)
     for payload in payloads:
         try:
-            click.echo(shown(Message.decode(payload), whole=whole))
+            click.echo(for_stdout(shown(Message.decode(payload), whole=whole)))
         except AmqpError as error:
             click.echo(f"({len(payload)} bytes that are no message: {error})", err=True)
 
@@ -154,7 +159,7 @@ def purge(name: str, where: Where, yes: bool) -> None:
     """Drop every message that waits in a queue, or the records of a log. They are gone."""
     if not yes:
         click.confirm(f"Drop every message that waits in {name}?", abort=True)
-    click.echo(f"{_manage(where, 'PURGE', name=name)['messages']} messages dropped")
+    click.echo(f"{_cell(_manage(where, 'PURGE', name=name)['messages'])} messages dropped")
 
 
 @node.command()
@@ -167,4 +172,4 @@ def move(name: str, to: str, where: Where, count: int | None) -> None:
     arguments: dict[str, Any] = {"name": name, "to": to}
     if count is not None:
         arguments["count"] = count
-    click.echo(f"{_manage(where, 'MOVE', **arguments)['messages']} messages moved")
+    click.echo(f"{_cell(_manage(where, 'MOVE', **arguments)['messages'])} messages moved")

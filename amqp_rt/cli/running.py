@@ -17,7 +17,7 @@ import trio
 
 from ..container.connections import Connection
 from ..container.container import Container
-from ..errors import AmqpError
+from ..errors import AmqpError, printable
 from ..net.tls import ClientTls
 
 T = TypeVar("T")
@@ -103,6 +103,14 @@ def tls_options(command: F) -> F:
     return cast("F", with_files)
 
 
+class _LineFormatter(logging.Formatter):
+    """One line a message, and what a peer says in it shown; a traceback follows in lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 class _JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
@@ -124,7 +132,7 @@ def set_up_logs(level: str, form: str) -> None:
     if form == "json":
         handler.setFormatter(_JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+        handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 

@@ -36,7 +36,7 @@ import msgspec
 import trio
 
 from ..addresses import AddressError, AddressTable, address_of, parse_url
-from ..errors import AmqpError, ConnectFailed
+from ..errors import AmqpError, ConnectFailed, printable
 from ..events import LoginRequested, Peer
 from ..fronts.amqp10 import Front as Amqp10
 from ..fronts.base import (
@@ -142,6 +142,8 @@ CLOSE_GRACE_S: Final = 5.0
 #: Links remembered for one connection before those that are gone are looked for.
 _LINKS_KEPT: Final = 512
 
+#: Characters of what a failed login says that are logged, and by which its user is remembered.
+_WHY_MAX: Final = 200
 #: (virtual host, user, container-id, does the peer receive?, link name, connection) (decision 28). The
 #: connection is that of a link to ``$cbs``: tokens belong to one connection, and so do the links that put
 #: them. It is None for other links, which may be attached again on another connection.
@@ -862,10 +864,10 @@ class Container:
             connection.handle(event.exchange.succeed(step.user, step.identity, step.data))
         else:
             address = engine.peer.address
-            log.warning("login from %s failed: %s", address, step.why)
+            log.warning("login from %s failed: %s", address, printable(step.why, _WHY_MAX))
             who = [
                 f"address {network_of(host_in(address))}",
-                *([f"user {step.user}"] if step.user else []),
+                *([f"user {step.user:.{_WHY_MAX}}"] if step.user else []),
             ]
             delay = self._backoff.failed(who, began)
             # However long the judging took, the answer comes at the same time.

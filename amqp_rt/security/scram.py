@@ -305,7 +305,7 @@ class _Exchange:
         if flag not in _NO_BINDING or "m" in fields or not nonce or not user:
             return Failure("a SCRAM response with what is not offered", user)
         if acting and acting != user:
-            return Failure(f"{user!r} may not act for somebody else", user)
+            return Failure(f"{user!r:.100} may not act for somebody else", user)
         found = await self._find(user, self._hash)
         self._known = found is not None
         self._secret = found or self._invented(user)
@@ -322,7 +322,7 @@ class _Exchange:
         assert secret is not None
         final, _, proof = response.rpartition(b",p=")
         fields = _fields(final)
-        wrong = Failure(f"wrong user or password for {self._user!r}", self._user)
+        wrong = Failure(f"wrong user or password for {self._user!r:.100}", self._user)
         try:
             octets = base64.b64decode(proof, validate=True)
         except ValueError:

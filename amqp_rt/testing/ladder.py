@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from ..errors import printable
 from ..net.traces import Kind, Record, Trace
 from .octets import Composite, Frame, Splitter
 
@@ -126,12 +127,7 @@ def _cut(text: str, size: int) -> str:
 
 def _plain(text: str, size: int) -> str:
     """*text* on one line, with what is no visible character written out."""
-    return _cut(
-        "".join(
-            each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-        ),
-        size,
-    )
+    return _cut(printable(text), size)
 
 
 def _title(trace: Trace) -> str:
@@ -157,7 +153,7 @@ def draw_rung(rung: Rung, *, width: int = 100, plain: bool = False) -> str:
     rail, dash, left, right = "|-<>" if plain else "│─◀▶"
     inner = max(30, width - 14)
     mark = "! " if rung.bad else ""
-    text = _cut(mark + rung.text, inner - 6)
+    text = _plain(mark + rung.text, inner - 6)
     if rung.client is None:
         drawn = f" {text:^{inner - 2}} "
     elif rung.client:
@@ -180,7 +176,7 @@ def draw_svg(trace: Trace, found: Iterable[Rung]) -> str:
     y = 60
     for rung in found:
         y += _ROW
-        text = html.escape(_cut(rung.text, 150))
+        text = html.escape(_plain(rung.text, 150))
         colour = "#b00020" if rung.bad else "#222"
         rows.append(f'<text x="100" y="{y}" text-anchor="end" fill="#777">{rung.at_s:.6f}</text>')
         if rung.client is None:

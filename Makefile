@@ -108,6 +108,7 @@ test-long: .venv/fuzz
 format: .venv/ready
 	$(BIN)/python docs/_tools/sync_stub.py
 	$(BIN)/python docs/_tools/security_matrix.py
+	$(BIN)/python docs/_tools/limits_page.py
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

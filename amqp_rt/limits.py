@@ -7,10 +7,46 @@ tested at the bound and one above.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
+from msgspec.structs import fields
 
 KIB = 1024
 MIB = 1024 * KIB
+
+#: The longest time that a setting may name, in seconds: three hundred years. It can be added to a
+#: time of day and counted in milliseconds, which infinity cannot.
+SECONDS_MAX: Final = 1e10
+
+
+def check_seconds(
+    name: str, value: float, *, least: float = 0.0, most: float = SECONDS_MAX
+) -> None:
+    """Refuse a time that is no number from *least* to *most*.
+
+    NaN is refused too: it compares with nothing, so that a deadline made of it never comes or comes
+    at once, as the comparison happens to be written.
+
+    Raises:
+        ValueError: The sentence has the name, the bounds and the value.
+    """
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be {least:g} to {most:g} seconds, got {value}")
+
+
+#: Least and most value of fields that the protocol bounds, or that would stop everything.
+_RANGES: Final = {
+    "frame_size_before_open": (512, 2**32 - 1),
+    "frame_size_max": (512, 2**32 - 1),
+    "channel_max": (0, 2**16 - 1),
+    "handle_max": (0, 2**32 - 1),
+    "session_window": (1, 2**31 - 1),
+    "delivery_tag_max": (0, 32),
+    "idle_timeout_s": (0.0, (2**32 - 1) / 1000),
+}
+#: The highest value of the others: what a signed long of the protocol holds.
+_COUNT_MAX: Final = 2**63 - 1
 
 
 class Limits(Struct, frozen=True, gc=False):
@@ -245,6 +281,21 @@ class Limits(Struct, frozen=True, gc=False):
     #: Bytes of the trace of one connection, and of all traces of one folder together.
     trace_bytes_max: int = 64 * MIB
     trace_total_bytes_max: int = 1024 * MIB
+
+    def __post_init__(self) -> None:
+        for name, kind, what, least, most in _CHECKS:
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{name} must be {what} from {least} to {most}, got {value!r:.50}")
+
+
+#: Of each field its name, its types, what it is in words, and its bounds.
+_CHECKS: Final = [
+    (field.name, (int, float), "a number of seconds", *_RANGES.get(field.name, (0, SECONDS_MAX)))
+    if field.type is float
+    else (field.name, (int,), "a whole number", *_RANGES.get(field.name, (0, _COUNT_MAX)))
+    for field in fields(Limits)
+]
 
 
 DEFAULT_LIMITS = Limits()

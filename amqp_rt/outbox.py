@@ -42,6 +42,7 @@ from .container.receiving import Delivery
 from .container.sending import Receipt, Sender, make_message, refusal
 from .errors import AmqpError, LocalProtocolError
 from .fronts.base import RCV_SECOND, SendingLink
+from .limits import check_seconds
 from .message import Message
 from .outcomes import RELEASED, Accepted, Error, Outcome, Received, Rejected
 from .termini import DURABLE_UNSETTLED, Target
@@ -186,6 +187,7 @@ class Outbox:
             raise LocalProtocolError("the database has a transaction open: commit it first")
         self.database = database
         self.name = name
+        check_seconds("remembered_s", remembered_s)
         self.remembered_s = remembered_s
         self._lock = trio.Lock()
         self._work = trio.Event()

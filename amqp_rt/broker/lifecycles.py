@@ -19,7 +19,7 @@ from msgspec import Struct
 from ..addresses import Wildcards
 from ..clock import Clock
 from ..errors import AmqpError, DecodeError
-from ..limits import DEFAULT_LIMITS, Limits
+from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from ..message import MESSAGE_FORMAT, Message
 from ..values import Symbol, Timestamp, UInt
 from .entries import Entry
@@ -63,6 +63,7 @@ class LifeCycles(Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
         if self.max_age_s <= 0:
             raise ValueError(f"max_age_s is more than 0, not {self.max_age_s}")
+        check_seconds("max_age_s", self.max_age_s)
 
 
 def life_cycles_by(text: str) -> LifeCycles:

@@ -20,7 +20,7 @@ from ..addresses import EXCHANGES
 from ..codec.composites import from_described
 from ..errors import DecodeError
 from ..fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED, Link
-from ..limits import DEFAULT_LIMITS, Limits
+from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from ..outcomes import (
     ACCEPTED,
     RELEASED,
@@ -158,8 +158,12 @@ class Addressed(Declaration, frozen=True, kw_only=True):
 
 
 def _at_least(name: str, value: float | None, least: float) -> None:
-    if value is not None and value < least:
+    if value is None:
+        return
+    if value < least:
         raise ValueError(f"{name} is at least {least}, not {value}")
+    if name.endswith("_s"):
+        check_seconds(name, value, least=least)
 
 
 class Queue(Addressed, frozen=True, kw_only=True):

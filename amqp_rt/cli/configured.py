@@ -7,22 +7,34 @@ goes before. A mistake is said with file and line.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import click
 import msgspec
 
-from ..settings import SettingsError, mistake, read_settings
+from ..settings import SettingsError, Where, mistake, read_settings
 
 #: Where a context has the name of the file and its text.
 _META: Final = "amqp_rt.config"
+#: Where it has the tables of the file that are no options.
+_TABLES: Final = "amqp_rt.config.tables"
 
 
 class ConfiguredCommand(click.Command):
-    """A command with ``--config FILE``."""
+    """A command with ``--config FILE``.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        args: As for any command.
+        tables: Tables that the file may have beside options: name → Struct; see :func:`table_of`.
+        kwargs: As for any command.
+    """
+
+    def __init__(
+        self, *args: Any, tables: Mapping[str, type[msgspec.Struct]] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._tables = tables or {}
         self.params.append(
             click.Option(
                 ["--config"],
@@ -38,16 +50,17 @@ class ConfiguredCommand(click.Command):
     def _read(self, context: click.Context, _: click.Parameter, file: str | None) -> None:
         if file is None:
             return
-        names = {
-            _key(option): option.name
+        # A table of the same name takes the place of an option.
+        options = [
+            option
             for option in self.params
-            if isinstance(option, click.Option) and option.expose_value
-        }
-        fields = [
-            (_key(option), _type(option) | None, None)
-            for option in self.params
-            if isinstance(option, click.Option) and option.expose_value
+            if isinstance(option, click.Option)
+            and option.expose_value
+            and _key(option) not in self._tables
         ]
+        names = {_key(option): option.name for option in options}
+        fields: list[Any] = [(_key(option), _type(option) | None, None) for option in options]
+        fields += [(name, table | None, None) for name, table in self._tables.items()]
         kind = msgspec.defstruct("Config", fields, forbid_unknown_fields=True, frozen=True)
         try:
             found, text = read_settings(file, kind)
@@ -56,9 +69,10 @@ class ConfiguredCommand(click.Command):
         context.default_map = {
             str(names[key]): value
             for key, value in msgspec.structs.asdict(found).items()
-            if value is not None
+            if value is not None and key in names
         }
         context.meta[_META] = file, text
+        context.meta[_TABLES] = {name: getattr(found, name) for name in self._tables}
 
     def invoke(self, context: click.Context) -> Any:
         """As any command; what is wrong with an option of the file is said with its line."""
@@ -74,6 +88,18 @@ class ConfiguredCommand(click.Command):
                         where = mistake(file, text, (_key(option),), error.message)
                         raise click.UsageError(where.description) from None
             raise
+
+
+def table_of(context: click.Context, name: str) -> dict[str, Any]:
+    """Return what the table *name* of the file says, with what it leaves out left out."""
+    found = context.meta.get(_TABLES, {}).get(name)
+    return {} if found is None else msgspec.to_builtins(found)
+
+
+def mistake_in(context: click.Context, where: Where, what: str) -> click.UsageError:
+    """Return the error for *what* is wrong at *where* in the file."""
+    file, text = context.meta[_META]
+    return click.UsageError(mistake(file, text, where, what).description)
 
 
 def _key(option: click.Parameter) -> str:

@@ -21,18 +21,20 @@ from ..broker.lifecycles import LifeCycles, life_cycles_by
 from ..broker.nodes import Declaration
 from ..container.container import SASL_POLICIES, Container, SaslPolicy
 from ..errors import AmqpError
+from ..limits import DEFAULT_LIMITS
 from ..net.tls import ServerTls
 from ..net.traces import Traces
 from ..runtime import Broker, front_of, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
+from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .running import run, set_up_logs, signalled
 
 log = logging.getLogger("amqp_rt.cli")
 
 
-@click.command(cls=ConfiguredCommand)
+@click.command(cls=ConfiguredCommand, tables={"limits": LimitsTable, "cbs": CbsTable})
 @click.argument("application", metavar="[FILE.py:container]", required=False)
 @click.option(
     "--listen",
@@ -164,6 +166,28 @@ log = logging.getLogger("amqp_rt.cli")
     "--tls-required", is_flag=True, help="Let nobody in without TLS, on no port. ws:// is refused."
 )
 @click.option(
+    "--limit",
+    "given_limits",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A limit other than its default, such as idle_timeout_s=30 or message_size_max=64MiB; the "
+    "operators' guide lists them. In the file of --config they are the table [limits]. Repeatable.",
+)
+@click.option(
+    "--cbs",
+    "given_cbs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Take tokens at $cbs: sas.RULE=KEY, jwt.audience=NAME with jwt.jwks=URL, jwt.keys.ID=FILE or "
+    "jwt.secret=KEY, swt.key=KEY; a KEY may be @FILE. In the file of --config they are the table "
+    "[cbs]. Repeatable.",
+)
+@click.option(
+    "--settle-second/--no-settle-second",
+    default=True,
+    help="Let senders ask to settle after us; Azure's clients need --no-settle-second.",
+)
+@click.option(
     "--trace",
     metavar="FOLDER",
     help="Record every connection in a file of FOLDER, messages included; see amqp-rt trace.",
@@ -175,7 +199,9 @@ log = logging.getLogger("amqp_rt.cli")
     show_default=True,
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+@click.pass_context
 def serve(
+    context: click.Context,
     application: str | None,
     urls: tuple[str, ...],
     users: tuple[str, ...],
@@ -198,6 +224,9 @@ def serve(
     tls_client_ca: str | None,
     origins: tuple[str, ...],
     tls_required: bool,
+    given_limits: tuple[str, ...],
+    given_cbs: tuple[str, ...],
+    settle_second: bool,
     trace: str | None,
     log_level: str,
     log_format: str,
@@ -209,6 +238,8 @@ def serve(
     """
     set_up_logs(log_level, log_format)
     places = [_place(url) for url in urls]
+    limits = limits_of(context, given_limits)
+    cbs = cbs_of(context, given_cbs, limits)
     try:
         kept = store_of(store)
     except AmqpError as error:
@@ -246,7 +277,7 @@ def serve(
             f"--tls-required: {clear[0]} has no TLS; listen on wss:// instead, or on amqp://, which"
             " clients can upgrade."
         )
-    named = bool(known or tls_client_ca)
+    named = bool(known or tls_client_ca or cbs)
     if not named and not anonymous and not all(_is_local(place) for place in places):
         raise click.UsageError(
             "who may connect? Give --user NAME:PASSWORD, --users FILE, --tls-client-ca FILE, or "
@@ -266,7 +297,10 @@ def serve(
     sasl = ["EXTERNAL"] if tls_client_ca else []
     if known:
         sasl += ["PLAIN", *(f"SCRAM-{each}" for each in known.scram_hashes)]
-    sasl += ["ANONYMOUS"] if anonymous or not named else []
+    if cbs is not None:
+        sasl += ["AMQPCBS", "MSSBCBS", "OAUTHBEARER", "XOAUTH2"]
+    # Who brings a token need not log in, and has no rights before it.
+    sasl += ["ANONYMOUS"] if anonymous or not (known or tls_client_ca) else []
     try:
         access = None if rules is None else Access.load(rules)
     except AmqpError as error:
@@ -286,6 +320,9 @@ def serve(
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
+            limits=limits,
+            cbs=cbs,
+            settle_second=settle_second,
             origins=origins,
             store=kept,
             volatile=volatile,
@@ -294,9 +331,13 @@ def serve(
             fronts=fronts,
         )
     else:
-        if named or anonymous or sasl_policy or rules or tls is not None or protocols:
+        if (
+            named or anonymous or sasl_policy or rules or tls is not None or protocols
+            or limits != DEFAULT_LIMITS or not settle_second
+        ):  # fmt: skip
             raise click.UsageError(
-                "who may connect, and do what, and how, is up to the container of FILE.py"
+                "who may connect, and do what, how and within which limits, is up to the container of"
+                " FILE.py"
             )
         broker = Broker(
             container=load(application),

@@ -28,6 +28,7 @@ from contextlib import (
 )
 from functools import partial
 from itertools import takewhile
+from math import inf
 from os import PathLike
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, cast
@@ -49,7 +50,7 @@ from ..fronts.base import (
     ServerOptions,
     Topology,
 )
-from ..limits import DEFAULT_LIMITS, Limits
+from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from ..loglimit import LogLimiter
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
@@ -141,9 +142,9 @@ Hook: TypeAlias = Callable[[], Any]
 CLOSE_GRACE_S: Final = 5.0
 #: Links remembered for one connection before those that are gone are looked for.
 _LINKS_KEPT: Final = 512
-
 #: Characters of what a failed login says that are logged, and by which its user is remembered.
 _WHY_MAX: Final = 200
+
 #: (virtual host, user, container-id, does the peer receive?, link name, connection) (decision 28). The
 #: connection is that of a link to ``$cbs``: tokens belong to one connection, and so do the links that put
 #: them. It is None for other links, which may be attached again on another connection.
@@ -228,6 +229,7 @@ class Container:
         self.on_error = on_error
         #: Bounds lines about handlers that fail, which peers can make them do.
         self.log_limiter = LogLimiter(limits)
+        check_seconds("drain_s", drain_s, most=inf)
         self.drain_s = drain_s
         self._settle_second = settle_second
         self.authorize = authorize

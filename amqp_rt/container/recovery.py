@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from math import inf
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +34,7 @@ from msgspec.structs import replace
 from ..addresses import Url, parse_urls
 from ..errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionLost, LinkDetached
 from ..fronts.amqp10 import ClientMechanism, ClientOptions, client
-from ..limits import Limits
+from ..limits import Limits, check_seconds
 from ..net.dial import dial
 from ..net.driver import TrioClock, run_connection
 from ..net.memory import memory_stream_pair
@@ -91,6 +92,15 @@ class Reconnect(Struct, frozen=True, kw_only=True):
     jitter: float = 0.5
     #: Seconds without a connection after which it is given up.
     give_up_after_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        check_seconds("first_delay_s", self.first_delay_s)
+        check_seconds("delay_max_s", self.delay_max_s)
+        check_seconds("give_up_after_s", self.give_up_after_s, most=inf)
+        if not 1 <= self.factor < inf:
+            raise ValueError(f"factor must be a number of at least 1, got {self.factor}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must be 0 to 1, got {self.jitter}")
 
 
 class Plan(Struct, kw_only=True):

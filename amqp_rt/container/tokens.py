@@ -24,6 +24,7 @@ from ..errors import (
     DeliveryNotAccepted,
     DeliveryRejected,
 )
+from ..limits import check_seconds
 from ..message import Message
 from ..security.access import CBS, MANAGEMENT
 from ..security.tokens import CBS_CAPABILITY, SAS_TYPE, BearerToken, sas_token
@@ -65,6 +66,7 @@ class Sas:
     ) -> None:
         self._name = name
         self._key = key
+        check_seconds("life_s", life_s)
         self._life_s = life_s
         self._clock = clock or SystemClock()
 

@@ -132,7 +132,7 @@ class Users:
         """
         loaded: dict[str, str] = {}
         scram: dict[str, dict[str, ScramSecret]] = {}
-        for number, line in enumerate(_read(path, "users").splitlines(), 1):
+        for number, line in enumerate(read_secret_file(path, "users").splitlines(), 1):
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
@@ -269,7 +269,7 @@ def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = Fal
             confirm its new name.
     """
     file = Path(path).resolve()
-    lines = [] if create and not file.exists() else _read(path, "users").splitlines()
+    lines = [] if create and not file.exists() else read_secret_file(path, "users").splitlines()
     kept = [each for each in lines if user_of(each) != user]
     there = len(kept) < len(lines)
     if line is not None:
@@ -331,7 +331,12 @@ def _is_hash(text: str) -> bool:
     return len(salt) > 0 and len(key) == _KEY_SIZE
 
 
-def _read(path: str | Path, what: str) -> str:
+def read_secret_file(path: str | Path, what: str) -> str:
+    """Return the text of a file that has *what*.
+
+    Raises:
+        IdentityError: It cannot be read.
+    """
     try:
         return Path(path).read_text("utf-8")
     except OSError as error:
@@ -340,6 +345,20 @@ def _read(path: str | Path, what: str) -> str:
         ) from error
     except UnicodeDecodeError:
         raise IdentityError(f"cannot read {what} from {path}: it is not UTF-8") from None
+
+
+def secret_of(text: str) -> str:
+    """Return a secret of an option: *text* as it stands, or for ``@FILE`` the first line of the file.
+
+    Raises:
+        IdentityError: The file cannot be read, or there is nothing.
+    """
+    if text.startswith("@"):
+        lines = read_secret_file(text[1:], "a secret").splitlines()
+        text = lines[0] if lines else ""
+    if not text:
+        raise IdentityError("a secret is empty")
+    return text
 
 
 def parse_user(text: str, *, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
@@ -369,7 +388,7 @@ def parse_user(text: str, *, environ: Mapping[str, str] = os.environ) -> tuple[s
         else:
             password = sys.stdin.readline().rstrip("\r\n")
     elif rest.startswith("@"):
-        lines = _read(rest[1:], f"the password of {name!r}").splitlines()
+        lines = read_secret_file(rest[1:], f"the password of {name!r}").splitlines()
         password = lines[0] if lines else ""
     else:
         password = rest

@@ -20,7 +20,7 @@ import trio
 from msgspec import Struct
 
 from ..errors import AmqpError
-from ..limits import DEFAULT_LIMITS, Limits
+from ..limits import DEFAULT_LIMITS, Limits, check_seconds
 from .tokens import JWT_TYPES, Claims, TokenRefused, granted_words
 
 _log = logging.getLogger("amqp_rt.security")
@@ -95,6 +95,8 @@ class Jwt:
         self._jwt: Any = jwt
         self._audience = [audience] if isinstance(audience, str) else list(audience)
         self._issuer = issuer
+        check_seconds("leeway_s", leeway_s)
+        check_seconds("refresh_s", refresh_s)
         self._leeway_s = leeway_s
         self._refresh_s = refresh_s
         self._limits = limits

@@ -22,7 +22,7 @@ from msgspec import Struct
 from ..addresses import wild_match, wild_parts
 from ..clock import Clock, SystemClock
 from ..errors import AmqpError
-from ..limits import Limits
+from ..limits import Limits, check_seconds
 from .access import Rights, rights_of
 
 #: What the draft has who takes tokens offer in its open (CBS draft §3.1).
@@ -239,7 +239,8 @@ class Cbs:
         if validator is None:
             raise TokenRefused(f"tokens of the type {kind!r:.60} are not taken here")
         claims = await validator.validate(text, now)
-        if claims.expires_at <= now:
+        # NaN is no time either: it compares with nothing.
+        if not claims.expires_at > now:
             raise TokenRefused("the token has expired")
         scope = scope_of(audience) if audience is not None else claims.scope or ""
         if len(scope) > limits.name_max:
@@ -322,6 +323,10 @@ class BearerToken(Struct, frozen=True):
     text: str
     expires_at: float | None = None
     type: str = "jwt"
+
+    def __post_init__(self) -> None:
+        if self.expires_at is not None:
+            check_seconds("expires_at", self.expires_at)
 
     def __repr__(self) -> str:
         return f"BearerToken(***, {self.expires_at}, {self.type!r})"

@@ -1,0 +1,84 @@
+"""Writes docs/limits.md from the fields of ``amqp_rt.limits.Limits`` and the comments above them.
+
+``python docs/_tools/limits_page.py`` writes the page; a test says when it is not up to date.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msgspec.structs import fields
+
+from amqp_rt.limits import KIB, MIB, Limits
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "limits.md"
+SOURCE = ROOT / "amqp_rt" / "limits.py"
+
+HEAD = """\
+# Limits
+
+All limits of a broker, with their defaults: fields of {class}`~amqp_rt.limits.Limits` in a program, and with
+`amqp-rt serve` options or a table of the file of `--config`:
+
+```text
+amqp-rt serve --limit idle_timeout_s=30 --limit message_size_max=64MiB
+```
+
+```toml
+[limits]
+idle_timeout_s = 30
+message_size_max = "64MiB"
+```
+
+The command line goes before the file. Names that end in `_s` are seconds; whole numbers may be followed by `KiB`,
+`MiB` or `GiB`. A name that is unknown, a value of another type, NaN, or one that is out of range ends the start with
+one sentence that says so. `python docs/_tools/limits_page.py` writes this page from `amqp_rt/limits.py`.
+
+| limit | default | what it bounds |
+| --- | --- | --- |
+"""
+
+
+def meanings() -> dict[str, tuple[str, bool]]:
+    """The comment above each field, and whether its default is in units of bytes.
+
+    Fields that follow each other share a comment.
+    """
+    found: dict[str, tuple[str, bool]] = {}
+    comment: list[str] = []
+    inside = False
+    new = True
+    for line in SOURCE.read_text("utf-8").splitlines():
+        if line.startswith("class Limits"):
+            inside = True
+        elif inside and line.startswith("    #:"):
+            comment = (
+                [line.removeprefix("    #:").strip()] if new else [*comment, line.strip(" #:")]
+            )
+            new = False
+        elif inside and (field := re.match(r"    (\w+): (int|float) = ", line)):
+            found[field[1]] = " ".join(comment).replace("``", "`"), "KIB" in line or "MIB" in line
+            new = True
+    return found
+
+
+def shown(value: float, in_bytes: bool) -> str:
+    for unit, name in ((1024 * MIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if in_bytes and value >= unit and value % unit == 0:
+            return f"{int(value) // unit} {name}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
+
+
+def page() -> str:
+    known = meanings()
+    lines = [
+        f"| `{field.name}` | {shown(field.default, known[field.name][1])} | {known[field.name][0]} |"
+        for field in fields(Limits)
+    ]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -980,8 +980,14 @@ class Channel(BaseChannel):
             self.write(m.BasicConsumeOk(consumer_tag=tag))
 
     def reply(self, address: str, properties: m.BasicProperties, body: bytes) -> bool:
-        """A reply for this channel; whether somebody waits for it still."""
+        """A reply for this channel; whether somebody waits for it still, and reads what is written.
+
+        A consumer that does not read gets ``output_max`` bytes and no more: replies have neither credit
+        nor a queue in which they could wait.
+        """
         if self._reply_tag is None or address != self._reply_address or self.closing:
+            return False
+        if self.engine.output_size >= self.engine.limits.output_max:
             return False
         self.engine.write_content(
             self.number,

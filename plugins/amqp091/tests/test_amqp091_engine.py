@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 from amqp_rt_amqp091 import methods as m
+from amqp_rt_amqp091.channels import REPLY_TO
 from amqp_rt_amqp091.frames import (
     BODY,
     FRAME_MIN_SIZE,
@@ -575,6 +576,31 @@ def test_a_full_output_stops_deliveries_until_it_is_taken() -> None:
         client.handle([])
         rounds += 1
     assert len([1 for _, each in client.heard if isinstance(each, Content)]) == 50
+
+
+def test_replies_to_one_who_does_not_read_are_bounded() -> None:
+    world = World(Limits(output_max=10_000))
+    asking, other = world.connect(), world.connect()
+    asking.say(1, m.BasicConsume(queue=REPLY_TO, no_ack=True), m.QueueDeclare(queue="rpc"))
+    asking.publish(1, "rpc", b"ask", properties=m.BasicProperties(reply_to=REPLY_TO))
+    other.say(1, m.BasicConsume(queue="rpc", no_ack=True))
+    (request,) = (each for _, each in other.heard if isinstance(each, Content))
+    address = request.properties.reply_to
+    other.heard.clear()
+    for _ in range(50):
+        other.publish(1, address, b"x" * 1_000, mandatory=True)
+    assert 10_000 <= asking.engine.output_size < 12_000
+    # Those that found no room came back to their sender.
+    returned = [each for _, each in other.heard if isinstance(each, Content)]
+    assert {type(each.method) for each in returned} == {m.BasicReturn}
+    asking.heard.clear()
+    asking.handle([])
+    replies = [each for _, each in asking.heard if isinstance(each, Content)]
+    assert len(replies) + len(returned) == 50
+    # Who reads gets more.
+    other.publish(1, address, b"last", mandatory=True)
+    asking.handle([])
+    assert [each.body for _, each in asking.heard if isinstance(each, Content)][-1] == b"last"
 
 
 # --- Rights ---------------------------------------------------------------------------------------

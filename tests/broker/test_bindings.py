@@ -20,6 +20,7 @@ from amqp_rt.broker.bindings import (
     Exchanges,
     SystemTable,
     TopicTable,
+    size_of,
 )
 from amqp_rt.errors import AmqpError
 from amqp_rt.values import Int, Short
@@ -510,3 +511,24 @@ def test_a_system_exchange_leads_to_the_service_that_the_key_names() -> None:
     assert destinations(table, "billing") == [Destination("billing")]
     assert destinations(table, "") == []
     assert destinations(table, "amq.service") == []
+
+
+@pytest.mark.req("N11")
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_alternate_exchange_that_leads_nowhere_stops_nothing_else(turned: bool) -> None:
+    found = exchanges("q")
+    found.declare(Exchange(name="services", type="system"))
+    found.declare(
+        Exchange(name="empty", arguments={"alternate-exchange": "services"}, type="fanout")
+    )
+    found.declare(Exchange(name="all", type="fanout"))
+    found.declare(Exchange(name="first", type="fanout"))
+    bind(found, "all", "q")
+    names = ["empty", "all"]
+    for name in names[::-1] if turned else names:
+        found.bind("first", Destination(name, is_exchange=True), "", {})
+    assert found.route("first", "k") == ["q"]
+
+
+def test_names_in_a_table_take_memory_too() -> None:
+    assert size_of({"n" * 1_000: 1}) - size_of({"": 1}) == 1_000

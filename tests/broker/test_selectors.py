@@ -173,6 +173,9 @@ def test_predicates_over_any_values(dialect: Dialect) -> None:
                 if text != "!=" or dialect is not JMS:
                     found = result(f"x {text} y", entry, dialect)
                     assert found is compared(kind_of_x == kind_of_y, x, y, sign), (text, named)
+            like = None if x is None else x == "a" if kind_of_x == "text" else dialect.unlike
+            assert result("x LIKE 'a'", entry, dialect) is like, named
+            assert result("x NOT LIKE 'a'", entry, dialect) is negated(like), named
             ordered = kind_of_x == kind_of_y != "boolean"
             assert result("x < y", entry, dialect) is compared(ordered, x, y, operator.lt), named
         if dialect is not FILTEX:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from brokers import World, client_of
+from paged import Gate
 
 from amqp_rt import Broker, Connection
-from amqp_rt.broker.nodes import Topic
-from amqp_rt.broker.termini import KeptSource
+from amqp_rt.broker.nodes import Queue, Topic
+from amqp_rt.broker.termini import SEEN, KeptSource
 from amqp_rt.errors import AmqpError, LinkDetached, LinkRefused
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
@@ -208,6 +210,8 @@ async def test_what_a_durable_source_had_sent_is_known_after_a_restart(
         await subscriber.wait_attached()
         async with peer.sender("t") as out:
             await out.send("in hand", durable=True)
+        # It comes a second time, so its header is another one than its sender's.
+        (await subscriber.receive()).modify()
         delivery = await subscriber.receive()
         await subscriber.suspend()
     async with running(kept()) as broker:
@@ -217,13 +221,57 @@ async def test_what_a_durable_source_had_sent_is_known_after_a_restart(
         (known,) = terminus.memory.values()
         assert (known.tag, known.complete) == (delivery.tag, True)
         assert isinstance(known.payload, bytes)
-        assert Message.decode(known.payload).body == "in hand"
+        message = Message.decode(known.payload)
+        assert (message.body, message.delivery_count) == ("in hand", 1)
         # A second end does nothing more.
         ends: list[None] = []
         terminus.on_end.append(lambda: ends.append(None))
         terminus.end()
         terminus.end()
         assert len(ends) == 1
+
+
+@pytest.mark.req("M38")
+async def test_what_a_durable_target_has_noted_goes_with_it() -> None:
+    store = MemoryStore()
+    async with running(store) as broker, client_of(broker) as peer:
+        await broker.declare(Queue("q"))
+        async with peer.sender("q", name="s", durable=2, settled=False, timeout=60) as out:
+            await out.send("m", durable=True)
+            await broker.host.wait_kept()
+            assert len(list(store.facts(SEEN))) == 1
+        await broker.host.wait_kept()
+        assert len(broker.host.termini) == 0
+        assert list(store.facts(SEEN)) == []
+
+
+@pytest.mark.req("M38", "X15")
+async def test_credit_that_is_withdrawn_while_a_delivery_is_noted_is_not_used(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    gate = Gate()
+    network = MemoryNetwork()
+    async with Broker(store=MemoryStore(), executor=gate, network=network) as broker:
+        await broker.declare(Topic("t"))
+        await broker.listen("memory://b")
+        async with client_of(broker) as peer:
+            subscriber = peer.receiver("t", name="s", durable=2, credit=1)
+            await subscriber.wait_attached()
+            subscriber.stop()
+            async with peer.sender("t") as out:
+                await out.send("m", durable=True)
+            await trio.sleep(1)
+            gate.opened = trio.Event()
+            subscriber.start(1)
+            await trio.sleep(1)
+            subscriber.stop()
+            await trio.sleep(1)
+            gate.opened.set()
+            await trio.sleep(1)
+            assert subscriber.waiting == 0
+            subscriber.start(1)
+            delivery = await subscriber.receive()
+            assert (delivery.body, delivery.message.delivery_count) == ("m", 0)
 
 
 @pytest.mark.req("M38", "X22")

@@ -36,6 +36,7 @@ from amqp_rt.fronts.amqp10 import ClientMechanism
 from amqp_rt.fronts.base import Front, Host, Payload
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
+from amqp_rt.net.dial import Transport
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.net.tls import ClientTls, ServerTls
 from amqp_rt.outcomes import Error, Outcome
@@ -438,6 +439,7 @@ def connect(
     plain_in_clear: bool = ...,
     tls: ClientTls | ssl.SSLContext | None = ...,
     tls_upgrade: bool = ...,
+    transport: Transport | None = ...,
     reconnect: Reconnect | None = ...,
     jitter: Callable[[], float] = ...,
     on_state: Callable[[Connection], object] | None = ...,

@@ -35,7 +35,7 @@ from ..addresses import Url, parse_urls
 from ..errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionLost, LinkDetached
 from ..fronts.amqp10 import ClientMechanism, ClientOptions, client
 from ..limits import Limits, check_seconds
-from ..net.dial import dial
+from ..net.dial import Transport, dial
 from ..net.driver import TrioClock, run_connection
 from ..net.memory import memory_stream_pair
 from ..net.tls import ClientTls
@@ -116,6 +116,7 @@ class Plan(Struct, kw_only=True):
     plain_in_clear: bool
     tls: ClientTls | ssl.SSLContext | None
     tls_upgrade: bool
+    transport: Transport | None
     reconnect: Reconnect | None
     token: TokenProvider | None
     set_token: bool | None
@@ -141,6 +142,7 @@ async def connect(
     plain_in_clear: bool = False,
     tls: ClientTls | ssl.SSLContext | None = None,
     tls_upgrade: bool = False,
+    transport: Transport | None = None,
     reconnect: Reconnect | None = Reconnect(),  # noqa: B008  # frozen
     jitter: Callable[[], float] = random.random,
     on_state: Callable[[Connection], object] | None = None,
@@ -171,6 +173,8 @@ async def connect(
             whom the system believes, and none.
         tls_upgrade: Ask for TLS within the port of ``amqp://`` URLs (Part 5 §5.2.1), and do not
             connect without.
+        transport: ``await transport(url)`` opens the stream of each attempt instead of a socket, such as
+            a pipe to another process. TLS and WebSockets come on top, where the scheme asks for them.
         reconnect: How a lost connection is dialled again; None never does.
         jitter: Numbers from 0 to 1 for the pauses between attempts.
         on_state: Called with the connection when its ``state`` has changed; a plain call.
@@ -207,6 +211,7 @@ async def connect(
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_upgrade=tls_upgrade,
+            transport=transport,
             reconnect=reconnect,
             token=token,
             set_token=set_token,
@@ -466,6 +471,7 @@ class Dialler:
                 upgrade=plan.tls_upgrade,
                 limits=plan.limits,
                 nursery=self._container.connection_nursery,
+                transport=plan.transport,
             )
         if timeout.cancelled_caught:
             raise ConnectFailed(f"cannot connect to {url}: no answer within {plan.within:g} s")

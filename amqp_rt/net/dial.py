@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
+from typing import TypeAlias
 
 import trio
 from msgspec import Struct
@@ -18,6 +19,9 @@ from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
 from .tls import ClientTls, client_layer, encrypt
 from .websocket import nothing, request_websocket
+
+#: Opens a stream to what a URL names, over a transport that is not ours. An OSError is a failed attempt.
+Transport: TypeAlias = Callable[[str], Awaitable[trio.abc.Stream]]
 
 
 class Dialled(Struct, kw_only=True):
@@ -40,6 +44,7 @@ async def dial(
     upgrade: bool = False,
     limits: Limits = DEFAULT_LIMITS,
     nursery: trio.Nursery | None = None,
+    transport: Transport | None = None,
 ) -> Dialled:
     """Connect to *url*; of a host with several addresses, to the one that answers first.
 
@@ -53,6 +58,7 @@ async def dial(
         upgrade: Ask for TLS within the AMQP port, and go no further without (Part 5 §5.2.1).
         limits: ``tls_handshake_s`` and those of WebSockets are used here.
         nursery: Where the tasks of a WebSocket run until it is closed; others have none.
+        transport: Opens the stream instead of a socket.
 
     Raises:
         ConnectFailed: One sentence says where, and why not.
@@ -63,13 +69,15 @@ async def dial(
             f"cannot connect to {url}: the upgrade to TLS is for amqp://",
             condition="amqp:invalid-field",
         )
-    if url.scheme == "memory":
+    if url.scheme == "memory" and transport is None:
         if network is None:
             raise ConnectFailed(f"cannot connect to {url}: there is no network in memory here")
         return Dialled(stream=await network.dial(url.host), local=True)
     stream: trio.abc.Stream
     try:
-        if url.scheme == "amqp+unix":
+        if transport is not None:
+            stream, local = await transport(str(url)), False
+        elif url.scheme == "amqp+unix":
             stream, local = await trio.open_unix_socket(url.path), True
         else:
             stream = tcp = await _open_tcp(url.host, url.port)

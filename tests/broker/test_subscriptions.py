@@ -431,3 +431,36 @@ def test_released_copies_come_again_to_the_same_subscription() -> None:
     first.settle(RELEASED, 0)
     client.cut()
     assert here.client("c").receiver("t", name="s", credit=5, **NEVER).bodies == [1]
+
+
+@pytest.mark.req("B19", "M39")
+async def test_a_subscription_that_is_attached_again_has_all_of_its_time_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with Broker(network=MemoryNetwork()) as broker:
+        await broker.declare(Topic("t"))
+        await broker.listen("memory://b")
+
+        async def visit(stay_s: float) -> list[Any]:
+            """Attach, take what has gathered, stay, and leave without closing."""
+            found = []
+            async with client_of(broker, "c") as peer:
+                receiver = peer.receiver("t", name="l", timeout=30)
+                with trio.move_on_after(stay_s):
+                    async for delivery in receiver:
+                        delivery.accept()
+                        found.append(delivery.body)
+                await receiver.suspend()
+            return found
+
+        async with client_of(broker, "other") as peer, peer.sender("t") as out:
+            assert await visit(1) == []
+            for number in range(3):
+                # Shorter than its time, so that only the sum of two absences would be too long.
+                await trio.sleep(25)
+                await out.send(number)
+                # Longer than its time: nothing ends while it is here.
+                assert await visit(100) == [number]
+            await out.send("late")
+            await trio.sleep(31)
+            assert await visit(1) == []

@@ -205,6 +205,35 @@ async def test_rights_are_what_the_token_gives(
                 await relay.send("x", to="r")
 
 
+@pytest.mark.req("SE17")
+async def test_the_application_sees_the_token_for_each_transfer_of_the_relay(
+    autojump_clock: Any,
+) -> None:
+    asked: list[tuple[str, str, Rights]] = []
+
+    async def authorize(peer: Peer, address: str, role: str) -> bool:
+        asked.append((address, role, peer.tokens.rights(address)))
+        return address != "r"
+
+    async with (
+        broker_with(authorize=authorize) as broker,
+        client_of(broker) as peer,
+        putter(peer) as cbs,
+    ):
+        for address in ("q", "r"):
+            assert await cbs.put(address, sas(address, rule="both")) == 202
+        asked.clear()
+        async with peer.sender(None) as relay:
+            assert await relay.send("x", to="q") == ACCEPTED
+            with pytest.raises(DeliveryRejected):
+                await relay.send("x", to="r")
+    given = Rights.SEND | Rights.LISTEN
+    assert [each for each in asked if each[0] in "qr"] == [
+        ("q", "sender", given),
+        ("r", "sender", given),
+    ]
+
+
 @pytest.mark.req("SE12")
 async def test_expiry_takes_exactly_the_links_of_its_entity(autojump_clock: Any) -> None:
     async with broker_with() as broker, client_of(broker) as peer, putter(peer) as cbs:

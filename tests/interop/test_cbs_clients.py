@@ -11,7 +11,7 @@ import pytest
 from certificates import certificates
 from peer_programs import PeerPrograms
 
-from amqp_rt import Broker
+from amqp_rt import Broker, Peer
 from amqp_rt.broker import Queue
 from amqp_rt.errors import ConnectFailed
 from amqp_rt.net.tls import ServerTls
@@ -63,6 +63,32 @@ async def test_without_its_token_protons_client_has_no_link(
         result = await proton_programs.run("authorize", tokens=tokens, count=1, **where)
     assert result["error"]["scope"] == "link"
     assert result["error"]["condition"] == "amqp:unauthorized-access"
+
+
+@pytest.mark.req("SE17")
+async def test_the_application_sees_the_token_of_protons_client(
+    proton_programs: PeerPrograms,
+) -> None:
+    asked: list[tuple[str, str, Rights]] = []
+
+    async def authorize(peer: Peer, address: str, role: str) -> bool:
+        asked.append((address, role, peer.tokens.rights(address)))
+        return address != "r"
+
+    async with guarded(authorize=authorize) as where:
+        for address, tokens in (("q", [given("q")]), ("r", [given("r")]), ("q", [])):
+            where["address"] = address
+            result = await proton_programs.run("authorize", tokens=tokens, count=1, **where)
+            if address == "q" and tokens:
+                assert result["states"] == [["accepted"]]
+            else:
+                assert result["error"]["condition"] == "amqp:unauthorized-access"
+    # Without a token there is nothing that the application could allow.
+    both = Rights.SEND | Rights.LISTEN
+    assert [each for each in asked if each[0] in "qr"] == [
+        ("q", "sender", both),
+        ("r", "sender", both),
+    ]
 
 
 @pytest.mark.req("SE12")

@@ -18,6 +18,7 @@ from amqp_rt import (
     Limits,
     Message,
     Modify,
+    Peer,
     Reject,
     Release,
     node,
@@ -226,6 +227,99 @@ async def test_selectors(peer: PeerPrograms) -> None:
         wrong = await peer.run("receive", port=port, address="q", selector="colour = = 1")
         assert wrong["error"]["scope"] == "link"
         assert wrong["error"]["condition"] == "amqp:invalid-field"
+
+
+def described(name: str, value: list[Any]) -> list[Any]:
+    return ["described", [["symbol", name], value]]
+
+
+def text_map(**values: str) -> list[Any]:
+    return ["map", [[["string", name], ["string", value]] for name, value in values.items()]]
+
+
+#: Filters as Part 3 §3.5.8 has them, and the numbers of the messages of SUBJECTS that pass.
+FILTERS = {
+    "selector": (
+        described("apache.org:selector-filter:string", ["string", "place < 3"]),
+        [0, 1, 2],
+    ),
+    "sql": (described("amqp:sql-filter", ["string", "properties.subject LIKE 'sport.%'"]), [0, 2]),
+    "subject": (
+        described("apache.org:legacy-amqp-direct-binding:string", ["string", "weather.today"]),
+        [1],
+    ),
+    "one word": (
+        described("apache.org:legacy-amqp-topic-binding:string", ["string", "*.tennis"]),
+        [2],
+    ),
+    "any words": (
+        described("apache.org:legacy-amqp-topic-binding:string", ["string", "sport.#"]),
+        [0, 2, 4],
+    ),
+    "property": (
+        described(
+            "amqp:properties-filter",
+            ["map", [[["symbol", "subject"], ["string", "weather.today"]]]],
+        ),
+        [1],
+    ),
+    "beginning of a property": (
+        described(
+            "amqp:properties-filter", ["map", [[["symbol", "subject"], ["string", "&p:sport."]]]]
+        ),
+        [0, 2],
+    ),
+    "application property": (
+        described("amqp:application-properties-filter", text_map(colour="red")),
+        [0, 3],
+    ),
+    "end of an application property": (
+        described("amqp:application-properties-filter", text_map(colour="&s:een")),
+        [2, 4],
+    ),
+}
+SUBJECTS = [
+    ("sport.football", "red"),
+    ("weather.today", "blue"),
+    ("sport.tennis", "green"),
+    ("arts", "red"),
+    ("sport", "green"),
+]
+
+
+@pytest.mark.req("M28", "M29")
+@pytest.mark.parametrize("kind", FILTERS)
+async def test_filters(peer: PeerPrograms, kind: str) -> None:
+    messages = [
+        {
+            "body": ["value", ["long", str(number)]],
+            "properties": {"subject": subject},
+            "application_properties": {"colour": ["string", colour], "place": ["int", number]},
+        }
+        for number, (subject, colour) in enumerate(SUBJECTS)
+    ]
+    wanted, passes = FILTERS[kind]
+    async with a_broker(Queue("q")) as port:
+        await peer.run("send", port=port, address="q", messages=messages)
+        took = {"port": port, "address": "q", "credit": 10, "drain": True}
+        found = await peer.run("receive", filter={"wanted": wanted}, **took)
+        assert numbers(found["messages"]) == passes
+        rest = await peer.run("receive", **took)
+        assert sorted(numbers(rest["messages"]) + passes) == list(range(len(messages)))
+
+
+@pytest.mark.req("M29")
+async def test_no_local(peer: PeerPrograms) -> None:
+    wanted = {"others": described("apache.org:no-local-filter:list", ["list", []])}
+    async with a_broker(Queue("q")) as port:
+        for container, number in (("here", 0), ("there", 1), ("here", 2)):
+            message = {"body": ["value", ["long", str(number)]]}
+            await peer.run("send", port=port, address="q", container=container, messages=[message])
+        took = {"port": port, "address": "q", "container": "here", "credit": 10, "drain": True}
+        found = await peer.run("receive", filter=wanted, **took)
+        assert numbers(found["messages"]) == [1]
+        found = await peer.run("receive", **took)
+        assert numbers(found["messages"]) == [0, 2]
 
 
 @pytest.mark.req("M29", "B19")
@@ -552,6 +646,72 @@ async def test_transactions_where_there_are_none(proton_programs: PeerPrograms) 
         )
     assert result["ended"] == []
     assert result["error"]["scope"] == "link"
+
+
+@pytest.mark.req("M39", "B19")
+@pytest.mark.parametrize("timeout", [0, 600])
+@pytest.mark.parametrize("policy", ["link-detach", "session-end", "connection-close", "never"])
+async def test_a_source_is_kept_as_long_as_its_policy_and_timeout_say(
+    peer: PeerPrograms, policy: str, timeout: int
+) -> None:
+    """The link is detached, then the connection is closed: the subscription gathers or is gone."""
+    subscriber = {"address": "t", "container": "them", "name": "news", "quiet_ms": 200}
+    async with a_broker(Topic("t")) as port:
+        subscriber |= {"port": port, "expiry_policy": policy, "timeout": timeout}
+        first = await peer.run("receive", **subscriber)
+        assert "error" not in first
+        await peer.run("send", port=port, address="t", count=2)
+        again = await peer.run("receive", **subscriber)
+    kept = policy == "never" or timeout > 0
+    assert numbers(again["messages"]) == ([0, 1] if kept else [])
+
+
+@pytest.mark.req("SE17", "SE11")
+async def test_the_application_authorises_each_attach_and_each_transfer(
+    peer: PeerPrograms,
+) -> None:
+    """With the address, the role, the user and what the verifier returned for it."""
+    asked: list[tuple[str, str, str | None, Any]] = []
+
+    async def login(user: str, password: str, _peer: Peer) -> str | None:
+        await trio.lowlevel.checkpoint()
+        return f"badge of {user}" if password == "right" else None
+
+    async def authorize(of: Peer, address: str, role: str) -> bool:
+        await trio.lowlevel.checkpoint()
+        asked.append((address, role, of.user, of.identity))
+        return (of.identity, address, role) in {
+            ("badge of ann", "a", "sender"),
+            ("badge of bob", "a", "receiver"),
+        }
+
+    options: dict[str, Any] = {"users": login, "plain_in_clear": True, "authorize": authorize}
+    async with a_broker(Queue("a"), Queue("b"), **options) as port:
+        ann = {"port": port, "user": "ann", "password": "right"}
+        bob = {"port": port, "user": "bob", "password": "right"}
+        assert outcomes(await peer.run("send", address="a", **ann)) == ["accepted"]
+        # Each message that the anonymous relay is given is a transfer to an address of its own.
+        relayed = await peer.run("send", to=["a", "b", "a"], **ann)
+        assert outcomes(relayed) == ["accepted", "rejected", "accepted"]
+        assert relayed["states"][1][1]["condition"] == "amqp:unauthorized-access"
+        for role, who, address in (
+            ("send", bob, "a"),
+            ("send", ann, "b"),
+            ("receive", ann, "a"),
+            ("receive", bob, "b"),
+        ):
+            refused = await peer.run(role, address=address, count=1, **who)
+            assert refused["error"]["condition"] == "amqp:unauthorized-access", (role, address)
+        taken = await peer.run("receive", address="a", count=3, **bob)
+        assert numbers(taken["messages"]) == [0, 0, 2]
+    a, b = ("ann", "badge of ann"), ("bob", "badge of bob")
+    assert asked == [
+        ("a", "sender", *a),
+        # Once for each address on a link: what it was told holds as long as the link does.
+        *(("a", "sender", *a), ("b", "sender", *a)),
+        *(("a", "sender", *b), ("b", "sender", *a), ("a", "receiver", *a), ("b", "receiver", *b)),
+        ("a", "receiver", *b),
+    ]
 
 
 @pytest.mark.req("B19", "M38", "X23")

@@ -20,6 +20,8 @@ from proton.reactor import (
     Copy,
     DurableSubscription,
     EventInjector,
+    Filter,
+    ReceiverOption,
     Selector,
     SenderOption,
 )
@@ -418,6 +420,25 @@ class Send(Client):
             self.end()
 
 
+EXPIRY_POLICIES = {
+    "link-detach": Terminus.EXPIRE_WITH_LINK,
+    "session-end": Terminus.EXPIRE_WITH_SESSION,
+    "connection-close": Terminus.EXPIRE_WITH_CONNECTION,
+    "never": Terminus.EXPIRE_NEVER,
+}
+
+
+class Expiry(ReceiverOption):
+    """The expiry policy and the timeout of a source."""
+
+    def __init__(self, options):
+        self.options = options
+
+    def apply(self, link):
+        link.source.expiry_policy = EXPIRY_POLICIES[self.options["expiry_policy"]]
+        link.source.timeout = self.options.get("timeout", 0)
+
+
 class Receive(Client):
     def begin(self, container):
         options = self.options
@@ -431,8 +452,15 @@ class Receive(Client):
             link_options.append(Copy())
         if "selector" in options:
             link_options.append(Selector(options["selector"]))
+        if "filter" in options:
+            found = {
+                proton.symbol(name): native(value) for name, value in options["filter"].items()
+            }
+            link_options.append(Filter(found))
         if options.get("durable"):
             link_options.append(DurableSubscription())
+        if "expiry_policy" in options:
+            link_options.append(Expiry(options))
         self.receiver = container.create_receiver(
             self.connection, options["address"], name=options.get("name"), options=link_options
         )
@@ -482,7 +510,7 @@ class Receive(Client):
         self.result["credit"] = self.receiver.credit
         if self.options.get("unsubscribe"):
             self.receiver.close()
-        elif self.options.get("durable"):
+        elif self.options.get("durable") or "expiry_policy" in self.options:
             self.receiver.detach()
         self.end()
 

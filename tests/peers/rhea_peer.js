@@ -364,7 +364,11 @@ function receive(options) {
     const source = { address: options.address };
     if (options.browse) source.distribution_mode = 'copy';
     if (options.durable) Object.assign(source, { durable: 2, expiry_policy: 'never' });
+    if (options.expiry_policy) Object.assign(source, { expiry_policy: options.expiry_policy, timeout: options.timeout || 0 });
     if (options.selector) source.filter = rhea.filter.selector(options.selector);
+    if (options.filter) {
+        source.filter = Object.fromEntries(Object.entries(options.filter).map(([name, value]) => [name, native(value)]));
+    }
     const receiver = connection.open_receiver({
         source, credit_window: 0, autoaccept: false, autosettle: false, ...settlement(options),
         ...(options.name && { name: options.name }),
@@ -383,7 +387,7 @@ function receive(options) {
         over = true;
         result.credit = receiver.credit;
         if (options.unsubscribe) receiver.close();
-        else if (options.durable) receiver.detach();
+        else if (options.durable || options.expiry_policy) receiver.detach();
         connection.end();
     }
     receiver.on('receiver_open', () => {

@@ -1182,6 +1182,8 @@ class BrokerHost:
             self._dynamic[node.owner] -= 1
             if not self._dynamic[node.owner]:
                 del self._dynamic[node.owner]
+            # The node and its queue refer to each other, and are not to keep the connection.
+            node.owner = None
 
     def _bury(
         self,

@@ -447,8 +447,12 @@ class Producer(Inlet):
         self.intake.closed(self)
         if self.keeper is not None:
             self.keeper.left(link, closed)
-        for on_left in self.on_left:
+        # They refer to this: no cycle is to keep the link.
+        called, self.on_left = self.on_left, []
+        for on_left in called:
             on_left()
+        # Deliveries refer to their link; those that wait for the disk are answered by themselves.
+        link.unsettled = []
 
 
 class Intake:

@@ -302,13 +302,17 @@ class Subscription:
         node = self.node
         node.leave(self)
         node.concluded()
-        for on_left in self.on_left:
+        # They refer to this: no cycle is to keep the link.
+        called, self.on_left = self.on_left, []
+        for on_left in called:
             on_left()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         keeper = self.keeper
         if keeper is not None and keeper.keeps(link, closed):
             keeper.suspended(link, self.suspend(link))
+            # Deliveries refer to their link: no cycle is to keep it.
+            link.unsettled = []
             return
         node = self.node
         self.acquiring = None
@@ -334,6 +338,10 @@ class Subscription:
         self.end()
         if keeper is not None:
             keeper.left(link, closed)
+            # Each refers to the other, and this to the link: no cycle is to keep them.
+            self.keeper = None
+        # Deliveries refer to their link.
+        link.unsettled = []
 
 
 class Browser(Subscription):
@@ -378,5 +386,6 @@ class Browser(Subscription):
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.node.leave(self)
-        for on_left in self.on_left:
+        called, self.on_left = self.on_left, []
+        for on_left in called:
             on_left()

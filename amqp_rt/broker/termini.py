@@ -224,7 +224,9 @@ class Terminus:
         self.over = True
         self.stay()
         self.termini.forget(self)
-        for on_end in self.on_end:
+        # They refer to it: what is over must not wait for a full collection.
+        called, self.on_end = self.on_end, []
+        for on_end in called:
             on_end()
 
 
@@ -318,6 +320,8 @@ class KeptSource(Terminus):
         subscription = self.subscription
         subscription.give_up((memory or {}).values(), subscription.default_outcome)
         subscription.end()
+        if self.link is None:
+            subscription.keeper = None
 
     # --- Unsettled state that outlives the process (subscriptions.Subscription.recorder) ---
 

@@ -113,7 +113,13 @@ class TokenWatch:
 
     def stop(self) -> None:
         """The connection is over, and the tokens with it."""
+        # The peer has the tokens, and the connection the peer.
+        self.tokens.on_changed = _nothing
         self._scope.cancel()
+
+
+def _nothing() -> None:
+    """Follow changes of tokens no more."""
 
 
 async def answer_cbs(message: Message, watch: TokenWatch) -> Message | Accepted:

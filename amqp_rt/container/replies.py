@@ -128,6 +128,7 @@ class ReplyLink:
         for each in link.unsettled:
             if each.context is not None:
                 each.context.settle(RELEASED)
+        link.unsettled = []
         self.container.replies.remove(self, link)
         self.container.forget(link)
 

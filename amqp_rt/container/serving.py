@@ -159,9 +159,13 @@ class Workers:
         scope = worker.scope
         count = 0
         since = trio.current_time()
+        inbox: Inbox | None
+        delivery: IncomingDelivery | None
         while True:
             taken = self._next()
             if taken is None:
+                # A worker may wait for long, and its last connection must not stay for that.
+                inbox = delivery = None
                 await self._park(worker)
                 count = 0
                 since = trio.current_time()

@@ -305,8 +305,12 @@ class Link:
         self.attached = False
         self.credit = 0
         self.unsettled = self.session.unsettled_of(self) + self.unsettled
-        if self.endpoint is not None:
-            self.endpoint.on_detached(self, error, closed)
+        endpoint = self.endpoint
+        if endpoint is not None:
+            endpoint.on_detached(self, error, closed)
+            # It refers to the link, and the link to its session and engine: with the way back they
+            # and their buffers would stay until a full collection.
+            self.endpoint = None
 
     def on_flow(self, flow: Flow) -> None:
         """The peer spoke of the link's credit."""

@@ -459,6 +459,10 @@ class Carrier:
         if self._host is not None:
             self._host.ended(self)
 
+    def leave(self) -> None:
+        """Forget who has carried it, once nothing calls it any more: each refers to the other."""
+        self._host = None
+
 
 def _join_small(buffers: list[bytes]) -> list[bytes | memoryview]:
     """The same bytes in fewer buffers: neighbours that are small become one."""

@@ -121,6 +121,7 @@ async def run_connection(
                     nursery.cancel_scope.cancel()
         finally:
             carrier.drop("the connection was dropped")
+            carrier.leave()
         if carrier.failure is not None:
             raise carrier.failure
 

@@ -798,16 +798,19 @@ def test_a_stream_cut_off_is_heard_as_aborted() -> None:
 def test_a_detach_is_answered_and_leaves_its_unsettled(closed: bool) -> None:
     joined = Joined(on_attach=lambda link: link.accept(Recorder(credit=5)))
     link, far, endpoint = sending(joined)
+    theirs = far.endpoint
     sent = link.send(b"x")
     joined.pump()
     link.detach(closed=closed)
     joined.pump()
     assert endpoint.detached == [(None, closed)]
-    assert far.endpoint.detached == [(None, closed)]
+    assert theirs.detached == [(None, closed)]
+    # Each refers to the other as long as the link is there, and not any more.
+    assert link.endpoint is far.endpoint is None
     assert link.unsettled == [sent]
     assert [d.payload for d in far.unsettled] == [b"x"]
     assert link.session._outgoing == {}
-    far.endpoint.deliveries[0].settle(Released())
+    theirs.deliveries[0].settle(Released())
     joined.pump()
     assert sent.state is None
 
@@ -827,6 +830,7 @@ def test_messages_before_a_detach_are_delivered_before_it_is_heard() -> None:
 def test_every_endpoint_hears_once_that_its_link_is_over(how: str) -> None:
     joined = Joined(on_attach=lambda link: link.accept(Recorder(credit=5)))
     link, far, endpoint = sending(joined)
+    theirs = far.endpoint
     link.send(b"x")
     joined.pump()
     if how == "end":
@@ -840,7 +844,7 @@ def test_every_endpoint_hears_once_that_its_link_is_over(how: str) -> None:
         joined.server.close()
     joined.pump()
     assert len(endpoint.detached) == 1
-    assert len(far.endpoint.detached) == 1
+    assert len(theirs.detached) == 1
     assert not endpoint.detached[0][1]
     assert len(link.unsettled) == 1
     assert link.over

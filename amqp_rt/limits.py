@@ -155,6 +155,10 @@ class Limits(Struct, frozen=True, gc=False):
     management_rows_max: int = 1_000
     #: Management nodes that may be registered.
     management_nodes_max: int = 100
+    #: Bytes of properties, filters, maps and the like that the peer has said in the attaches and begins
+    #: of one connection, beyond the first KiB of each, as long as their links and sessions are there.
+    #: Elements count as eight bytes each, since arrays have some that take no room.
+    attach_bytes_max: int = 4 * MIB
     #: Length of an address or link name in characters.
     name_max: int = 1_024
     #: Bytes of messages that all nodes of a broker hold together.

@@ -28,6 +28,7 @@ from .frames import (
     FrameBuffer,
     connection_fault,
     final_frame,
+    link_fault,
     performative_frame,
     read_disposition,
 )
@@ -78,6 +79,9 @@ UNBOUNDED_WORK: Final = 2**31 - 1
 #: Frames' work in a performative that is neither a transfer nor a disposition. An attach is more by
 #: its octets: somebody looks the address up, and compiles filters.
 _PERFORMATIVE_WORK: Final = 4
+#: Bytes of a performative that are kept without being counted, and bytes that count for each element.
+_SAID_FREE: Final = 1024
+_ELEMENT_BYTES: Final = 8
 
 
 def _no_output() -> None:
@@ -111,6 +115,10 @@ class Engine:
         self.frame_size_out: int = FRAME_SIZE_MIN
         self.output_size: int = 0
         self.output_max: int = self.limits.output_max
+        #: What the performative that is being read would keep, and what those before it do: bytes
+        #: beyond the first KiB of each (``Limits.attach_bytes_max``).
+        self.said: int = 0
+        self.kept: int = 0
         #: Bytes of messages that are not complete, over all sessions.
         self.assembling: int = 0
         #: Bytes of streamed messages that nobody has read, over all sessions.
@@ -534,7 +542,9 @@ class Engine:
     def _on_performative(self, data: bytes, at: int, end: int, channel: int) -> None:
         reader = Reader(data, at, end, self.limits)
         performative = read_composite(reader, *PERFORMATIVES)
-        self.spent += _PERFORMATIVE_WORK + (self.limits.elements_max - reader.elements) // 2
+        elements = self.limits.elements_max - reader.elements
+        self.spent += _PERFORMATIVE_WORK + elements // 2
+        self.said = max(0, end - at + _ELEMENT_BYTES * elements - _SAID_FREE)
         if self.theirs.stage is not OPENED:
             if not isinstance(performative, Open):
                 name = type(performative).__name__.lower()
@@ -739,10 +749,32 @@ class Engine:
                 "amqp:resource-limit-exceeded", f"more than {len(self.sessions)} sessions"
             )
         session = self._new_session(None, None)
+        try:
+            session.kept = self.keep_said()
+        except Fault as fault:
+            raise connection_fault(fault.condition, fault.description) from None
         session.on_begin(begin, channel)
         session.say_begin()
         self.sessions[session.channel] = session
         self._remote[channel] = session
+
+    def keep_said(self) -> int:
+        """Count what the performative that is being read has the connection keep.
+
+        Returns:
+            What is to be taken off :attr:`kept` when it is kept no more.
+
+        Raises:
+            Fault: It is too much; nothing is counted. The fault is one of a link.
+        """
+        if self.said > self.limits.attach_bytes_max - self.kept:
+            raise link_fault(
+                "amqp:resource-limit-exceeded",
+                f"what the attaches of a connection say takes up to {self.limits.attach_bytes_max}"
+                " bytes",
+            )
+        self.kept += self.said
+        return self.said
 
     def _on_close(self, close: Close) -> None:
         self.theirs.take(Step.CLOSE)

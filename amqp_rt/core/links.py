@@ -52,6 +52,9 @@ SND_SETTLED: Final = 1
 SND_MIXED: Final = 2
 RCV_SECOND: Final = 1
 
+#: The property of a flow by which messages are acquired in a transaction (Part 4 §4.4.3).
+_TXN_ID: Final = "txn-id"
+
 #: What a piece of an unfinished message costs besides its bytes. A message may come in pieces of
 #: one octet; memory is counted as it is used, not as the peer describes it.
 _CHUNK_COST: Final = 64
@@ -118,6 +121,8 @@ class Link:
         #: Why the link is over, or why we detached it; whether the peer may come back for it.
         self._cause: Error | None = None
         self._closed: bool = False
+        #: What its attach counts in ``Engine.kept``.
+        self._kept: int = 0
         self._flow_due: bool = False
         #: The peer wants a flow as soon as we are attached.
         self._echo: bool = False
@@ -163,6 +168,9 @@ class Link:
             self.session.end(Error.of(fault))
             return
         self._say_detach(error, closed=True)
+        if self.theirs.stage is not ATTACHED:
+            # The peer has detached already, and nothing more comes.
+            self.forget_said()
 
     def deny(self, error: Error) -> None:
         """Refuse the peer's request, which its owner has not answered and need not answer."""
@@ -219,6 +227,7 @@ class Link:
         """
         self.theirs.take(Step.ATTACH)
         self.remote_handle = attach.handle
+        self._kept += self.session.engine.keep_said()
         self.properties = attach.properties or {}
         self.offered_capabilities = attach.offered_capabilities
         self.desired_capabilities = attach.desired_capabilities
@@ -305,12 +314,18 @@ class Link:
         self.attached = False
         self.credit = 0
         self.unsettled = self.session.unsettled_of(self) + self.unsettled
+        self.forget_said()
         endpoint = self.endpoint
         if endpoint is not None:
             endpoint.on_detached(self, error, closed)
             # It refers to the link, and the link to its session and engine: with the way back they
             # and their buffers would stay until a full collection.
             self.endpoint = None
+
+    def forget_said(self) -> None:
+        """Count what the peer's attach said no more."""
+        self.session.engine.kept -= self._kept
+        self._kept = 0
 
     def on_flow(self, flow: Flow) -> None:
         """The peer spoke of the link's credit."""
@@ -1583,7 +1598,10 @@ class SenderLink(Link):
         self.draining = flow.drain
         self._drain_answered = False
         if flow.properties is not None:
-            self.flow_properties = flow.properties
+            # Flows are not counted as attaches are, so that nothing else of them is kept.
+            self.flow_properties = {
+                name: value for name, value in flow.properties.items() if name == _TXN_ID
+            }
         self._credited = True
         super().on_flow(flow)
 

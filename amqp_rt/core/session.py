@@ -79,6 +79,8 @@ class Session:
         #: Called once it is over, after its links have heard so.
         self.followers: dict[Any, Callable[[], None]] = {}
         self.properties: Mapping[object, object] = {}
+        #: What its begin counts in ``Engine.kept``.
+        self.kept: int = 0
         self.payload_max: int = 0
         # Sending (§2.5.6): ids count transfer frames, the window is the peer's.
         self.next_outgoing_id: int = 0
@@ -688,6 +690,8 @@ class Session:
     def _over(self, error: Error | None) -> None:
         self.engine.held -= self._held
         self._held = 0
+        self.engine.kept -= self.kept
+        self.kept = 0
         for link in dict.fromkeys(
             [*self.links.values(), *self._remote.values(), *self._unanswered]
         ):

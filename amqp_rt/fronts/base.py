@@ -206,7 +206,8 @@ class SendingLink(Link, Protocol):
     #: False while the session window or the output buffer is full. ``send`` still works
     #: then, and waits inside; a considerate endpoint waits for ``on_credit`` instead.
     writable: bool
-    #: ``properties`` of the latest flow that had some, for example the ``txn-id`` of an acquisition.
+    #: ``properties`` of the latest flow that had some, as far as they are kept: the ``txn-id`` of an
+    #: acquisition.
     flow_properties: Mapping[object, object] | None
 
     def accept(

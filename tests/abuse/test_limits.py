@@ -41,6 +41,7 @@ from amqp_rt.core.performatives import (
     Begin,
     Detach,
     Disposition,
+    End,
     Flow,
     Open,
 )
@@ -48,8 +49,9 @@ from amqp_rt.core.sasl_frames import SaslInit, SaslOutcome
 from amqp_rt.events import Closed, ConnectionFailed, LoginRequested, Opened
 from amqp_rt.fronts import amqp10
 from amqp_rt.limits import DEFAULT_LIMITS, KIB, MIB, Limits
-from amqp_rt.outcomes import ACCEPTED, Received
+from amqp_rt.outcomes import ACCEPTED, Error, Received
 from amqp_rt.termini import Source, Target
+from amqp_rt.testing.octets import Raw, composite, encode, encode_frame
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.unsettled import Unsettled
 
@@ -90,6 +92,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "token_deadline_s": ("container/test_cbs.py::test_the_first_token_has_to_come_in_time",),
     "jwks_size_max": ("security/test_jwts.py::test_the_size_of_a_key_set",),
     "token_message_size_max": ("container/test_cbs.py::test_a_request_for_a_token_is_small",),
+    "attach_bytes_max": (
+        f"{HERE}test_attach_bytes_max",
+        f"{HERE}test_attach_bytes_max_counts_elements_without_octets",
+    ),
     "delivery_tag_max": (f"{HERE}test_delivery_tag_max",),
     "output_max": (
         f"{HERE}test_output_max",
@@ -730,6 +736,105 @@ def test_delivery_tag_max(bound: int) -> None:
     assert link.attached
     engine.receive(transfer(1, tag=b"t" * (bound + 1)), 0.0)
     assert detached_with(engine) == "amqp:invalid-field"
+
+
+def fat(number: int, size: int) -> bytes:
+    """An attach that counts *size* octets beyond those that are free."""
+    engine = begun()
+    engine.receive(attach(f"l{number:04}", number, properties={"p": "x" * size}), 0.0)
+    pad = size + (size - engine.kept)
+    return attach(f"l{number:04}", number, properties={"p": "x" * pad})
+
+
+@pytest.mark.req("X26")
+def test_attach_bytes_max() -> None:
+    one = fat(0, 10_000)
+    engine = begun(limits=Limits(attach_bytes_max=30_000))
+    for number in range(3):
+        (event,) = engine.receive(fat(number, 10_000), 0.0)
+        event.link.accept(Recorder())  # type: ignore[union-attr]
+    assert engine.kept == 30_000
+    engine.take()
+    # One more octet is too many; what is as small as links usually are is not counted.
+    assert engine.receive(fat(3, 10_000), 0.0) == []
+    assert detached_with(engine) == "amqp:resource-limit-exceeded"
+    (event,) = engine.receive(attach("small", 9), 0.0)
+    event.link.accept(Recorder())  # type: ignore[union-attr]
+    engine.take()
+    assert engine.kept == 30_000
+    # A link that goes makes room, and so does one that was detached before it was accepted.
+    engine.receive(frame(Detach(0, True, None)), 0.0)
+    assert engine.kept == 20_000
+    (event,) = engine.receive(one, 0.0)
+    assert engine.kept == 30_000
+    engine.receive(frame(Detach(0, True, None)), 0.0)
+    event.link.refuse(Error("amqp:not-found"))  # type: ignore[union-attr]
+    assert engine.kept == 20_000
+    # So does the end of a session, and with the connection all of it.
+    engine.receive(frame(End()), 0.0)
+    assert engine.kept == 0
+
+
+def test_attach_bytes_max_counts_elements_without_octets() -> None:
+    nulls = Raw(b"\xf0" + struct.pack(">II", 5, 20_000) + b"\x40")
+    said_first = composite(
+        "attach",
+        name="l",
+        handle=0,
+        role=False,
+        source=composite("source"),
+        target=composite("target", address="q"),
+        initial_delivery_count=0,
+        properties=Raw(bytes(encode("map", {"p": nulls}))),
+    )
+    octets = encode_frame(said_first)
+    assert len(octets) < 200
+    engine = begun(limits=Limits(attach_bytes_max=100_000))
+    assert engine.receive(octets, 0.0) == []
+    assert detached_with(engine) == "amqp:resource-limit-exceeded"
+
+
+def test_attach_bytes_max_counts_begins() -> None:
+    engine = opened(limits=Limits(attach_bytes_max=10_000))
+    for channel in range(2):
+        properties = {"p": "x" * 6_000}
+        engine.receive(
+            frame(
+                Begin(
+                    next_outgoing_id=0,
+                    incoming_window=9,
+                    outgoing_window=9,
+                    properties=properties,
+                ),
+                channel,
+            ),
+            0.0,
+        )
+    assert closed_with(engine) == "amqp:resource-limit-exceeded"
+
+
+def test_a_flow_leaves_nothing_but_its_transaction() -> None:
+    engine = begun()
+    (event,) = engine.receive(attach(sender=False), 0.0)
+    link: Any = event.link  # type: ignore[union-attr]
+    link.accept(Recorder())
+    for properties in ({"p": "x" * 5_000}, {"txn-id": b"t", "p": "x" * 5_000}):
+        engine.receive(
+            frame(
+                Flow(
+                    next_incoming_id=0,
+                    incoming_window=9,
+                    next_outgoing_id=0,
+                    outgoing_window=9,
+                    handle=0,
+                    delivery_count=0,
+                    link_credit=1,
+                    properties=properties,
+                )
+            ),
+            0.0,
+        )
+        assert link.flow_properties == {k: v for k, v in properties.items() if k == "txn-id"}
 
 
 # --- messages ----------------------------------------------------------------------------------------

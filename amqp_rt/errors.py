@@ -128,6 +128,10 @@ class LinkDetached(AmqpError):
     default_condition = "amqp:link:detach-forced"
 
 
+class LinkEnded(LinkDetached):
+    """The peer closed the link without an error, as a source does that has come to its end."""
+
+
 class LinkRefused(LinkDetached):
     """The peer would not attach the link (Part 2 §2.6.3)."""
 

@@ -12,7 +12,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import trio
 
@@ -64,6 +74,10 @@ class Member(Protocol):
         """The session is gone for good, or would not have the link."""
 
 
+#: ``returner(session, member, error, ended)``: see :meth:`Session.returns`.
+Returner: TypeAlias = "Callable[[Session, Member, AmqpError, bool], bool]"
+
+
 class Session:
     """A session of a connection: its own windows, and the links that share them.
 
@@ -103,6 +117,27 @@ class Session:
     def follow(self, member: LinkHandle, error: Error) -> bool:
         """Take a link where a redirect points; whether that is tried."""
         return self.connection.follow(member, error)
+
+    def returns(self, member: Member, error: AmqpError, *, ended: bool) -> bool:
+        """Attach a link again that its peer has detached, after a pause; whether that is tried.
+
+        With *ended*, there was no error: it is attached again only if the connection closes within
+        the next moment, and hears *error* otherwise.
+        """
+        returner = self.connection.returner
+        return returner is not None and returner(self, member, error, ended)
+
+    def end_pause(self, member: Member, core: Any, error: AmqpError | None) -> None:
+        """Attach *member* again, or let it hear *error*, unless it or *core* has gone meanwhile."""
+        if member not in self._members or core is not self.core or self.going:
+            return
+        if error is not None:
+            member.lost(error)
+            return
+        try:
+            self._attach(member)
+        except LocalProtocolError as failure:
+            member.lost(failure)
 
     @property
     def may_come_back(self) -> bool:
@@ -239,6 +274,8 @@ class Connection:
         self.tokens: TokenKeeper | None = None
         #: Goes after a redirected link; set by whoever dials.
         self.redirector: Callable[[LinkHandle, Error], bool] | None = None
+        #: Attaches detached links again; set by the dialler.
+        self.returner: Returner | None = None
         #: Why the latest engine ended, None as long as it has not, or if it was a clean end.
         self.ended_with: Error | None = None
         #: The latest engine has been open.

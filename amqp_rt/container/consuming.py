@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..errors import AmqpError, LinkRefused
+from ..errors import AmqpError, LinkDetached, LinkRefused
 from ..fronts.base import ReceivingLink, SendingLink
 from ..outcomes import Error
 from ..termini import Source, Target
-from .receiving import gone
+from .links import gone, is_passing
 from .replies import ReplyLink
 from .routes import Binding, Route
 from .serving import Inbox, SourceFeed, Workers
@@ -41,6 +41,7 @@ class _Consumer:
         self._relay = relay
         self._answered = trio.Event()
         self._error: AmqpError | None = None
+        self._over = False
 
     def attach(self, core: Any) -> None:
         """Attach on *core*, the engine's session."""
@@ -77,17 +78,39 @@ class _Consumer:
 
     def over(self, error: AmqpError) -> None:
         """It will not attach again."""
+        if self._over:
+            return
+        self._over = True
         self.session.remove(self)
-        if self._answered.is_set():
-            log.info("%s is not served any more: %s", self.route.name, error)
-        else:
+        if not self._answered.is_set():
             self._error = error
             self._answered.set()
+        elif not self.session.connection.closing:
+            log.warning("%s is not served any more: %s", self.route.name, error)
+            self.workers.container.fail(error)
+
+    def finished(self) -> None:
+        """Attach no more: the node was removed, or its source has come to its end or failed."""
+        self._over = True
+        self.session.remove(self)
 
     def detached(self, error: Error | None, closed: bool) -> None:
         """The peer ended the link, or the connection went."""
-        if closed or not self.session.may_come_back:
-            self.over(gone(LinkRefused, error, self.route.address))
+        session = self.session
+        if self._over:
+            return
+        if session.going:
+            if not session.may_come_back:
+                self.over(gone(LinkDetached, error, self.route.address))
+            return
+        attached = self._answered.is_set()
+        why = gone(LinkDetached if attached else LinkRefused, error, self.route.address)
+        if is_passing(error, closed):
+            returns = session.returns(self, why, ended=False)
+        else:
+            returns = attached and error is None and session.returns(self, why, ended=True)
+        if not returns:
+            self.over(why)
 
     async def wait_attached(self) -> None:
         """Wait for the peer's answer.
@@ -113,6 +136,11 @@ class _ConsumerInbox(Inbox):
         super().on_attached(link)
         self._consumer.attached()
 
+    def detach(self, error: Error) -> None:
+        """End the link: the node was removed here."""
+        self._consumer.finished()
+        super().detach(error)
+
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         super().on_detached(link, error, closed)
         self._consumer.detached(error, closed)
@@ -128,8 +156,12 @@ class _ConsumerFeed(SourceFeed):
         self._consumer.attached()
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
+        finished = self.finished.is_set()
         super().on_detached(link, error, closed)
-        self._consumer.detached(error, closed)
+        if finished:
+            self._consumer.finished()
+        else:
+            self._consumer.detached(error, closed)
 
 
 class _Relay:
@@ -157,6 +189,17 @@ class _Relay:
             self._error = error
             self._answered.set()
 
+    def detached(self, error: Error | None) -> None:
+        """The peer ended the link, or the connection went."""
+        session = self.session
+        if not self._answered.is_set():
+            self.answered(gone(LinkRefused, error, "the anonymous terminus"))
+        elif not session.going:
+            # The consumers reply on this very link.
+            why = gone(LinkDetached, error, "the anonymous terminus")
+            log.warning("replies cannot be sent any more: %s", why)
+            session.connection.container.fail(why)
+
     async def wait_attached(self) -> None:
         """Wait for the peer's answer.
 
@@ -180,7 +223,7 @@ class _RelayLink(ReplyLink):
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         super().on_detached(link, error, closed)
-        self._relay.answered(gone(LinkRefused, error, "the anonymous terminus"))
+        self._relay.detached(error)
 
 
 async def consume(connection: Connection, workers: Iterable[Workers]) -> None:

@@ -100,6 +100,7 @@ from ..values import Symbol
 from .cbs import TokenWatch, answer_cbs
 from .connections import Connection
 from .consuming import consume
+from .links import fresh
 from .logins import mechanisms_of
 from .namesakes import SOLE_CONNECTION, Namesakes
 from .recovery import connect, local
@@ -303,6 +304,8 @@ class Container:
         self._nurseries: _Nurseries | None = None
         self._ready = trio.Event()
         self._stopped = trio.Event()
+        #: Why :meth:`serve` ends, if not by :meth:`stop`.
+        self._failure: AmqpError | None = None
         self._stopping = False
         self._running: AbstractAsyncContextManager[Self] | None = None
         if cbs is not None:
@@ -452,9 +455,22 @@ class Container:
         self._stopped.set()
 
     async def serve(self) -> None:
-        """Wait until :meth:`stop`, or for ever."""
+        """Wait until :meth:`stop`, or until nodes cannot be served at a peer any more.
+
+        Raises:
+            ConnectionLost: A connection with :meth:`Connection.serve` has been given up.
+            LinkDetached: A node's link to such a peer was ended for good.
+        """
         self._started()
         await self._stopped.wait()
+        if self._failure is not None:
+            raise fresh(self._failure)
+
+    def fail(self, error: AmqpError) -> None:
+        """Let :meth:`serve` raise *error*: a node is not served any more."""
+        if not self._stopped.is_set():
+            self._failure = error
+            self._stopped.set()
 
     async def __aenter__(self) -> Self:
         if self._running is not None:
@@ -534,11 +550,13 @@ class Container:
             await self.replies.flush()
 
     def _say_goodbye(self) -> None:
-        """Detach and close, in a way that does not wait."""
-        for link in list(self._links.values()):
-            link.detach()
+        """Close what peers have opened, in a way that does not wait.
+
+        No link is detached before: a client takes that as the end of the link, and a close without
+        an error as the end of all. This error has clients connect again (Part 2 §2.8.16).
+        """
         for connection in list(self._accepted.values()):
-            connection.close()
+            connection.close(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
 
     @property
     def connection_nursery(self) -> trio.Nursery:
@@ -889,7 +907,7 @@ class Container:
         to it: otherwise any client could detach the links of others by their names.
         """
         if self._stopping:
-            link.refuse(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
+            # The close answers, soon: a link that was refused is not attached again elsewhere.
             return
         if not self._settle_second and not _sends(link):
             link.rcv_settle_mode = RCV_FIRST

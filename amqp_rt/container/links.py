@@ -7,11 +7,12 @@ handle is a member of says when.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar
 
 import trio
 
-from ..errors import AmqpError, LinkDetached, LinkRefused
+from ..errors import AmqpError, LinkDetached, LinkEnded, LinkRefused
 from ..limits import Limits
 from ..outcomes import Error
 from ..termini import outlives_connection
@@ -19,6 +20,8 @@ from ..unsettled import UnsettledMap
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+log = logging.getLogger("amqp_rt.connections")
 
 E = TypeVar("E", bound=AmqpError)
 
@@ -30,6 +33,10 @@ ROUNDS_MAX: Final = 16
 #: Redirects that one link follows in a row, and the seconds after which it is another row.
 REDIRECTS_MAX: Final = 5
 REDIRECTS_FORGOTTEN_S: Final = 60.0
+
+#: Detaching with one of these, a peer may take the same link again, such as after maintenance. Any other
+#: condition, such as *not-found* or *unauthorized-access*, would only be said again.
+PASSING_CONDITIONS: Final = frozenset({"amqp:link:detach-forced", "amqp:connection:forced"})
 
 #: ``waiting`` for a connection, ``attaching``, ``attached``, ``detaching``, ``over``.
 Stage = Literal["waiting", "attaching", "attached", "detaching", "over"]
@@ -58,6 +65,14 @@ def gone(kind: type[E], error: Error | None, address: object) -> E:
     )
 
 
+def is_passing(error: Error | None, closed: bool) -> bool:
+    """Whether a peer that detaches like this may take the same link again."""
+    if error is None:
+        # It is suspended (Part 2 §2.6.5).
+        return not closed
+    return error.condition in PASSING_CONDITIONS
+
+
 class Owner(Protocol):
     """Whose member a link is: a session of a connection, or the handler of a link of the peer's."""
 
@@ -81,6 +96,16 @@ class Owner(Protocol):
 
     def follow(self, member: Any, error: Error) -> bool:
         """Take a link where a redirect points; whether that is tried."""
+
+    def returns(self, member: Any, error: AmqpError, *, ended: bool) -> bool:
+        """Attach a link again that its peer has detached; whether that is tried.
+
+        Args:
+            member: The link.
+            error: Why; if it comes to nothing, the member hears this.
+            ended: The peer gave no error. The link is attached again only if its connection closes
+                within the next moment, too: stopping peers detach all links first.
+        """
 
 
 class LinkHandle:
@@ -113,6 +138,8 @@ class LinkHandle:
         #: How much of that the present link began with, and how often in a row that was no less.
         self._left = 0
         self._rounds = 0
+        #: The peer has ended the link without an error, and may be closing the connection.
+        self._undecided = False
 
     # --- state ---------------------------------------------------------------------------
 
@@ -223,6 +250,9 @@ class LinkHandle:
         Raises:
             LocalProtocolError: The name is taken, or the peer allows no more links.
         """
+        if self._undecided:
+            self._undecided = False
+            self._interrupted(None)
         self._stage = "attaching"
         self._raw = None
         self._raw = self._ask(core)
@@ -233,6 +263,7 @@ class LinkHandle:
 
     def lost(self, error: AmqpError) -> None:
         """It will not be attached again: everybody who waits hears *error*."""
+        self._undecided = False
         if self._stage == "detaching":
             self._stage = "over"
         elif self._stage != "over":
@@ -292,12 +323,39 @@ class LinkHandle:
         elif link.incomplete and error is None and not closed and self._goes_on(link):
             self._interrupted(None)
             self._attach_again()
-        else:
-            self.lost(
-                gone(LinkDetached if self._was_attached else LinkRefused, error, self.address)
-            )
+        elif not self._waits_to_return(link, error, closed):
             return
         self._changes.unpark_all()
+
+    def _waits_to_return(self, link: Any, error: Error | None, closed: bool) -> bool:
+        """Whether the link will be attached again, although its connection stands."""
+        why: AmqpError
+        if not self._was_attached:
+            why = gone(LinkRefused, error, self.address)
+        elif error is None and closed:
+            why = gone(LinkEnded, error, self.address)
+        else:
+            why = gone(LinkDetached, error, self.address)
+        if is_passing(error, closed) and not link.incomplete:
+            if self._session.returns(self, why, ended=False):
+                if closed:
+                    self._forget()
+                else:
+                    self._remember(link)
+                self._interrupted(error)
+                return True
+        elif isinstance(why, LinkEnded) and self._session.returns(self, why, ended=True):
+            self._forget()
+            self._undecided = True
+            return False
+        if self._was_attached and error is not None:
+            log.warning("link lost: %r: %s", self.name, why)
+        self.lost(why)
+        return False
+
+    def _forget(self) -> None:
+        """The peer has closed its side, and resumes nothing."""
+        self._keeper = self._memory = None
 
     def _remember(self, link: Any) -> None:
         """Keep what *link* left unsettled, if the peer does."""

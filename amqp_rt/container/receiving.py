@@ -390,8 +390,9 @@ def _receiver_of(raw: IncomingDelivery) -> Receiver | None:
 class Receiver(LinkHandle):
     """A link on which the peer sends to us; made by ``peer.receiver(...)``, used in ``async with``.
 
-    ``async for delivery in receiver`` takes deliveries as they come, and ends when the receiver is
-    closed or the peer has detached without an error. Several tasks may take from one receiver.
+    ``async for delivery in receiver`` takes deliveries as they come, and ends when we close the
+    receiver. If the peer ends the link for good, it raises what :meth:`receive` does: ``LinkEnded`` for a
+    source that has come to its end. Several tasks may take from one receiver.
 
     Each delivery wants an outcome, said by hand or by ``async with delivery:``. Credit is given
     again as outcomes are said, so ``credit`` bounds what is being worked on (decision 26).
@@ -521,7 +522,8 @@ class Receiver(LinkHandle):
 
         Raises:
             DeadlineExceeded: Nothing came within *within* seconds.
-            LinkDetached: The link is gone; what had arrived was given out before.
+            LinkDetached: The link is gone; what had arrived was given out before. ``LinkEnded`` if
+                the peer gave no error.
             ConnectionLost: So is its connection, for good.
         """
         if self._inbox:
@@ -855,13 +857,6 @@ class Receiver(LinkHandle):
         if self._window is not None:
             self._window.freed(0, 0)
         self._changes.unpark_all()
-
-    def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """The link is over."""
-        again = link.incomplete and not closed
-        if error is None and self._was_attached and not self._session.going and not again:
-            self._ended = True
-        super().on_detached(link, error, closed)
 
     def _interrupted(self, error: Error | None) -> None:
         """What has no outcome is resumed, or will be delivered again on the next connection."""

@@ -1,8 +1,8 @@
 """Dialling, and dialling again: failover lists, back-off, redirects (X25, X27).
 
-The first connection is made while the caller waits: every URL is tried once, and if none works
-the caller hears why. A connection that is lost later is dialled again in the background, with
-growing pauses; senders and receivers attach again by themselves. It is given up when
+The first connection is made while the caller waits. Until there is one, and whenever it is lost later, every
+URL is tried, again and again with growing pauses; senders and receivers attach again by themselves. A link
+that its peer has detached for a passing reason attaches again in the same way. It is given up when
 
 - the peer would only say the same again: it refused the login, or closed with a condition of
   :data:`FINAL_CONDITIONS`;
@@ -26,6 +26,7 @@ from functools import partial
 from math import inf
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import trio
 from msgspec import Struct
@@ -50,6 +51,7 @@ from .links import LinkHandle
 from .tokens import TokenKeeper, TokenProvider
 
 if TYPE_CHECKING:
+    from .connections import Member, Session
     from .container import Container
 
 log = logging.getLogger("amqp_rt.connections")
@@ -59,6 +61,8 @@ DEFAULT_URL: Final = "amqp://127.0.0.1:5672"
 REDIRECTS_MAX: Final = 5
 #: Connections that one connection keeps for links that were redirected.
 REDIRECT_CONNECTIONS_MAX: Final = 16
+#: Seconds in which a connection is expected to close if a stopping peer has detached its links before.
+CLOSING_S: Final = 0.1
 #: Seconds that a connection gets to close politely when its block ends, and when it is left with
 #: an exception.
 CLOSE_GRACE_S: Final = 5.0
@@ -79,7 +83,7 @@ FINAL_CONDITIONS: Final = frozenset(
 
 
 class Reconnect(Struct, frozen=True, kw_only=True):
-    """How a lost connection is dialled again."""
+    """How a connection is dialled again: the first one until it stands, and whenever it is lost."""
 
     #: Seconds before the first attempt, and the most between two.
     first_delay_s: float = 0.1
@@ -101,6 +105,15 @@ class Reconnect(Struct, frozen=True, kw_only=True):
             raise ValueError(f"factor must be a number of at least 1, got {self.factor}")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter must be 0 to 1, got {self.jitter}")
+
+
+class _Pauses(Struct):
+    """The pauses of a link that its peer detaches again and again."""
+
+    #: When the first of them began, and when the latest one ended.
+    since: float
+    until: float
+    delay: float
 
 
 class Plan(Struct, kw_only=True):
@@ -175,7 +188,8 @@ async def connect(
             connect without.
         transport: ``await transport(url)`` opens the stream of each attempt instead of a socket, such as
             a pipe to another process. TLS and WebSockets come on top, where the scheme asks for them.
-        reconnect: How a lost connection is dialled again; None never does.
+        reconnect: How the connection is dialled again, if it cannot be made or is lost. None tries every
+            URL once.
         jitter: Numbers from 0 to 1 for the pauses between attempts.
         on_state: Called with the connection when its ``state`` has changed; a plain call.
 
@@ -183,7 +197,8 @@ async def connect(
     the answer, at most 5 seconds, or half a second after an exception.
 
     Raises:
-        ConnectFailed: No URL could be connected to; the sentence says where and why.
+        ConnectFailed: No URL could be connected to within ``reconnect.give_up_after_s``, or each would
+            refuse us again; the sentence says where and why.
         AuthenticationFailed: The peer does not let us in.
     """
     where = parse_urls(urls if urls is not None else os.environ.get("AMQP_URL") or DEFAULT_URL)
@@ -306,11 +321,21 @@ def client_options(
 
 
 class Dialler:
-    """Keeps one connection connected."""
+    """Keeps one connection connected.
 
-    def __init__(self, container: Container, urls: Sequence[Url], plan: Plan) -> None:
+    Args:
+        container: Whose connection it is.
+        urls: Where to.
+        plan: How.
+        patient: Whether the first connection is tried again, too.
+    """
+
+    def __init__(
+        self, container: Container, urls: Sequence[Url], plan: Plan, *, patient: bool = True
+    ) -> None:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
+        self.connection.returner = self._return_link
         if plan.token is not None:
             self.connection.tokens = TokenKeeper(
                 self.connection, plan.token, set_token=plan.set_token
@@ -319,6 +344,7 @@ class Dialler:
         self._container = container
         self._urls = deque(urls)
         self._plan = plan
+        self._patient = patient
         #: There is a stream, and octets may be on their way.
         self._carrying = False
         self._scope = trio.CancelScope()
@@ -333,8 +359,9 @@ class Dialler:
         self._at: Url | None = None
         #: Connections for links that were redirected, by where they lead.
         self._elsewhere: dict[Url, Dialler] = {}
-        #: Redirected links that are on their way.
+        #: Links that are on their way elsewhere, or wait until they attach again.
         self._moving = 0
+        self._pauses: WeakKeyDictionary[Any, _Pauses] = WeakKeyDictionary()
         self._moved = trio.lowlevel.ParkingLot()
 
     async def first(self) -> None:
@@ -401,32 +428,48 @@ class Dialler:
     async def _run(self) -> AmqpError | None:
         """Until the connection is over for good; why, if that is not what its engine said."""
         connection = self.connection
+        policy = self._plan.reconnect
+        since = trio.current_time()
         failure = await self._try_each()
-        while failure is None and connection.recovers:
+        if failure is not None and policy is not None and self._patient and not _is_final(failure):
+            log.warning("%s; trying again", failure)
+            failure = await self._come_back(policy, since)
+        while failure is None and policy is not None and connection.recovers:
+            lost = connection.lost_error()
             error = connection.ended_with
             if error is not None and error.condition in FINAL_CONDITIONS:
+                log.warning("connection given up: %s", lost)
                 break
-            log.warning("%s", connection.lost_error())
-            failure = await self._come_back()
+            log.warning("%s; connecting again", lost)
+            failure = await self._come_back(policy, trio.current_time())
+            if failure is not None:
+                log.warning("connection given up: %s", failure)
         return failure
 
-    async def _come_back(self) -> AmqpError | None:
-        """Dial again with growing pauses; None once a connection stood and is over."""
-        policy = self._plan.reconnect
-        assert policy is not None
-        since = trio.current_time()
+    async def _come_back(self, policy: Reconnect, since: float) -> AmqpError | None:
+        """Dial again with growing pauses; None once a connection stood and is over.
+
+        Args:
+            policy: Says how long the pauses are, and when it is enough.
+            since: There has been no connection since then.
+        """
         if not self._delay or since - self._began >= policy.delay_max_s:
             self._delay = policy.first_delay_s
         while True:
             if self._redirected is None:
-                await trio.sleep(self._delay * (1 - policy.jitter * self._plan.jitter()))
+                await trio.sleep(self._pause(policy, self._delay))
                 self._delay = min(self._delay * policy.factor, policy.delay_max_s)
+            if self.connection.closing:
+                return None
             failure = await self._try_each()
-            if failure is None or isinstance(failure, AuthenticationFailed):
+            if failure is None or _is_final(failure):
                 return failure
             if trio.current_time() - since >= policy.give_up_after_s:
                 return failure
             log.info("%s", failure)
+
+    def _pause(self, policy: Reconnect, delay: float) -> float:
+        return delay * (1 - policy.jitter * self._plan.jitter())
 
     async def _try_each(self) -> AmqpError | None:
         """Try every URL once; None if one was connected to, and its connection is over by now."""
@@ -447,10 +490,12 @@ class Dialler:
                     return None
         kinds = {type(each) for each in failures}
         kind = AuthenticationFailed if kinds == {AuthenticationFailed} else ConnectFailed
+        # Another attempt helps as long as it might help with one of them.
+        told = next((each for each in reversed(failures) if not _is_final(each)), failures[-1])
         return kind(
             "; ".join(each.description for each in failures),
-            condition=failures[-1].condition,
-            info=failures[-1].info,
+            condition=told.condition,
+            info=told.info,
         )
 
     async def _connect(self, url: Url) -> None:
@@ -574,6 +619,51 @@ class Dialler:
             )
         return chosen
 
+    # --- detached links ------------------------------------------------------------------
+
+    def _return_link(self, session: Session, link: Member, error: AmqpError, ended: bool) -> bool:
+        """Attach *link* again after a pause; whether that is tried."""
+        policy = self._plan.reconnect
+        if policy is None or self.connection.closing:
+            return False
+        pause = CLOSING_S if ended else self._pause_of(link, policy)
+        if pause is None:
+            return False
+        if not ended:
+            log.warning(
+                "link %r detached: %s; attaching it again in %.1f s", link.name, error, pause
+            )
+        self._moving += 1
+        self._container.start_connection(
+            partial(self._end_pause, pause, session, link, error if ended else None)
+        )
+        return True
+
+    def _pause_of(self, link: Member, policy: Reconnect) -> float | None:
+        """Seconds before *link* attaches again; None if that has been tried for long enough."""
+        now = trio.current_time()
+        pauses = self._pauses.get(link)
+        if pauses is None or now - pauses.until >= policy.delay_max_s:
+            pauses = self._pauses[link] = _Pauses(now, now, policy.first_delay_s)
+        elif now - pauses.since >= policy.give_up_after_s:
+            return None
+        pause = self._pause(policy, pauses.delay)
+        pauses.delay = min(pauses.delay * policy.factor, policy.delay_max_s)
+        pauses.until = now + pause
+        return pause
+
+    async def _end_pause(
+        self, seconds: float, session: Session, link: Member, error: AmqpError | None
+    ) -> None:
+        core = session.core
+        try:
+            with trio.move_on_after(seconds):
+                await self.stopped.wait()
+            session.end_pause(link, core, error)
+        finally:
+            self._moving -= 1
+            self._moved.unpark_all()
+
     # --- redirected links ----------------------------------------------------------------
 
     def _redirect_link(self, link: LinkHandle, error: Error) -> bool:
@@ -610,7 +700,9 @@ class Dialler:
         elif dialler is None or dialler.connection.state == "closed":
             if len(self._elsewhere) >= REDIRECT_CONNECTIONS_MAX:
                 raise ConnectFailed("the peer redirects links to too many places")
-            dialler = self._elsewhere[url] = Dialler(self._container, [url], self._plan)
+            # A link that is sent to a place where nobody listens hears so at once.
+            dialler = Dialler(self._container, [url], self._plan, patient=False)
+            self._elsewhere[url] = dialler
             self._container.start_connection(partial(self._run_elsewhere, url, dialler))
         return dialler, address if isinstance(address, str) else None
 
@@ -651,6 +743,11 @@ def redirected(url: Url, error: Error) -> Url:
         port=port if isinstance(port, int) and 0 < port < 65536 else url.port,
         virtual_host=str(hostname) if hostname else url.virtual_host,
     )
+
+
+def _is_final(failure: AmqpError) -> bool:
+    """Whether the next attempt would fail in the same way."""
+    return isinstance(failure, AuthenticationFailed) or failure.condition in FINAL_CONDITIONS
 
 
 def _info(error: Error) -> dict[str, Any]:

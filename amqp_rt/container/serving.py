@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import trio
 
-from ..errors import DecodeError, LinkDetached, LocalProtocolError
+from ..errors import AmqpError, DecodeError, LinkDetached, LocalProtocolError
 from ..fronts.base import (
     SND_MIXED,
     SND_SETTLED,
@@ -662,7 +662,7 @@ class SourceFeed:
         self.route.stats.links -= 1
 
     def stop(self) -> None:
-        """Close the generator and detach."""
+        """Close the generator. The link is left to end with its connection."""
         self._scope.cancel()
 
     async def _run(self) -> None:
@@ -678,7 +678,9 @@ class SourceFeed:
                 raise only_cancelled(self.route, group) from None
             finally:
                 self.finished.set()
-        self.link.detach(error)
+        if not self._scope.cancelled_caught:
+            # To the peer, a detach is the end of the source; its container may only be stopping.
+            self.link.detach(error)
 
     async def _feed(self) -> None:
         route = self.route
@@ -786,6 +788,9 @@ class ServedReceiver(Receiver):
         self._handler.start()
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        if error is None and not self.closed:
+            # It is the sender who knows that nothing more comes.
+            self._ended = True
         super().on_detached(link, error, closed)
         self._handler.ended(link)
 
@@ -827,6 +832,7 @@ class LinkHandler:
         self.handle: ServedReceiver | ServedSender
         self.finished = trio.Event()
         self._scope = trio.CancelScope()
+        self._stopped = False
         binding.route.stats.links += 1
 
     def receive(self) -> ServedReceiver:
@@ -859,13 +865,18 @@ class LinkHandler:
         """The peer attached; where it goes is not ours to follow."""
         return False
 
+    def returns(self, handle: Any, error: AmqpError, *, ended: bool) -> bool:
+        """The peer attached: it attaches again, if it wants to."""
+        return False
+
     def ended(self, link: Any) -> None:
         """The link is gone: the handler hears of it through its handle."""
         self.binding.route.stats.links -= 1
         self.binding.container.forget(link)
 
     def stop(self) -> None:
-        """Let the handler come to its end."""
+        """Let the handler come to its end. The link is left to end with its connection."""
+        self._stopped = True
         self.handle.finish()
 
     def cancel(self) -> None:
@@ -892,4 +903,5 @@ class LinkHandler:
         finally:
             self.finished.set()
             self.binding.container.feeds.discard(self)
-            self.binding.link.detach(error)
+            if error is not None or not self._stopped:
+                self.binding.link.detach(error)

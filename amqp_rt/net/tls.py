@@ -302,6 +302,7 @@ async def encrypt(
         ConnectFailed: The handshake failed; one clause says why.
     """
     why = f"the TLS handshake took longer than {within:g} s"
+    condition = None
     data = received
     try:
         with trio.move_on_after(within):
@@ -319,6 +320,9 @@ async def encrypt(
                     break
     except OSError as error:
         why = str(error)
+        if isinstance(error.__cause__, ssl.SSLError):
+            # What the two sides want of each other will not be otherwise next time.
+            condition = "amqp:not-allowed"
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         why = "the peer broke the TLS handshake off"
     except BaseException:
@@ -326,7 +330,7 @@ async def encrypt(
         raise
     with trio.CancelScope(shield=True):
         await trio.aclose_forcefully(stream)
-    raise ConnectFailed(why)
+    raise ConnectFailed(why, condition=condition)
 
 
 #: OpenSSL's name of a failure → what it means to people. Alerts come from the peer.

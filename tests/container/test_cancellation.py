@@ -556,7 +556,7 @@ async def test_connecting() -> None:
         assert us._started().connections.child_tasks == {us._started().listeners.parent_task}
         streams.close()
         with pytest.raises(ConnectFailed):
-            async with us.connect("memory://mute"):
+            async with us.connect("memory://mute", reconnect=None):
                 pytest.fail("connected")
 
 

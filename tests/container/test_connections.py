@@ -161,7 +161,7 @@ def _an_address_that_is_not_loopback() -> str | None:
 async def test_where_nobody_is_reached_one_sentence_says_why(urls: Any, sentence: str) -> None:
     async with Container("c") as c:
         with pytest.raises(ConnectFailed, match=sentence):
-            async with c.connect(urls):
+            async with c.connect(urls, reconnect=None):
                 pytest.fail("connected")
 
 
@@ -170,7 +170,7 @@ async def test_a_port_where_nobody_listens_is_one_sentence() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with pytest.raises(ConnectFailed, match=f"amqp://127.0.0.1:{port}: "):
-            async with connect(f"amqp://127.0.0.1:{port}"):
+            async with connect(f"amqp://127.0.0.1:{port}", reconnect=None):
                 pytest.fail("connected")
 
 
@@ -179,7 +179,7 @@ async def test_a_peer_that_never_opens_is_given_up(autojump_clock: trio.testing.
         streams = c.network.listen("mute")
         started = trio.current_time()
         with pytest.raises(ConnectFailed, match="memory://mute: the handshake took too long"):
-            async with c.connect("memory://mute", within=3):
+            async with c.connect("memory://mute", within=3, reconnect=None):
                 pytest.fail("connected")
         assert trio.current_time() - started == pytest.approx(3, abs=1.1)
         streams.close()
@@ -201,7 +201,7 @@ async def test_the_url_may_come_from_the_environment(monkeypatch: pytest.MonkeyP
             assert peer.peer.address == url
         monkeypatch.setenv("AMQP_URL", "memory://elsewhere")
         with pytest.raises(ConnectFailed, match="memory://elsewhere"):
-            async with connect():
+            async with connect(reconnect=None):
                 pytest.fail("connected")
 
 

@@ -96,7 +96,7 @@ async def test_the_urls_are_tried_in_order(nursery: trio.Nursery, autojump_clock
 async def test_if_none_works_every_reason_is_said() -> None:
     far = FarEnd()
     with pytest.raises(ConnectFailed) as caught:
-        async with client(far, "a", "b"):
+        async with client(far, "a", "b", reconnect=None):
             pytest.fail("connected")
     assert caught.value.description == (
         "cannot connect to memory://a: nobody listens there; "
@@ -110,7 +110,7 @@ async def test_a_peer_that_says_nothing_gets_its_time_and_no_more(autojump_clock
     channel = far.network.listen("far")
     started = trio.current_time()
     with pytest.raises(ConnectFailed, match=r"cannot connect to memory://far: .*") as caught:
-        async with client(far, "far", within=3):
+        async with client(far, "far", within=3, reconnect=None):
             pytest.fail("connected")
     # It has a moment to read why.
     assert 3 <= trio.current_time() - started <= 4.1
@@ -127,7 +127,7 @@ async def test_a_dial_that_hangs_is_bounded_too(autojump_clock: Clock) -> None:
             nursery.start_soon(far.network.dial, "far")
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(ConnectFailed, match="no answer within 2 s"):
-            async with client(far, "far", within=2):
+            async with client(far, "far", within=2, reconnect=None):
                 pytest.fail("connected")
         nursery.cancel_scope.cancel()
     channel.close()
@@ -152,7 +152,7 @@ async def test_a_peer_that_refuses_everybody_is_an_authentication_failure(
             pytest.fail("connected")
     # Another address may let us in.
     with pytest.raises(ConnectFailed) as caught:
-        async with client(far, "far", "nowhere"):
+        async with client(far, "far", "nowhere", reconnect=None):
             pytest.fail("connected")
     assert not isinstance(caught.value, AuthenticationFailed)
 
@@ -207,7 +207,7 @@ async def test_without_an_environment_it_is_this_machine(monkeypatch: pytest.Mon
     monkeypatch.delenv("AMQP_URL", raising=False)
     monkeypatch.setattr("amqp_rt.container.recovery.DEFAULT_URL", "amqp://127.0.0.1:1")
     with pytest.raises(ConnectFailed, match=r"amqp://127\.0\.0\.1:1: nobody listens there"):
-        async with connect():
+        async with connect(reconnect=None):
             pytest.fail("connected")
 
 
@@ -367,7 +367,7 @@ async def test_open_follows_the_header_at_once_or_when_the_peer_has_sent_its_own
 
         async def try_to() -> None:
             with pytest.raises(ConnectFailed):
-                async with us.connect("memory://far", within=5, **options):
+                async with us.connect("memory://far", within=5, reconnect=None, **options):
                     pytest.fail("connected")
 
         nursery.start_soon(try_to)
@@ -731,7 +731,7 @@ async def test_redirects_in_a_circle_end(nursery: trio.Nursery) -> None:
     far.on_open = lambda engine: engine.close(Error("amqp:connection:redirect", None, where))
     await nursery.start(far.listen, "far")
     with pytest.raises(ConnectFailed, match="redirects us without end"):
-        async with client(far, "far"):
+        async with client(far, "far", reconnect=None):
             pytest.fail("connected")
     assert len(far.dialled) < 10
 
@@ -743,7 +743,7 @@ async def test_a_redirect_to_nowhere_is_said(nursery: trio.Nursery) -> None:
     far.on_open = lambda engine: engine.close(Error("amqp:connection:redirect", None, where))
     await nursery.start(far.listen, "far")
     with pytest.raises(ConnectFailed, match="memory://nowhere: nobody listens there"):
-        async with client(far, "far"):
+        async with client(far, "far", reconnect=None):
             pytest.fail("connected")
 
 
@@ -1006,7 +1006,7 @@ def test_connecting_is_a_public_name() -> None:
 
 async def test_a_memory_name_needs_a_network_that_has_it() -> None:
     with pytest.raises(ConnectFailed, match="nobody listens there"):
-        async with connect("memory://far"):
+        async with connect("memory://far", reconnect=None):
             pytest.fail("connected")
     network = MemoryNetwork()
     async with Container("far", network=network) as far, Container("us", network=network) as us:

@@ -19,7 +19,7 @@ from amqp_rt.container.receiving import Receiver
 from amqp_rt.container.routes import Reject, node, rpc, source
 from amqp_rt.container.sending import Sender
 from amqp_rt.container.serving import SourceLink
-from amqp_rt.errors import DeliveryRejected, LinkDetached, LinkRefused
+from amqp_rt.errors import ConnectionLost, DeliveryRejected, LinkDetached, LinkRefused
 from amqp_rt.events import Peer
 from amqp_rt.fronts.base import RCV_SECOND, SND_SETTLED, SND_UNSETTLED
 from amqp_rt.limits import Limits
@@ -396,7 +396,7 @@ async def test_a_link_handler_comes_to_its_end_when_the_container_does() -> None
         await out.wait_attached()
         await out.send(1)
         # Leaving with the link still attached.
-    with pytest.raises(LinkDetached):
+    with pytest.raises(ConnectionLost, match="'c' is stopping"):
         await out.send(2)
     await connecting.__aexit__(None, None, None)
     assert seen == [1, "end"]

@@ -179,7 +179,7 @@ def _skips_one(right: Any) -> Callable[..., None]:
 def _takes_full_for_kept(right: Any) -> Callable[..., Any]:
     async def one_by_one(self: Any, units: list[Unit], error: Any) -> None:
         for unit in units:
-            unit.kept()
+            unit.kept(self.on_fault)
         units.clear()
 
     return one_by_one

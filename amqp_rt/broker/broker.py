@@ -123,6 +123,8 @@ class NodeStats(Struct, frozen=True, kw_only=True):
     dead_lettered: int
     expired: int
     dropped: int
+    #: Why it is out of service until the broker is started again; None if it is not.
+    failure: str | None = None
 
 
 class SubscriptionStats(Struct, frozen=True, kw_only=True):
@@ -205,6 +207,8 @@ class _Node:
         self.virtual_host = virtual_host
         #: Of its links those that may come back, attached or not.
         self.termini: dict[Terminus, None] = {}
+        #: Why it is out of service until the broker is started again.
+        self.failure: AmqpError | None = None
 
     @property
     def is_sealed(self) -> bool:
@@ -377,13 +381,14 @@ class BrokerHost:
         self.journal = journal
         if journal is not None:
             journal.on_given_up = self._detach_consumers
+            journal.on_fault = self._fault
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
         self.staging = Staging(
-            self.memory, journal, self.clock, limits, self._new_number, self._fail
+            self.memory, journal, self.clock, limits, self._new_number, self._fault
         )
-        self.leases = Leases(journal, self.clock, limits, self._new_number)
+        self.leases = Leases(journal, self.clock, limits, self._new_number, self._fault)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
@@ -403,7 +408,7 @@ class BrokerHost:
         #: What records the life of messages; None if nothing does.
         self.journals: Journals | None = None
         if life_cycles is not None:
-            self.journals = Journals(life_cycles, self.clock, limits)
+            self.journals = Journals(life_cycles, self.clock, limits, self._journal_fault)
         #: Whoever names no virtual host that there is gets the default one.
         self._defaulting = virtual_hosts is None or "" in virtual_hosts
         #: Virtual host → alias → name of the node.
@@ -423,8 +428,8 @@ class BrokerHost:
         self._alarms_set = 0
         self._alarms_max = 64
         self._alarmed = trio.Event()
-        self._reading = None if journal is None else Reading(journal, limits)
-        self._pager = Pager(limits)
+        self._reading = None if journal is None else Reading(journal, limits, self._fault)
+        self._pager = Pager(limits, self._fault)
         self._log_limiter = LogLimiter(limits)
         #: Logs, by their numbers in the store.
         self._logs: dict[MessageLog, int] = {}
@@ -593,6 +598,8 @@ class BrokerHost:
         if declared.name != JOURNAL:
             self._declare_journal(virtual_host)
         known = space.get(declared.name)
+        if known is not None and known.failure is not None:
+            raise known.failure
         if known is not None and known.found and _alike(known.declared, declared):
             # What the application says now counts, not what it said before it was restarted.
             known.found = False
@@ -666,7 +673,7 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such node.
         """
-        node = self._find(self._space(virtual_host), address)
+        node = self._known(self._space(virtual_host), address)
         return [link for link in node.links() if link.role == SENDER]
 
     def watch_consumers(
@@ -677,7 +684,7 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such node.
         """
-        self._find(self._space(virtual_host), address).on_left = on_left
+        self._known(self._space(virtual_host), address).on_left = on_left
 
     def update(self, declared: Declaration, *, virtual_host: str = "") -> None:
         """Let a node that there is go on as *declared*; its messages and links stay.
@@ -702,7 +709,7 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such node.
         """
-        return self._find(self._space(virtual_host), address).declared
+        return self._known(self._space(virtual_host), address).declared
 
     def declare_journals(self) -> None:
         """Make ``$journal`` in each virtual host, if it is wished."""
@@ -726,9 +733,9 @@ class BrokerHost:
         held.sealed = True
 
     def _record(self, virtual_host: str, payload: bytes) -> None:
-        """Append what has happened to the journal, which somebody may have deleted."""
+        """Append what has happened to the journal, unless that has been deleted or has failed."""
         node = self._spaces[virtual_host].get(JOURNAL)
-        if node is not None and isinstance(node.held, MessageLog):
+        if node is not None and isinstance(node.held, MessageLog) and node.failure is None:
             node.inlet.take(Entry(payload))
 
     def _check_addresses(self, virtual_host: str, declared: Declaration) -> None:
@@ -845,7 +852,7 @@ class BrokerHost:
             AmqpError: There is no such node.
         """
         space = self._space(virtual_host)
-        return self._delete(space, self._find(space, address))
+        return self._delete(space, self._known(space, address))
 
     def nodes(self, *, virtual_host: str = "") -> list[Declaration]:
         """What there is, dynamic nodes included, in the order in which it was made."""
@@ -889,10 +896,26 @@ class BrokerHost:
     def _space(self, virtual_host: str) -> dict[str, _Node]:
         return self._spaces[self._existing(virtual_host)]
 
-    def _find(self, space: dict[str, _Node], address: str) -> _Node:
+    def _known(self, space: dict[str, _Node], address: str) -> _Node:
+        """The node at *address*, which may be out of service.
+
+        Raises:
+            AmqpError: There is none.
+        """
         node = space.get(address)
         if node is None:
             raise AmqpError(f"there is no node {address!r}", condition="amqp:not-found")
+        return node
+
+    def _find(self, space: dict[str, _Node], address: str) -> _Node:
+        """The node at *address*.
+
+        Raises:
+            AmqpError: There is none, or it is out of service.
+        """
+        node = self._known(space, address)
+        if node.failure is not None:
+            raise node.failure
         return node
 
     def _make(
@@ -1142,9 +1165,9 @@ class BrokerHost:
             messages += held.delayed
         links = node.links()
         termini = list(node.termini)
-        held.delete()
+        self._guard(node, held.delete)
         for terminus in termini:
-            terminus.end()
+            self._guard(node, terminus.end)
         error = Error("amqp:resource-deleted", f"{node.declared.name!r} has been deleted")
         for link in links:
             link.detach(error)
@@ -1454,11 +1477,11 @@ class BrokerHost:
         node = self._space(virtual_host).get(address)
         return node is not None and node.owner is not None
 
-    def _inlet(self, virtual_host: str, address: str) -> Inlet | None:
+    def _inlet(self, virtual_host: str, address: str) -> Inlet | Error | None:
         try:
             node = self._resolve(virtual_host, address)
-        except AmqpError:
-            return None
+        except AmqpError as error:
+            return Error.of(error)
         return None if node is None else node.inlet
 
     def publish(self, address: str, payload: bytes, *, virtual_host: str = "") -> None:
@@ -1480,11 +1503,15 @@ class BrokerHost:
         node = space.get(address)
         if node is None and self._aliases:
             node = space.get(self._aliases.get(virtual_host, {}).get(address, ""))
+        if node is not None and node.failure is not None:
+            raise node.failure
         if node is not None or not 0 < len(address) <= NAME_MAX:
             return node
         found = split_partition(address)
         if found is not None:
             log = space.get(found[0]) or self._create(virtual_host, found[0], LOG)
+            if log is not None and log.failure is not None:
+                raise log.failure
             if log is not None and isinstance(log.declared, Log):
                 return self._partition(virtual_host, log, address, found[1])
         return self._create(virtual_host, address)
@@ -1752,6 +1779,7 @@ class BrokerHost:
             if number and self.journal is not None:
                 topic.keep(identity, self.journal, number)
         terminus.address = node.declared.name
+        terminus.held = held
         terminus.on_end.append(partial(self._ended, node, terminus))
         node.termini[terminus] = None
         self.termini.add(terminus)
@@ -1789,7 +1817,7 @@ class BrokerHost:
         Raises:
             AmqpError: There is no such node.
         """
-        node = self._find(self._space(virtual_host), address)
+        node = self._known(self._space(virtual_host), address)
         held = node.held
         counts = held.counts
         return NodeStats(
@@ -1809,6 +1837,7 @@ class BrokerHost:
             dead_lettered=counts.dead_lettered,
             expired=counts.expired,
             dropped=counts.dropped,
+            failure=None if node.failure is None else node.failure.description,
         )
 
     async def peek(
@@ -2290,9 +2319,88 @@ class BrokerHost:
 
     # --- Faults ---
 
-    def _fail(self, node: _Node, error: Exception) -> AmqpError:
-        """Contain *error* to *node*."""
-        raise error
+    def _guard(self, owner: object, call: Callable[[], object]) -> None:
+        """Do *call*, which is work of *owner*, and let an unexpected error end no other work."""
+        try:
+            call()
+        except Exception as error:
+            self._fault(owner, error)
+
+    def _fault(self, owner: object, error: Exception) -> AmqpError:
+        """Take the node of *owner* out of service, since its work has raised *error*.
+
+        Its links are detached, and all that is asked of it is refused until the broker is started again,
+        when it is made anew of what the store has. Nothing that it does in memory reaches the store any
+        more, but what was on its way there is written.
+
+        Args:
+            owner: The node, what it holds, or the window of duplicates or a subscriber's queue of it.
+            error: What was raised.
+
+        Returns:
+            What those are refused with whose work it was.
+        """
+        node = self._node_of(owner)
+        if node is None:
+            _log.error("an unexpected error of no node that is there: %r", owner, exc_info=error)
+            return AmqpError(
+                "an unexpected error in the broker, whose log has it",
+                condition="amqp:internal-error",
+            )
+        if node.failure is not None:
+            _log.debug("the node %r has failed again", node.declared.name, exc_info=error)
+            return node.failure
+        _log.error(
+            "node failed: %r of virtual host %r: out of service until the broker is started again",
+            node.declared.name,
+            node.virtual_host,
+            exc_info=error,
+        )
+        failure = node.failure = AmqpError(
+            f"{node.declared.name!r} is out of service after an unexpected error, which is in the "
+            "broker's log: start the broker again to go on with what is in its store",
+            condition="amqp:internal-error",
+        )
+        held = node.held
+        queues = held.queues if isinstance(held, MessageTopic) else [held]
+        held.deleted = True
+        for each in queues:
+            each.deleted = True
+            if isinstance(each, MessageQueue):
+                self._pager.dismiss(each, failure)
+        if isinstance(held, MessageLog):
+            held.failed = True
+        else:
+            self._expiring.pop(held, None)
+        self._leaving.pop(node, None)
+        kept: set[Any] = set()
+        for terminus in node.termini:
+            # Its time goes on when its peer can come back.
+            terminus.frozen = True
+            terminus.stay()
+            kept.update(terminus.links())
+        said = Error.of(failure)
+        for link in node.links():
+            raw = getattr(link, "raw", link)
+            try:
+                link.detach(said, closed=raw not in kept)
+            except Exception:
+                _log.exception("link not detached: %r of %r", link.name, node.declared.name)
+        return failure
+
+    def _journal_fault(self, virtual_host: str, error: Exception) -> None:
+        self._fault(self._spaces[virtual_host].get(JOURNAL), error)
+
+    def _node_of(self, owner: object) -> _Node | None:
+        """The node that *owner* is, or is a part of."""
+        for space in self._spaces.values():
+            for node in space.values():
+                held = node.held
+                if owner in (node, held, node.intake.duplicates):
+                    return node
+                if isinstance(held, MessageTopic) and owner in held.queues:
+                    return node
+        return None
 
     # --- Time ---
 
@@ -2305,7 +2413,7 @@ class BrokerHost:
         """Let filters and readers that had too much to look at go on a bit."""
         unfinished, self._unfinished = self._unfinished, []
         for held in unfinished:
-            held.resume()
+            self._guard(held, held.resume)
 
     async def _look_on_always(self) -> None:
         while True:
@@ -2335,7 +2443,7 @@ class BrokerHost:
         while alarms and alarms[0][0] <= now:
             at, _, held = heapq.heappop(alarms)
             if held.alarm == at:
-                held.tick()
+                self._guard(held, held.tick)
 
     async def _tick_always(self) -> None:
         while True:
@@ -2349,26 +2457,32 @@ class BrokerHost:
         """Give up what has expired at the front of its queue although nobody came for it, and what
         logs in memory do not keep, and roll back transactions that take too long."""
         self.tick()
-        self.transactions.sweep()
-        self.termini.sweep()
+        guard = self._guard
+        guard(None, self.transactions.sweep)
+        for terminus in self.termini.due():
+            guard(terminus.held, terminus.end)
         self.staging.sweep()
         self.leases.sweep()
         if self.ways is not None:
-            self.ways.sweep()
-        for duplicates in self._windows:
-            duplicates.expire()
+            guard(None, self.ways.sweep)
+        for duplicates in list(self._windows):
+            guard(duplicates, duplicates.expire)
         for node, space in list(self._leaving.items()):
-            self._judge(space, node)
+            guard(node, partial(self._judge, space, node))
         for held in list(self._expiring):
-            held.sweep()
+            guard(held, held.sweep)
             delayed = held.delayed if isinstance(held, MessageQueue) else 0
             if not held.available and not held.acquired and not delayed:
                 self._expiring.pop(held, None)
-        for log, number in self._logs.items():
-            log.sweep()
-            for holder in log.expire_holds():
-                if number and self.journal is not None:
-                    self.journal.loose.forget(HOLD, key_of(number) + holder.encode())
+        for log, number in list(self._logs.items()):
+            if not log.failed:
+                guard(log, partial(self._sweep_log, log, number))
+
+    def _sweep_log(self, log: MessageLog, number: int) -> None:
+        log.sweep()
+        for holder in log.expire_holds():
+            if number and self.journal is not None:
+                self.journal.loose.forget(HOLD, key_of(number) + holder.encode())
 
     def catch_up(self) -> None:
         """The clock has been moved: do what is due now, and reckon anew when to wake up."""
@@ -2380,10 +2494,14 @@ class BrokerHost:
         while True:
             await trio.sleep(interval_s)
             for log in list(self._logs):
+                if log.failed:
+                    continue
                 try:
                     await log.retain()
                 except AmqpError as error:
                     _log.error("a log goes on without retention for now: %s", error)
+                except Exception as error:
+                    self._fault(log, error)
 
     async def run(self, *, interval_s: float = 1.0) -> None:
         """Keep what changes, and sweep every *interval_s* seconds, until cancelled.

@@ -22,7 +22,7 @@ import trio
 from ..errors import AmqpError
 from ..fronts.base import IncomingDelivery
 from ..outcomes import ACCEPTED, Error, Rejected
-from ..stores.base import Batch, Store, StoreDamaged, StoreFull, StoreRefused
+from ..stores.base import Batch, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
 from .entries import Entry, head_of
 from .queues import MessageQueue
 
@@ -83,16 +83,23 @@ class Unit:
         self.refused = refused
         #: What of it goes to logs.
         self.appended: list[Appended] = []
-        self._follow: list[Callable[[], None]] = []
+        #: What is called, and whose work it is: a queue, topic or log, None for none of them.
+        self._follow: list[tuple[Callable[[], None], object]] = []
         self._undo: list[Callable[[], None]] = []
         self._changes: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
-    def then(self, call: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
+    def then(
+        self,
+        call: Callable[[], None],
+        undo: Callable[[], None] | None = None,
+        owner: object = None,
+    ) -> None:
         """Call *call* once this is on the disk; several are called in order.
 
-        *undo* is what :meth:`undo` calls instead if it never is.
+        *undo* is what :meth:`undo` calls instead if it never is. *owner* is the queue, topic or log
+        whose work it is, which fails alone if the call raises.
         """
-        self._follow.append(call)
+        self._follow.append((call, owner))
         if undo is not None:
             self._undo.append(undo)
 
@@ -101,10 +108,17 @@ class Unit:
         for call in self._undo:
             call()
 
-    def kept(self) -> None:
-        """It is on the disk."""
-        for call in self._follow:
-            call()
+    def kept(self, on_fault: Callable[[object, Exception], object]) -> None:
+        """Call what follows, as it is on the disk. What one call raises keeps no other from being
+        called: *on_fault* gets it afterwards, with the owner, when all have been answered."""
+        faults: list[tuple[object, Exception]] = []
+        for call, owner in self._follow:
+            try:
+                call()
+            except Exception as error:
+                faults.append((owner, error))
+        for owner, fault in faults:
+            on_fault(owner, fault)
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((Batch.put, (node, sequence, head, payload)))
@@ -179,6 +193,8 @@ class Journal:
         self.failure: AmqpError | None = None
         #: Called with what to tell those whose outcomes cannot be kept any more.
         self.on_given_up: Callable[[Error], None] | None = None
+        #: Called with the owner of what follows a unit, and what that has raised.
+        self.on_fault: Callable[[object, Exception], object] = _log_fault
         self.call: Executor = executor or Threaded()
         #: Units that no batch has taken up.
         self._waiting: list[Unit] = []
@@ -191,6 +207,20 @@ class Journal:
         self._urgent = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
+
+    async def _work_on(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run *call*, by which the store is changed or verified.
+
+        Raises:
+            AmqpError: The store has failed, whatever it raised.
+        """
+        try:
+            return await self.call(call, *args)
+        except AmqpError:
+            raise
+        except Exception as error:
+            _log.exception("the store raised an unexpected error")
+            raise StoreFailed(f"the store raised an unexpected error: {error!r}") from error
 
     async def open(self) -> None:
         """Open the store; what it lost is in the log, by name.
@@ -315,7 +345,7 @@ class Journal:
         if self.failure is not None:
             return
         try:
-            while await self.call(self.store.tidy):
+            while await self._work_on(self.store.tidy):
                 if self._work.is_set():
                     return
         except StoreFull:
@@ -356,16 +386,20 @@ class Journal:
             batch = Batch()
             count = 0
             for unit in units:
-                unit.write(batch)
+                try:
+                    unit.write(batch)
+                except Exception as error:
+                    _log.exception("a change cannot be written")
+                    raise StoreRefused(f"a change cannot be written: {error!r}") from error
                 count += 1
                 if batch.size >= BATCH_BYTES_MAX:
                     break
             if batch:
-                await self.call(self.store.commit, batch)
+                await self._work_on(self.store.commit, batch)
             done = units[:count]
             del units[:count]
             for unit in done:
-                unit.kept()
+                unit.kept(self.on_fault)
 
     async def _one_by_one(self, units: list[Unit], error: AmqpError) -> None:
         """The disk is full, or one of *units* cannot be kept: see which of them can."""
@@ -379,11 +413,10 @@ class Journal:
                     # It takes away what has gone, and has to be written some time.
                     await trio.sleep(FULL_RETRY_S)
                     continue
-                unit.refused(Error.of(full))
+                self._refuse(unit, Error.of(full))
             except StoreRefused as refused:
                 _log.error("%s", refused)
-                if unit.refused is not None:
-                    unit.refused(Error.of(refused))
+                self._refuse(unit, Error.of(refused))
             except AmqpError as failed:
                 await self._reopen(units, failed)
                 return
@@ -396,16 +429,16 @@ class Journal:
         """
         _log.critical("%s", error)
         try:
-            await self.call(self.store.close)
+            await self._work_on(self.store.close)
         except AmqpError as again:
             _log.error("%s", again)
         try:
-            opened = await self.call(self.store.open)
+            opened = await self._work_on(self.store.open)
             if opened.damage:
                 raise StoreDamaged(f"{len(opened.damage)} things are damaged: start again with it")
             for unit in units:
                 for records in unit.appended:
-                    await self.call(records.verify, self.store)
+                    await self._work_on(records.verify, self.store)
             try:
                 await self._commit(units)
             except (StoreFull, StoreRefused) as refused:
@@ -419,10 +452,21 @@ class Journal:
             )
             for waiting, why in ((units, doubt), (self._take(), Error.of(again))):
                 for unit in waiting:
-                    if unit.refused is not None:
-                        unit.refused(why)
+                    self._refuse(unit, why)
             if self.on_given_up is not None:
                 self.on_given_up(_no_outcomes(again))
+
+    def _refuse(self, unit: Unit, error: Error) -> None:
+        """Let *unit*, if it can be refused, take *error*."""
+        if unit.refused is not None:
+            try:
+                unit.refused(error)
+            except Exception as another:
+                self.on_fault(None, another)
+
+
+def _log_fault(owner: object, error: Exception) -> None:
+    _log.error("an unexpected error of %r", owner, exc_info=error)
 
 
 class InDoubt(Error, gc=False):
@@ -491,9 +535,11 @@ class QueueLedger:
         of the deliveries themselves.
         """
 
-        def kept() -> None:
+        def put() -> None:
             for entry in entries:
                 self._queue.put(entry)
+
+        def kept() -> None:
             for delivery in deliveries:
                 delivery.settle(ACCEPTED)
             if done is not None:
@@ -511,6 +557,7 @@ class QueueLedger:
                 done()
 
         unit = Unit(refused)
+        unit.then(put, None, self._queue)
         unit.then(kept)
         self._write(unit, entries)
         if note is not None:
@@ -530,7 +577,7 @@ class QueueLedger:
             entry.stored = False
             self._queue.withhold(entry)
 
-        unit.then(lambda: self._queue.put(entry), undo)
+        unit.then(partial(self._queue.put, entry), undo, self._queue)
 
     def _write(self, unit: Unit, entries: list[Entry]) -> None:
         paged_from = self._queue.paged_from
@@ -545,7 +592,7 @@ class QueueLedger:
         unit = self._journal.loose
         unit.remove(self.number, entry.sequence)
         if entry.sequence >= self._queue.paged_from:
-            unit.then(partial(self._queue.removed, entry.sequence))
+            unit.then(partial(self._queue.removed, entry.sequence), None, self._queue)
 
     def update(self, entry: Entry) -> None:
         self._journal.loose.update(self.number, entry.sequence, head_of(entry))
@@ -614,10 +661,6 @@ class QueueLedger:
         """All pieces of *entry* have been written: from now on it is a message. *note* adds to the
         unit what is to be kept of its delivery."""
 
-        def arrived() -> None:
-            self._queue.arrive(entry)
-            kept()
-
         def failed(error: Error) -> None:
             unit.undo()
             self.cancel(entry)
@@ -626,14 +669,15 @@ class QueueLedger:
         unit = Unit(failed)
         self._put_head(unit, entry)
         note(unit)
-        unit.then(arrived)
+        unit.then(partial(self._queue.arrive, entry), None, self._queue)
+        unit.then(kept)
         self._journal.add(unit)
 
     def make(self, entry: Entry) -> None:
         """All pieces of *entry* are kept: it is a message with what is changed next."""
         unit = self._journal.loose
         self._put_head(unit, entry)
-        unit.then(partial(self._queue.arrive, entry), partial(self.cancel, entry))
+        unit.then(partial(self._queue.arrive, entry), partial(self.cancel, entry), self._queue)
 
     def _put_head(self, unit: Unit, entry: Entry) -> None:
         entry.stored = True

@@ -204,6 +204,7 @@ class Leases:
         clock: By which leases end.
         limits: Bounds.
         new_number: Gives a number that nothing else has in the store.
+        on_fault: Called with a queue and an unexpected error of its work.
     """
 
     def __init__(
@@ -212,11 +213,13 @@ class Leases:
         clock: Clock,
         limits: Limits,
         new_number: Callable[[], int],
+        on_fault: Callable[[object, Exception], object],
     ) -> None:
         self.journal = journal
         self.clock = clock
         self.limits = limits
         self._new_number = new_number
+        self._on_fault = on_fault
         self._leases: dict[Queued, dict[str, Lease]] = {}
 
     # --- What a group does ---
@@ -594,10 +597,13 @@ class Leases:
     def sweep(self) -> None:
         """Give back what those have who have not been heard of for too long."""
         now = self.clock.monotonic()
-        for groups in list(self._leases.values()):
+        for node, groups in list(self._leases.items()):
             for lease in list(groups.values()):
-                if lease.ends_at <= now:
-                    self._forget(lease)
+                if lease.ends_at <= now and not node.held.deleted:
+                    try:
+                        self._forget(lease)
+                    except Exception as error:
+                        self._on_fault(node, error)
 
     def delete(self, node: Queued) -> None:
         """The queue is no more."""

@@ -260,12 +260,20 @@ class Journals:
         options: What is wanted.
         clock: Tells when something happened.
         limits: Bounds.
+        on_fault: Called with a virtual host and an unexpected error of its recording.
     """
 
-    def __init__(self, options: LifeCycles, clock: Clock, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        options: LifeCycles,
+        clock: Clock,
+        limits: Limits,
+        on_fault: Callable[[str, Exception], None],
+    ) -> None:
         self.options = options
         self.clock = clock
         self.limits = limits
+        self._on_fault = on_fault
         self._recorders: dict[str, Recorder] = {}
         self._work = trio.Event()
         self._wanted: Wildcards[bool] = Wildcards()
@@ -294,8 +302,11 @@ class Journals:
 
     def flush(self) -> None:
         """Append what has been gathered."""
-        for recorder in self._recorders.values():
-            recorder.flush()
+        for virtual_host, recorder in self._recorders.items():
+            try:
+                recorder.flush()
+            except Exception as error:
+                self._on_fault(virtual_host, error)
 
     async def run(self) -> None:
         """Append what is gathered, until cancelled."""

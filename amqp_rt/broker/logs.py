@@ -297,7 +297,7 @@ class Appending:
 
     def write(self, batch: Batch) -> None:
         self.closed = True
-        if not self._kept and not self.log.deleted:
+        if not self._kept and (not self.log.deleted or self.log.failed):
             for partition, records in self.records.items():
                 self._plans[partition] = partition.plan(batch, records)
 
@@ -307,7 +307,7 @@ class Appending:
         )
 
     def kept(self) -> None:
-        """They are on the disk: let everybody know."""
+        """Show the records, which are on the disk, to the readers."""
         log = self.log
         self._give_room()
         for partition, records in self.records.items():
@@ -315,8 +315,11 @@ class Appending:
             if not log.deleted:
                 partition.bytes += self._plans[partition][1]
                 log.extend(partition, records)
+
+    def accept(self) -> None:
+        """Answer those who have sent the records, which are on the disk."""
         self._answer(accept)
-        log.tell_of_room()
+        self.log.tell_of_room()
 
     def refused(self, error: Error) -> None:
         """There was no room for them: let those know who sent them."""
@@ -381,6 +384,9 @@ class MessageLog:
         self.keep(max_age_s, max_bytes)
         self.counts = Counts()
         self.deleted = False
+        #: It is out of service after an unexpected error, and looks deleted until the broker is started
+        #: again. What was on its way to the disk is written.
+        self.failed = False
         #: Nobody but the broker appends to it.
         self.sealed = False
         self.awaited = False
@@ -597,7 +603,8 @@ class MessageLog:
         unit = self._gathered_in
         if new:
             unit.append(appending)
-            unit.then(appending.kept)
+            unit.then(appending.kept, None, self)
+            unit.then(appending.accept)
             self.reading.journal.add(unit)
         return unit
 
@@ -614,7 +621,8 @@ class MessageLog:
         appending = Appending(self)
         appending.add(partition, record)
         unit.append(appending)
-        unit.then(appending.kept, appending.undo)
+        unit.then(appending.kept, appending.undo, self)
+        unit.then(appending.accept)
 
     def sweep(self) -> None:
         """Drop what is too old, and give memory back that others need."""
@@ -807,9 +815,15 @@ class Reading:
     more than that. What has been read is kept for its reader while there is room for it.
     """
 
-    def __init__(self, journal: Journal, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        limits: Limits,
+        on_fault: Callable[[object, Exception], object],
+    ) -> None:
         self.journal = journal
         self.limits = limits
+        self._on_fault = on_fault
         #: Bytes of what was read and is kept.
         self.held = 0
         self._places: OrderedDict[Place, None] = OrderedDict()
@@ -856,7 +870,10 @@ class Reading:
             while self._asked:
                 log, reader, place = self._asked.popleft()
                 if reader in log.readers:
-                    await self._read(log, reader, place)
+                    try:
+                        await self._read(log, reader, place)
+                    except Exception as error:
+                        self._on_fault(log, error)
             self._work = trio.Event()
             await self._work.wait()
 

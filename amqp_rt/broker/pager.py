@@ -113,10 +113,12 @@ class Pager:
 
     Args:
         limits: Bounds; how much a queue has in memory is read here.
+        on_fault: Called with a queue and an unexpected error of its reading.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, on_fault: Callable[[object, Exception], object]) -> None:
         self._limits = limits
+        self._on_fault = on_fault
         self._numbers: dict[MessageQueue, int] = {}
         #: Those that have asked, in order.
         self._asking: dict[MessageQueue, None] = {}
@@ -143,12 +145,12 @@ class Pager:
                 partial(self._ask, queue),
             )
 
-    def dismiss(self, queue: MessageQueue) -> None:
-        """*queue* has been deleted."""
+    def dismiss(self, queue: MessageQueue, error: AmqpError | None = None) -> None:
+        """Read no more for *queue*, which has been deleted, or has failed with *error*."""
         self._numbers.pop(queue, None)
         self._asking.pop(queue, None)
         self._failed.pop(queue, None)
-        self._tell(queue, None)
+        self._tell(queue, error)
 
     def _ask(self, queue: MessageQueue) -> None:
         self._asking[queue] = None
@@ -203,7 +205,10 @@ class Pager:
                 while self._asking:
                     queue = next(iter(self._asking))
                     del self._asking[queue]
-                    await self._serve(journal, queue)
+                    try:
+                        await self._serve(journal, queue)
+                    except Exception as error:
+                        self._on_fault(queue, error)
 
     # --- What operators do ---
 
@@ -311,6 +316,12 @@ class Pager:
         self._asked.set()
 
     async def _feed(self, journal: Journal, feed: _Feed) -> None:
+        try:
+            await self._send_pieces(journal, feed)
+        except Exception as error:
+            self._on_fault(feed.queue, error)
+
+    async def _send_pieces(self, journal: Journal, feed: _Feed) -> None:
         """Read the pieces of a message and hand them to its link as it takes them."""
         delivery, entry = feed.delivery, feed.entry
         link = feed.subscription.link
@@ -343,7 +354,10 @@ class Pager:
             await trio.sleep(_RETRY_S)
             failed, self._failed = self._failed, {}
             for queue in failed:
-                queue.read_again()
+                try:
+                    queue.read_again()
+                except Exception as error:
+                    self._on_fault(queue, error)
 
     async def _serve(self, journal: Journal, queue: MessageQueue) -> None:
         number = self._numbers.get(queue)

@@ -110,7 +110,8 @@ class Inlet:
         transactions: Those in which messages may be posted; None if there are none.
         volatile: Durable messages are taken although nothing keeps them.
         check: Says why a message is refused that one of its peers has sent, if it is.
-        successor: Gives the inlet of the address once the node has been deleted, if there is one.
+        successor: Gives the inlet of the address once the node has been deleted, if there is one, or
+            why there is none.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Inlet:
         volatile: bool = False,
         on_expiring: Callable[[], None] = _nothing,
         check: Check | None = None,
-        successor: Callable[[], Inlet | None] = _nothing,
+        successor: Callable[[], Inlet | Error | None] = _nothing,
     ) -> None:
         self.intake = intake
         self.node = place
@@ -198,7 +199,10 @@ class Inlet:
         if entry.expires_at != NEVER:
             self.on_expiring()
         if self.ledger is not None and self.ledger.wants(entry):
+            # Of a node that has failed this is in the store, and comes when the broker is started again.
             self.ledger.receive(entry)
+        elif self.node.deleted:
+            _log.warning("a message was dropped: its node is out of service, and does not store it")
         else:
             self.node.put(entry)
 
@@ -208,15 +212,16 @@ class Inlet:
         if node.deleted:
             # A relay may know the address for longer than the node lives.
             successor = self.successor()
-            if successor is not None:
+            if isinstance(successor, Inlet):
                 successor.deliver(link, deliveries)
                 return
+            gone = _GONE if successor is None else Rejected(successor)
             for delivery in deliveries:
                 under = self.transaction_of(link, delivery)
                 if under is None:
-                    delivery.settle(_GONE)
+                    delivery.settle(gone)
                 else:
-                    under.refuse(delivery, _GONE)
+                    under.refuse(delivery, gone)
             return
         admit = self.door.admit
         ledger = self.ledger

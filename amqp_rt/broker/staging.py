@@ -541,16 +541,22 @@ class Staging:
             )
 
     def _check_there(self, producer: EpochProducer) -> None:
-        """Check that the node of *producer* is there.
+        """Check that the node of *producer* is there, and in service.
 
         Raises:
-            AmqpError: It has been deleted.
+            AmqpError: It has been deleted, or has failed.
         """
         known = self._producers.get(producer.destination, {}).get(producer.name)
         if known is not producer:
             raise AmqpError(
                 f"the node for which {producer.name!r} stages messages has been deleted",
                 condition="amqp:resource-deleted",
+            )
+        if producer.destination.inlet.node.deleted:
+            raise AmqpError(
+                f"the node for which {producer.name!r} stages messages is out of service: start the "
+                "broker again to go on with what is in its store",
+                condition="amqp:internal-error",
             )
 
     async def _decide(self, producer: EpochProducer, epoch: int, stages: list[Stage]) -> None:
@@ -794,8 +800,12 @@ class Staging:
                 stage.began < oldest
                 and stage.link is None
                 and producer.stages.get(stage.key) is stage
+                and not producer.destination.inlet.node.deleted
             ):
-                self._drop(producer, stage)
+                try:
+                    self._drop(producer, stage)
+                except Exception as error:
+                    self.on_fault(producer.destination, error)
 
     def delete(self, destination: Destination) -> None:
         """*destination* is no more, and neither is what was staged for it."""

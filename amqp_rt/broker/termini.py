@@ -102,8 +102,9 @@ class Terminus:
         self.termini = termini
         self.key = key
         self.number = number
-        #: The address of its node.
+        #: The address of its node, and the queue, topic or log there.
         self.address = ""
+        self.held: Any = None
         #: The link that is attached, None if there is none.
         self.link: Any = None
         #: It has ended.
@@ -112,6 +113,8 @@ class Terminus:
         self.error: Error | None = None
         #: When it expires, by the monotonic clock, if nobody comes for it.
         self.deadline = inf
+        #: Its node is out of service: it does not expire.
+        self.frozen = False
         #: Called when it has ended.
         self.on_end: list[Callable[[], None]] = []
         #: The session or connection with which the countdown begins.
@@ -143,6 +146,10 @@ class Terminus:
     def queue(self) -> MessageQueue | None:
         """Where the messages of its links come from."""
         return None
+
+    def links(self) -> list[Any]:
+        """The links of it that are attached."""
+        return [] if self.link is None else [self.link]
 
     def facts(self) -> Iterable[tuple[str, bytes]]:
         """What the store has of it beside itself: kinds, and keys after its own."""
@@ -203,7 +210,7 @@ class Terminus:
     def count_down(self) -> None:
         """Expire after the timeout, at once if there is none."""
         self._followed = None
-        if self.kept.expiry_policy == NEVER:
+        if self.kept.expiry_policy == NEVER or self.frozen:
             return
         if self.kept.timeout <= 0:
             self.end()
@@ -349,7 +356,7 @@ class KeptSource(Terminus):
         unit = journal.loose
         if entry.stored:
             unit.keep(DELIVERY, key_of(self.number) + tag, entry.sequence.to_bytes(8, "big"))
-        unit.then(then)
+        unit.then(then, None, self.subscription.node)
 
     def ended(self, delivery: Any) -> None:
         """A delivery has had its outcome, which is written together with this."""
@@ -518,6 +525,9 @@ class SharedSource(Terminus):
     @property
     def queue(self) -> MessageQueue | None:
         return self._queue
+
+    def links(self) -> list[Any]:
+        return list(self.members)
 
     def attached(self, link: Any) -> None:
         """Nothing is resumed."""
@@ -835,13 +845,13 @@ class Termini:
             self._timers = [each for each in self._timers if each[2].deadline == each[0]]
             heapq.heapify(self._timers)
 
-    def sweep(self) -> None:
-        """End what has expired."""
+    def due(self) -> Iterator[Terminus]:
+        """What has expired, and is to be ended."""
         now = self.clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             deadline, _, terminus = heapq.heappop(self._timers)
             if terminus.deadline == deadline and not terminus.over:
-                terminus.end()
+                yield terminus
 
 
 def decode_kept(described: Described) -> Source | Target:

@@ -330,10 +330,9 @@ class TopicLedger:
             if done is not None:
                 done()
 
-        def kept() -> None:
+        def put() -> None:
             for entry, copies in staged:
                 topic.put_reserved(entry, copies)
-            answer(accept)
 
         def refused(error: Error) -> None:
             _log.warning("%d messages were refused: %s", len(entries), error)
@@ -345,7 +344,8 @@ class TopicLedger:
         staged = [(entry, self._write(unit, entry)) for entry in entries]
         if note is not None:
             note(unit, deliveries)
-        unit.then(kept)
+        unit.then(put, None, topic)
+        unit.then(partial(answer, accept))
         self._journal.add(unit)
 
     def receive(self, entry: Entry) -> None:
@@ -363,7 +363,7 @@ class TopicLedger:
             topic.pending -= 1
             topic.withhold(copies)
 
-        unit.then(kept, undo)
+        unit.then(kept, undo, topic)
 
     def _write(self, unit: Unit, entry: Entry) -> dict[int, Entry]:
         topic = self._topic

@@ -73,6 +73,8 @@ _OVERFLOWS: Final = {
 
 #: Credit of a link that sends to an exchange.
 _WINDOW: Final = 1_000
+#: The condition with which a queue refuses everything that is out of service.
+_FAILED: Final = "amqp:internal-error"
 #: Work of one turn, in frames, on messages for an exchange, and queues between two looks at it.
 _WORK_MAX: Final = 200
 _QUEUES_OF_A_STEP: Final = 10
@@ -558,6 +560,10 @@ class ExchangeInlet:
         found: list[ReceivingEndpoint] = []
         for name in names:
             each = host.relay(name, link)
+            if isinstance(each, Error) and each.condition == _FAILED:
+                # Of a queue that is out of service no copy must be lost: the sender tries again.
+                delivery.settle(Rejected(each))
+                return
             if each is not None and not isinstance(each, Error):
                 found.append(each)
             if len(found) % _QUEUES_OF_A_STEP == _QUEUES_OF_A_STEP - 1:

@@ -255,10 +255,12 @@ class Transaction:
             for inlet, entry, _ in self._posts:
                 if self._comes_again(inlet, entry, arrived):
                     give_room = partial(self._give_room, inlet, entry)
-                    unit.then(give_room, give_room)
+                    unit.then(give_room, give_room, inlet.intake.node)
                 elif inlet.ledger is None:
                     unit.then(
-                        partial(self._put, inlet, entry), partial(self._give_room, inlet, entry)
+                        partial(self._put, inlet, entry),
+                        partial(self._give_room, inlet, entry),
+                        inlet.intake.node,
                     )
                 elif _has_come(entry) and isinstance(inlet.ledger, QueueLedger):
                     inlet.ledger.make(entry)
@@ -314,28 +316,43 @@ class Transaction:
 
     def _finish(self, verdicts: dict[Enlisted, int], done: Callable[[Error | None], None]) -> None:
         """It is kept, and the posts are there: do the rest."""
+        try:
+            self._carry_out(verdicts)
+        finally:
+            # Whatever a queue does with what it retires, the transaction is committed.
+            done(None)
+
+    def _carry_out(self, verdicts: dict[Enlisted, int]) -> None:
         for inlet, entry, delivery in self._posts:
             if entry.expires_at != NEVER:
                 inlet.on_expiring()
             if delivery is not None and not delivery.settled:
                 # The outcome depends on nothing any more.
                 delivery.settle(ACCEPTED)
+        journal = self._journal
         for enlisted in self._work:
-            verdict = verdicts.get(enlisted)
-            outcome = enlisted.outcome
-            node = enlisted.subscription.node
-            if verdict is not None and isinstance(node, MessageQueue):
-                node.carry_out(enlisted.entry, verdict)
-                self._answer(enlisted, outcome)
-            elif outcome is not None:
-                self._conclude(enlisted, outcome)
-            elif enlisted.left:
-                self._conclude(enlisted, enlisted.subscription.default_outcome)
-            else:
-                # Acquired, and nothing more said of it so far.
-                enlisted.delivery.context = enlisted.entry
+            try:
+                self._retire(enlisted, verdicts.get(enlisted))
+            except Exception as error:
+                if journal is None:
+                    raise
+                journal.on_fault(enlisted.subscription.node, error)
         self._tell(self._work)
-        done(None)
+
+    def _retire(self, enlisted: Enlisted, verdict: int | None) -> None:
+        """Do to one delivery what was decided in the transaction, which is kept."""
+        outcome = enlisted.outcome
+        node = enlisted.subscription.node
+        if verdict is not None and isinstance(node, MessageQueue):
+            node.carry_out(enlisted.entry, verdict)
+            self._answer(enlisted, outcome)
+        elif outcome is not None:
+            self._conclude(enlisted, outcome)
+        elif enlisted.left:
+            self._conclude(enlisted, enlisted.subscription.default_outcome)
+        else:
+            # Acquired, and nothing more said of it so far.
+            enlisted.delivery.context = enlisted.entry
 
     def _conclude(self, enlisted: Enlisted, outcome: Any) -> None:
         subscription = enlisted.subscription
@@ -349,8 +366,14 @@ class Transaction:
             delivery.settle(outcome)
 
     def _tell(self, work: dict[Enlisted, None]) -> None:
+        journal = self._journal
         for node in dict.fromkeys(enlisted.subscription.node for enlisted in work):
-            node.concluded()
+            try:
+                node.concluded()
+            except Exception as error:
+                if journal is None:
+                    raise
+                journal.on_fault(node, error)
 
     def _stop_acquiring(self) -> None:
         """Credit stays, and what is sent for it from now on is in no transaction."""

@@ -19,6 +19,7 @@ PUBLIC: dict[str, set[str]] = {
         *("Error", "Event", "Exchange", "Float32", "Front", "Host", "IDLE", "Int", "Limits"),
         *("LocalProtocolError", "LoginRequested", "Message", "Modified", "Opened", "Outcome"),
         *("Payload", "Peer", "ProtocolEngine", "QueueDeclaration", "QueueState", "RELEASED"),
+        "REQUEUES",
         *(
             "ReceivingEndpoint",
             "Rejected",

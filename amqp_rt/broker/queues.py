@@ -1125,7 +1125,7 @@ class MessageQueue(DistributionNode):
                         ledger.rewrite(entry)
                     else:
                         ledger.update(entry)
-                failed = kind is Modified and outcome.delivery_failed
+                failed = kind is Modified and outcome.delivery_failed and subscription.pauses
                 return _FAILED if failed else _REQUEUED
         # Its copy is written before it is taken away here, and with it.
         verdict = DEAD_LETTERED if self.bury(entry, reason, error) else DROPPED

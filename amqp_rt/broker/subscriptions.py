@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..fronts.base import SendingLink
+from ..fronts.base import REQUEUES, SendingLink
 from ..outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
 from ..transactions import TransactionalState
 from ..unsettled import Unsettled, UnsettledMap
@@ -114,6 +114,8 @@ class Subscription:
     ) -> None:
         self.node = node
         self.identity = identity
+        #: What fails here is delivered again after a pause.
+        self.pauses: bool = True
         self.filters = filters
         self.cursor = cursor
         self.groups = groups
@@ -160,6 +162,7 @@ class Subscription:
     # --- What the link says (fronts.base.SendingEndpoint) ---
 
     def on_attached(self, link: SendingLink) -> None:
+        self.pauses = not link.properties.get(REQUEUES)
         self.link = link if self.recorder is None else self.recorder.over_link(link)
         if self.keeper is not None:
             self.keeper.attached(link)

@@ -27,6 +27,7 @@ from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Byte, Char, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from .base import (
     IDLE,
+    REQUEUES,
     Exchange,
     Front,
     Host,
@@ -48,6 +49,7 @@ __all__ = [
     "DEFAULT_LIMITS",
     "IDLE",
     "RELEASED",
+    "REQUEUES",
     "Accepted",
     "AmqpError",
     "AttachRequested",

@@ -344,6 +344,9 @@ class ProtocolEngine(Protocol):
 
 #: Property of a link that takes no messages any more, and has some in hand perhaps: no consumer.
 IDLE: Final = Symbol("x-opt-idle")
+#: Property of a link whose peer gives messages back by the same outcome as one that has failed: they are
+#: delivered again without a pause.
+REQUEUES: Final = Symbol("x-opt-requeues")
 #: The argument that names an exchange for messages that would go nowhere, and its older spelling.
 ALTERNATE: Final = ("alternate-exchange", "alternate_exchange")
 
@@ -562,6 +565,7 @@ __all__ = [
     "RCV_FIRST",
     "RCV_SECOND",
     "RECEIVER",
+    "REQUEUES",
     "SENDER",
     "SND_MIXED",
     "SND_SETTLED",

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from amqp_rt.fronts import (
     ACCEPTED,
     IDLE,
+    REQUEUES,
     Accepted,
     AmqpError,
     AttachRequested,
@@ -634,7 +635,7 @@ class Channel(BaseChannel):
             source.filter = {_OFFSET: _offset(offset)}
         link = SendingLink(self, tag, source, no_ack=method.no_ack, prefetch=self._prefetch)
         link.name = self._link_name(f"consume-{tag}")
-        properties: dict[object, object] = {}
+        properties: dict[object, object] = {REQUEUES: True}
         if method.exclusive:
             properties[_EXCLUSIVE] = True
         priority = arguments.get("x-priority")
@@ -788,7 +789,7 @@ class Channel(BaseChannel):
             prefetch=0,
         )
         link.once = 0
-        link.properties = {IDLE: True}
+        link.properties = {IDLE: True, REQUEUES: True}
         link.on_answer = partial(self._getting, method, queue, link)
         link.on_end = partial(self._getter_ended, method, link)
         self._getters[key] = link

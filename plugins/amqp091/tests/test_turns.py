@@ -271,3 +271,23 @@ def test_bindings_of_a_queue_that_goes_are_gone() -> None:
     assert Destination("q1") not in {
         each.destination for each in space.exchanges.bindings("amq.fanout")
     }
+
+
+@pytest.mark.req("N17")
+@pytest.mark.parametrize("way", ["get", "consume"])
+def test_what_is_requeued_again_and_again_is_there_at_once(way: str) -> None:
+    world = World()
+    client = world.connect()
+    client.say(1, m.QueueDeclare(queue="q"))
+    for number in range(2):
+        client.publish(1, "q", b"%d" % number)
+    if way == "consume":
+        client.say(1, m.BasicQos(prefetch_count=2), m.BasicConsume(queue="q"))
+    found = []
+    for _ in range(4):
+        if way == "get":
+            client.say(1, m.BasicGet(queue="q"), m.BasicGet(queue="q"))
+        contents = client.contents()
+        found += [(each.body, each.method.redelivered) for each in contents]
+        client.say(1, m.BasicNack(multiple=True, requeue=True))
+    assert found == [(b"0", False), (b"1", False)] + 3 * [(b"0", True), (b"1", True)]

@@ -57,9 +57,12 @@ class World:
         for declaration in declared:
             self.host.declare(declaration)
         self.clients: list[Client] = []
+        self._made = 0
 
     def client(self, name: str = "", *, limits: Limits | None = None) -> Client:
-        client = Client(self, name or f"client-{len(self.clients)}", limits or self.limits)
+        # One that was cut has left the list: its number is not given again, or a link would be stolen.
+        client = Client(self, name or f"client-{self._made}", limits or self.limits)
+        self._made += 1
         self.clients.append(client)
         self.pump()
         return client

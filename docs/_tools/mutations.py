@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "mutations.md"
 
 HEAD = """\
-# Mistakes that the simulation notices
+# Mistakes that tests notice
 
 A test that cannot fail proves nothing. So each promise of the broker is broken on purpose, one at a time,
 by the list in `tests/mutations.py`: a method is replaced by what a mistake would have made of it, and the
@@ -40,7 +40,9 @@ def main() -> int:
             f"| {mutation.name} | {mutation.promise} | {world} | {caught.seed} | {caught.faults} "
             f"| `{said}` |"
         )
-    PAGE.write_text(HEAD + "\n".join(rows) + "\n", "utf-8")
+    # What docs/_tools/mutation_scores.py has written behind its mark stays.
+    _, mark, scores = PAGE.read_text("utf-8").partition("<!-- scores")
+    PAGE.write_text(HEAD + "\n".join(rows) + "\n\n" + mark + scores, "utf-8")
     return 0
 
 

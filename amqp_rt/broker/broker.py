@@ -519,7 +519,12 @@ class BrokerHost:
                 journal.loose.forget(DELIVERY, key)
         seen: dict[int, list[bytes]] = {}
         for key, value in await journal.call(journal.store.facts, SEEN):
-            seen.setdefault(int.from_bytes(key[:4], "big"), []).append(value)
+            number = int.from_bytes(key[:4], "big")
+            if isinstance(known.get(number), KeptTarget):
+                seen.setdefault(number, []).append(value)
+            else:
+                # A terminus that gets this number must not know messages that another has had.
+                journal.loose.forget(SEEN, key)
         for number, values in seen.items():
             target = known.get(number)
             if isinstance(target, KeptTarget):

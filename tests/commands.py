@@ -15,9 +15,15 @@ COMMAND = [sys.executable, "-m", "amqp_rt.cli"]
 class Served:
     """A running ``amqp-rt serve``."""
 
-    def __init__(self, *arguments: str, cwd: Path | None = None, **environ: str) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        listen: str = "amqp://127.0.0.1:0",
+        cwd: Path | None = None,
+        **environ: str,
+    ) -> None:
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--listen", "amqp://127.0.0.1:0", *arguments],
+            [*COMMAND, "serve", "--listen", listen, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

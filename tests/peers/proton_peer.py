@@ -920,6 +920,74 @@ class Serve(MessagingHandler):
         self.on_disconnected(event)
 
 
+class Survive(MessagingHandler):
+    """Half of the numbers pass before the connection is lost, half after; the links are proton's to
+    attach again."""
+
+    def __init__(self, options):
+        super().__init__(prefetch=10)
+        self.options = options
+        self.result = {}
+        self.received = set()
+        self.accepted = 0
+        self.waiting = self.halfway = False
+        self.connections = 0
+
+    def on_start(self, event):
+        options = self.options
+        self.timer = event.container.schedule(options.get("timeout_s", 20), self)
+        self.connection = event.container.connect(
+            f"amqp://127.0.0.1:{options['port']}", allowed_mechs="ANONYMOUS"
+        )
+        self.sender = event.container.create_sender(self.connection, options["address"])
+        event.container.create_receiver(self.connection, options["address"])
+
+    def go(self):
+        count = self.options["count"]
+        limit = count if self.connections > 1 else count // 2
+        if not self.waiting and self.accepted < limit and self.sender.credit:
+            self.waiting = True
+            self.sender.send(Message(body=self.accepted, durable=True))
+        elif self.accepted == limit == len(self.received):
+            if limit == count:
+                self.result = {"received": list(self.received), "connections": self.connections}
+                self.timer.cancel()
+                self.connection.close()
+            elif not self.halfway:
+                self.halfway = True
+                say(halfway=True)
+
+    def on_connection_opened(self, event):
+        self.connections += 1
+        self.waiting = False
+
+    def on_sendable(self, event):
+        self.go()
+
+    def on_accepted(self, event):
+        self.waiting = False
+        self.accepted += 1
+        self.go()
+
+    def on_message(self, event):
+        self.received.add(event.message.body)
+        self.go()
+
+    def on_link_closing(self, event):
+        self.result["ended"] = "link"
+        event.container.stop()
+
+    on_link_error = on_link_closing
+
+    def on_connection_closing(self, event):
+        self.result["ended"] = "connection"
+        event.container.stop()
+
+    def on_timer_task(self, event):
+        self.result["timeout"] = True
+        event.container.stop()
+
+
 class Later:
     def __init__(self, link, delivery):
         self.link, self.delivery = link, delivery
@@ -948,6 +1016,7 @@ ROLES = {
     "mirror": Mirror,
     "authorize": Authorize,
     "serve": Serve,
+    "survive": Survive,
 }
 
 

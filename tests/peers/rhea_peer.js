@@ -651,5 +651,48 @@ function echoed(request) {
     return undefined;
 }
 
-const ROLES = { open, send, receive, rpc, mirror, serve };
+// ---- a restart --------------------------------------------------------------------------------
+
+// Half of the numbers pass before the connection is lost, half after; links are rhea's to attach again.
+function survive(options) {
+    const { count } = options;
+    const container = rhea.create_container();
+    const received = new Set();
+    let accepted = 0, waiting = false, connections = 0, halfway = false;
+    const timer = setTimeout(() => sayLast({ timeout: true }), (options.timeout_s || 20) * 1000);
+    const connection = container.connect({
+        host: '127.0.0.1', port: options.port, username: 'anonymous', max_reconnect_delay: 200,
+    });
+    const sender = connection.open_sender(options.address);
+    const receiver = connection.open_receiver(options.address);
+    const go = () => {
+        const limit = connections > 1 ? count : count / 2;
+        if (!waiting && accepted < limit && sender.sendable()) {
+            waiting = true;
+            sender.send({ durable: true, body: types.wrap_long(accepted) });
+        } else if (accepted === limit && received.size === limit) {
+            if (limit === count) {
+                clearTimeout(timer);
+                receiver.close();
+                sender.close();
+                connection.close();
+                sayLast({ received: [...received], connections });
+            } else if (!halfway) {
+                halfway = true;
+                say({ halfway });
+            }
+        }
+    };
+    container.on('connection_open', () => { connections++; waiting = false; });
+    container.on('sendable', go);
+    container.on('accepted', () => { waiting = false; accepted++; go(); });
+    container.on('message', (context) => { received.add(Number(context.message.body)); go(); });
+    // rhea tells of a close with amqp:connection:forced as of any other, and connects again by itself.
+    ['receiver_close', 'sender_close', 'receiver_error', 'sender_error'].forEach(
+        (name) => container.on(name, () => sayLast({ ended: name })),
+    );
+    say({ ready: 1 });
+}
+
+const ROLES = { open, send, receive, rpc, mirror, serve, survive };
 ROLES[process.argv[2]](JSON.parse(process.argv[3]));

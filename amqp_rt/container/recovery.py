@@ -56,6 +56,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("amqp_rt.connections")
 
+#: How a connection ends before it begins if the peer takes our header for a broken TLS handshake: it
+#: closes, or sends an alert first.
+_SPEAKS_TLS: Final = (
+    "the stream ended without a close",
+    "the peer speaks another protocol or version",
+)
+
 DEFAULT_URL: Final = "amqp://127.0.0.1:5672"
 #: Redirects of a connection followed in a row, so that two peers cannot send us round in circles.
 REDIRECTS_MAX: Final = 5
@@ -592,9 +599,12 @@ class Dialler:
         if error is None:
             raise ConnectFailed(f"{url} closed the connection at once")
         condition = str(error.condition)
+        why = error.description or condition
+        if url.scheme == "amqp" and why in _SPEAKS_TLS:
+            why += "; if the port is for TLS, write amqps://"
         kind = AuthenticationFailed if condition == "amqp:unauthorized-access" else ConnectFailed
         raise kind(
-            f"cannot connect to {url}: {error.description or condition}",
+            f"cannot connect to {url}: {why}",
             condition=condition,
             info=error.info,
         )

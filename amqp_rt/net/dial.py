@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import trio
 from msgspec import Struct
@@ -17,11 +17,13 @@ from ..limits import DEFAULT_LIMITS, Limits
 from .endpoints import check_scheme, is_local, reason
 from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
-from .tls import ClientTls, client_layer, encrypt
+from .tls import NO_TLS, ClientTls, client_layer, encrypt
 from .websocket import nothing, request_websocket
 
 #: Opens a stream to what a URL names, over a transport that is not ours. An OSError is a failed attempt.
 Transport: TypeAlias = Callable[[str], Awaitable[trio.abc.Stream]]
+#: Schemes with TLS, and those that are the same without it.
+_WITHOUT_TLS: Final = {"amqps": "amqp", "sb": "amqp", "wss": "ws"}
 
 
 class Dialled(Struct, kw_only=True):
@@ -104,9 +106,10 @@ async def dial(
             )
             stream, trust = websocket, websocket.trust
     except ConnectFailed as error:
-        raise ConnectFailed(
-            f"cannot connect to {url}: {error.description}", condition=error.condition
-        ) from error
+        why = error.description
+        if url.scheme in _WITHOUT_TLS and why == NO_TLS:
+            why += f"; without TLS the scheme is {_WITHOUT_TLS[url.scheme]}://"
+        raise ConnectFailed(f"cannot connect to {url}: {why}", condition=error.condition) from error
     return Dialled(stream=stream, local=local, secure=secure, trust=trust)
 
 

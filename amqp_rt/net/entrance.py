@@ -75,6 +75,14 @@ async def enter(
         within = min(entrance.limits.tls_handshake_s, deadline - trio.current_time())
         return await encrypt(stream, layer, received=received, within=max(0.0, within))
 
+    def unknown(data: bytes) -> None:
+        why = f"it speaks no protocol that is offered here, and began with {data[:8]!r}"
+        if data.startswith(CLIENT_HELLO):
+            why = "it began TLS, and the listener has no certificate: amqp:// and ws:// are without"
+        elif entrance.tls_required and layer is None:
+            why = "it did not begin TLS, which is required here"
+        log.info("connection from %s refused: %s", address, why)
+
     try:
         if entrance.scheme in ("amqps", "wss"):
             stream = await secured(b"")
@@ -99,6 +107,7 @@ async def enter(
                 others=(CLIENT_HELLO, TLS_HEADER) if upgrades else (),
                 preferred=TLS_HEADER if refuses else None,
                 within=deadline - trio.current_time(),
+                on_unknown=unknown,
             )
             if found is None:
                 return None

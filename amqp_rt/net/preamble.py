@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -45,6 +45,10 @@ def decidable(data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()
     return not any(header.startswith(data) for header in headers)
 
 
+def _ignore(data: bytes) -> None:
+    """Do nothing about *data*."""
+
+
 async def recognise(
     stream: trio.abc.Stream,
     fronts: Sequence[Front],
@@ -53,6 +57,7 @@ async def recognise(
     others: Sequence[bytes] = (),
     preferred: bytes | None = None,
     within: float | None = None,
+    on_unknown: Callable[[bytes], None] = _ignore,
 ) -> tuple[Front | bytes, bytes] | None:
     """Read until it is clear which front is meant; returns it and what was read.
 
@@ -69,6 +74,7 @@ async def recognise(
         others: Beginnings that are no front's, and are returned instead of one.
         preferred: What a client is told that nobody understands.
         within: Seconds, instead of ``limits.handshake_s``.
+        on_unknown: Called with what a client said that nobody understands, before it is told so.
     """
     data = b""
     try:
@@ -82,6 +88,7 @@ async def recognise(
                 found = match(data, fronts, others)
                 if found is not None:
                     return found, data
+                on_unknown(data)
                 await _refuse(stream, preferred or _nearest(data, fronts))
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass

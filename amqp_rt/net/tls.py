@@ -20,6 +20,8 @@ from .layers import LayeredStream
 
 #: The first octet of a ClientHello: a TLS handshake record (RFC 8446 §5.1).
 CLIENT_HELLO: Final = b"\x16"
+#: Why a handshake fails with a peer that answered in clear.
+NO_TLS: Final = "the peer does not speak TLS there"
 #: What is spoken inside, for servers that choose by it (RFC 7301).
 ALPN: Final = ("amqp", "http/1.1")
 _PATH: TypeAlias = str | Path
@@ -335,7 +337,7 @@ async def encrypt(
 
 #: OpenSSL's name of a failure → what it means to people. Alerts come from the peer.
 _WORDS: Final = {
-    "WRONG_VERSION_NUMBER": "the peer does not speak TLS there",
+    "WRONG_VERSION_NUMBER": NO_TLS,
     "HTTP_REQUEST": "the peer spoke HTTP, not TLS",
     "UNSUPPORTED_PROTOCOL": "the peer speaks no version of TLS that is allowed",
     "NO_PROTOCOLS_AVAILABLE": "no version of TLS is allowed",

@@ -683,3 +683,21 @@ async def test_a_listener_does_not_wait_for_a_handshake(known: Certificates) -> 
     async with listener:
         with pytest.raises(ConnectFailed, match=r"took longer than 0.05 s"):
             await dial(parse_url(url), limits=Limits(tls_handshake_s=0.05))
+
+
+async def test_both_sides_hear_who_of_them_speaks_tls(
+    known: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "amqp_rt.net")
+    async with serving(None, "amqp") as url:
+        with pytest.raises(ConnectFailed, match="without TLS the scheme is amqp://"):
+            await say(url.replace("amqp://", "amqps://"), ClientTls(known.ca))
+    async with serving(ServerTls(known.server), "amqps") as url:
+        with pytest.raises(ConnectFailed, match="if the port is for TLS, write amqps://"):
+            await say(url.replace("amqps://", "amqp://"), None)
+    lines = [each.getMessage() for each in caplog.records if each.name == "amqp_rt.net"]
+    assert len(lines) == 2
+    assert lines[0].endswith(
+        "refused: it began TLS, and the listener has no certificate: amqp:// and ws:// are without"
+    )
+    assert lines[1].endswith("refused: the peer does not speak TLS there")

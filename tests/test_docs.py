@@ -3,6 +3,7 @@
 The blocks of a page are one program, from the top down, in one namespace and one process. A block
 with ``await`` at its top level runs under trio; any other runs as a module would, with a
 ``__name__`` that is not ``"__main__"``: what stands under that guard is for the reader's terminal.
+A block that begins with ``# NAME.py`` is a file of its own, imported as one.
 Nothing is marked as not to be run: what must not run is no Python block.
 """
 
@@ -33,13 +34,18 @@ FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,}|:{3,})(?P<info>.*)
 
 #: The program that runs a page: the blocks are its standard input, each with the number of lines before it.
 RUNNER = """
-import ast, inspect, json, sys, types
+import ast, importlib, inspect, json, pathlib, re, sys, types
 import trio
 
 page, blocks = sys.argv[1], json.load(sys.stdin)
 module = types.ModuleType("docs_page")
 sys.modules["docs_page"] = module
 for line, text in blocks:
+    if named := re.match(r"# (\\w+)\\.py\\n", text):
+        # A file of its own, which later blocks may import.
+        pathlib.Path(f"{named[1]}.py").write_text(text, "utf-8")
+        importlib.import_module(named[1])
+        continue
     source = "\\n" * line + text
     code = compile(source, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     if code.co_flags & inspect.CO_COROUTINE:
@@ -99,6 +105,18 @@ def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Non
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_new_users_read_first_can_be_pasted(page: Path) -> None:
+    """Blocks of the README and the tutorial are whole programs: no ``await`` at their top level."""
+    if page.name != "README.md" and "tutorial" not in page.parts:
+        return
+    for line, text in blocks(page.read_text("utf-8")):
+        # Without its flag for the top level, compile() refuses it.
+        compile("\n" * line + text, str(page), "exec", dont_inherit=True)
+        if "tutorial" in page.parts:
+            assert re.match(r"# \w+\.py\n", text), f"line {line}: a block says what file it is"
 
 
 PAGE = """

@@ -354,7 +354,7 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
     The schemes are ``amqp`` and ``amqps``, whose path is the virtual host, ``sb``, ``ws``, ``wss``,
     ``amqp+unix:///PATH`` and ``memory://NAME``; a host alone stands for ``amqp://HOST``.
     Whatever has a meaning of its own in a URL is percent-encoded in a user name, password or path.
-    When *listening*, no host is every interface, port 0 is any free one, and there is no user.
+    When *listening*, no host before a port is every interface, port 0 is any free one, and there is no user.
 
     Raises:
         ConnectFailed: It is no such URL; the sentence says what is wrong with it, without the
@@ -401,6 +401,12 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
             raise _bad(safe, "it has no host")
         if port == 0:
             raise _bad(safe, "port 0 is for listening only")
+    elif not host and port is None:
+        # An empty setting must not open the door to the network.
+        raise _bad(
+            safe,
+            "it has no host; 127.0.0.1 is this machine only, 0.0.0.0 every IPv4 address of it",
+        )
     if scheme in ("amqp", "amqps"):
         if len(path) > 1:
             if virtual_host is not None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 from .limits import DEFAULT_LIMITS, Limits
+from .outcomes import Error
 
 
 class LogLimiter:
@@ -37,3 +41,30 @@ class LogLimiter:
         if len(self._keys) > limits.log_keys_max:
             del self._keys[next(iter(self._keys))]
         return f" ({left_out} more like this were not logged)" if left_out else ""
+
+
+def error_text(error: Error) -> str:
+    """Return *error*, which a peer may have chosen, as part of one line."""
+    description = (error.description or "")[:500]
+    return f"{error.condition}: {description!r}" if description else str(error.condition)
+
+
+def log_refusal(
+    log: logging.Logger, limiter: LogLimiter, link: Any, error: Error, now: float
+) -> None:
+    """Log that *link*, which a peer asked for, has been refused with *error*."""
+    receives = hasattr(link, "send")
+    terminus = link.source if receives else link.target
+    address = getattr(terminus, "address", None)
+    container = link.peer.container_id
+    left_out = limiter.admit(("link refused", container, str(error.condition)), now)
+    if left_out is not None:
+        log.info(
+            "link refused: %.100r of %.100r, to %s %.200r: %s%s",
+            link.name,
+            container,
+            "receive from" if receives else "send to",
+            address,
+            error_text(error),
+            left_out,
+        )

@@ -27,7 +27,7 @@ from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..loglimit import LogLimiter
+from ..loglimit import LogLimiter, error_text, log_refusal
 from ..message import MESSAGE_FORMAT, AnnotationPolicy, message_id_of
 from ..outcomes import Error, Rejected
 from ..security.access import reserved
@@ -479,6 +479,10 @@ class BrokerHost:
         staged = await self.staging.restore(numbered)
         leased = await self.leases.restore(numbered, partial(self._pager.fetch, journal))
         self._number = max(self._number, staged + 1, leased + 1)
+        if nodes:
+            queues = [node.held for node in nodes if isinstance(node.held, MessageQueue)]
+            messages = sum(queue.available + queue.delayed for queue in queues)
+            _log.info("store read: %d nodes, %d messages in queues", len(nodes), messages)
 
     async def _restore_ids(self, journal: Journal) -> None:
         intakes = {
@@ -1279,7 +1283,7 @@ class BrokerHost:
             reason,
             name,
             message_id,
-            "" if error is None else f", {error.condition}: {(error.description or '')[:500]!r}",
+            "" if error is None else f", {error_text(error)}",
             why,
             left_out,
         )
@@ -1321,6 +1325,11 @@ class BrokerHost:
 
     # --- Links (fronts.base.Host) ---
 
+    def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
+        """Refuse *link* with *error*, and log so."""
+        link.refuse(error)
+        log_refusal(_log, self._log_limiter, link, error, self.clock.monotonic())
+
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
         """Accept or refuse *link*; False if its address is not ours."""
         sending = link.role == SENDER
@@ -1334,7 +1343,7 @@ class BrokerHost:
         if self.ways is not None and not sending and isinstance(terminus.address, str):
             way = self.ways.inlet(virtual_host, terminus.address, cast("ReceivingLink", link))
             if isinstance(way, Error):
-                link.refuse(way)
+                self._refuse(link, way)
                 return True
             if way is not None:
                 cast("ReceivingLink", link).accept(
@@ -1349,7 +1358,7 @@ class BrokerHost:
         address = terminus.address
         if kept is not None:
             if kept.error is not None:
-                link.refuse(kept.error)
+                self._refuse(link, kept.error)
                 kept.end()
                 return True
             if terminus.dynamic and kept.kept.dynamic and address is None:
@@ -1361,7 +1370,7 @@ class BrokerHost:
                 return self._attach_dynamic(space, link, terminus, sending, key)
             node = self._resolve(virtual_host, address)
         except AmqpError as error:
-            link.refuse(Error.of(error))
+            self._refuse(link, Error.of(error))
             return True
         if node is None:
             return False
@@ -1385,7 +1394,7 @@ class BrokerHost:
                 f"{node.declared.name!r} is exclusive to another connection",
             )
         if isinstance(terms, Error):
-            link.refuse(terms)
+            self._refuse(link, terms)
             return True
         if sending and self.leases.attach(node, cast("SendingLink", link)):
             return True
@@ -1393,7 +1402,7 @@ class BrokerHost:
         if claim is not None and node.partition is not None:
             claim = _WHOLE_LOG
         if isinstance(claim, Error):
-            link.refuse(claim)
+            self._refuse(link, claim)
             return True
         if claim is not None:
             self.staging.attach(node, cast("ReceivingLink", link), claim, terms.target)
@@ -1402,11 +1411,12 @@ class BrokerHost:
             kept.interrupt()
             if not kept.over and not kept.same(terms, node.declared.name):
                 if isinstance(kept, SharedSource) and kept.members:
-                    link.refuse(
+                    self._refuse(
+                        link,
                         Error(
                             "amqp:precondition-failed",
                             "the subscription has other links, and another address or filter",
-                        )
+                        ),
                     )
                     return True
                 # A link that asks for something else is another one (S3 2.3.2).
@@ -1417,11 +1427,12 @@ class BrokerHost:
             self._dynamic[node.owner] += 1
         goes_on = kept is not None and not kept.over
         if sending and not (terms.copies or goes_on) and _locked(node, terms):
-            link.refuse(
+            self._refuse(
+                link,
                 Error(
                     "amqp:resource-locked",
                     f"{node.declared.name!r} has a consumer, and one of the two is exclusive",
-                )
+                ),
             )
             return True
         self._accept(node, link, terms, sending, key)
@@ -1528,6 +1539,9 @@ class BrokerHost:
             return None
         node = self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
+        left_out = self._log_limiter.admit(("made", virtual_host), self.clock.monotonic())
+        if left_out is not None:
+            _log.info("node made: %s %.200r, on its first use%s", declared.kind, address, left_out)
         return node
 
     def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:
@@ -1576,7 +1590,7 @@ class BrokerHost:
     ) -> bool:
         found = dynamic_declaration(link, terminus)
         if isinstance(found, Error):
-            link.refuse(found)
+            self._refuse(link, found)
             return True
         declared, lifetime = found
         owner = link.connection
@@ -1595,7 +1609,7 @@ class BrokerHost:
             limits=self.limits,
         )
         if isinstance(terms, Error):
-            link.refuse(terms)
+            self._refuse(link, terms)
             return True
         kept = self.termini.find(key)
         if kept is not None:

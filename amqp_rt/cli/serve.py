@@ -9,10 +9,13 @@ import logging
 import os
 import signal
 import sys
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Final
 
 import click
 import trio
+from click.core import ParameterSource
 
 from ..addresses import Url, parse_url
 from ..broker import selectors
@@ -24,7 +27,7 @@ from ..errors import AmqpError
 from ..limits import DEFAULT_LIMITS
 from ..net.tls import ServerTls
 from ..net.traces import Traces
-from ..runtime import Broker, front_of, store_of
+from ..runtime import Broker, front_of, installed_fronts, store_of
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from .configured import ConfiguredCommand
@@ -36,6 +39,12 @@ log = logging.getLogger("amqp_rt.cli")
 
 @click.command(cls=ConfiguredCommand, tables={"limits": LimitsTable, "cbs": CbsTable})
 @click.argument("application", metavar="[FILE.py:container]", required=False)
+@click.option(
+    "--dev",
+    is_flag=True,
+    help="For trying things out, on this machine only: everybody is let in, every installed protocol "
+    "is spoken, an address is a queue when it is first used, and nothing is kept.",
+)
 @click.option(
     "--listen",
     "urls",
@@ -198,11 +207,14 @@ log = logging.getLogger("amqp_rt.cli")
     default="info",
     show_default=True,
 )
+@click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
+@click.option("-q", "--quiet", is_flag=True, help="The same as --log-level warning.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 @click.pass_context
 def serve(
     context: click.Context,
     application: str | None,
+    dev: bool,
     urls: tuple[str, ...],
     users: tuple[str, ...],
     users_file: str | None,
@@ -229,6 +241,8 @@ def serve(
     settle_second: bool,
     trace: str | None,
     log_level: str,
+    verbose: bool,
+    quiet: bool,
     log_format: str,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM, which let running work finish.
@@ -236,10 +250,16 @@ def serve(
     FILE.py:container adds the nodes of a container that a Python file defines. Once listening, one
     line on standard output says where: ready {"listeners": [...], "pid": ...}.
     """
-    set_up_logs(log_level, log_format)
+    if verbose and quiet:
+        raise click.UsageError("-v shows more and -q shows less: give one of them")
+    set_up_logs("debug" if verbose else "warning" if quiet else log_level, log_format)
     places = [_place(url) for url in urls]
     limits = limits_of(context, given_limits)
     cbs = cbs_of(context, given_cbs, limits)
+    if dev:
+        _check_dev(places)
+        anonymous = volatile = True
+        auto_create = (*auto_create, *({"queue:*"} - {*auto_create}))
     try:
         kept = store_of(store)
     except AmqpError as error:
@@ -307,7 +327,7 @@ def serve(
         raise click.BadParameter(error.description, param_hint="--access") from None
     if application is None:
         try:
-            fronts = [front_of(each) for each in protocols]
+            fronts = installed_fronts() if dev else [front_of(each) for each in protocols]
         except AmqpError as error:
             raise click.BadParameter(error.description, param_hint="--front") from None
         broker = Broker(
@@ -423,13 +443,43 @@ def _place(url: str) -> Url:
         raise click.BadParameter(error.description, param_hint="--listen") from None
 
 
+#: Options that contradict ``--dev``: who may connect and do what, and what is kept.
+_NOT_DEV: Final = (
+    *("application", "users", "users_file", "sasl_policy", "rules", "store"),
+    *("tls_client_ca", "tls_required", "given_cbs"),
+)
+
+
+def _check_dev(places: list[Url]) -> None:
+    """Refuse ``--dev`` where others could connect, or where an option contradicts it.
+
+    Raises:
+        click.UsageError: Says which address or option.
+    """
+    for place in places:
+        if not _is_local(place):
+            raise click.UsageError(
+                f"--dev lets everybody in, and others can reach {place}: listen on 127.0.0.1, or "
+                "leave --dev out and say who may connect"
+            )
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in _NOT_DEV and source is not ParameterSource.DEFAULT:
+            shown = option.opts[0] if isinstance(option, click.Option) else option.metavar
+            raise click.UsageError(
+                f"--dev lets everybody in and keeps nothing: leave --dev or {shown} out"
+            )
+
+
 def _is_local(place: Url) -> bool:
     """Whether only this machine can connect there."""
-    return place.scheme in ("amqp+unix", "memory") or place.host in (
-        "127.0.0.1",
-        "::1",
-        "localhost",
-    )
+    if place.scheme in ("amqp+unix", "memory") or place.host == "localhost":
+        return True
+    try:
+        return ip_address(place.host).is_loopback
+    except ValueError:
+        return False
 
 
 def _traces(folder: str, container: Container) -> Traces:

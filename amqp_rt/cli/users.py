@@ -33,6 +33,10 @@ def add(file: Path, name: str, scram: tuple[str, ...]) -> None:
     The password comes from the terminal or, with NAME:@PATH, from a file; NAME:- reads standard
     input; what stands on the command line is seen by others.
     """
+    if ":" in str(file) and ":" not in name and not file.exists():
+        raise click.UsageError(
+            f"FILE comes before NAME: amqp-rt user add {name} {file.name.split(':')[0]}:…"
+        )
     try:
         given = name if ":" in name else f"{name}:-"
         who, password = parse_user(given)

@@ -51,7 +51,7 @@ from ..fronts.base import (
     Topology,
 )
 from ..limits import DEFAULT_LIMITS, Limits, check_seconds
-from ..loglimit import LogLimiter
+from ..loglimit import LogLimiter, error_text, log_refusal
 from ..message import Message
 from ..net.driver import TrioClock, run_connection
 from ..net.endpoints import is_loopback
@@ -584,7 +584,7 @@ class Container:
     async def listen(self, *urls: str) -> list[str]:
         """Take connections at each of *urls*; returns them as they were bound.
 
-        ``amqp://HOST:PORT`` (no host is every address, port 0 any that is free), ``amqps://`` for
+        ``amqp://HOST:PORT`` (``amqp://:PORT`` is every address, port 0 any that is free), ``amqps://`` for
         TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
 
         Raises:
@@ -731,6 +731,13 @@ class Container:
             # Nobody is to blame but us, and nobody else is to suffer for it.
             log.exception("the connection from %s broke", address or "a peer")
         finally:
+            if connection.stood:
+                error = connection.ended_with
+                self._log_connection(
+                    "connection closed",
+                    connection,
+                    "" if error is None else f": {error_text(error)}",
+                )
             self._accepted.pop(engine, None)
             self._strangers.pop(engine, None)
             self._namesakes.leave(connection)
@@ -780,7 +787,24 @@ class Container:
             self.start_connection(partial(watch.run, owes=not by_login, known=not owes))
         if not owes:
             self.became_known(connection)
+        self._log_connection("connection opened", connection, "")
         return True
+
+    def _log_connection(self, event: str, connection: Connection, why: str) -> None:
+        """Log *event* of a connection that a peer opened; a few times for each network."""
+        peer = connection.peer
+        key = (event, network_of(host_in(peer.address)))
+        left_out = self.log_limiter.admit(key, trio.current_time())
+        if left_out is not None:
+            log.info(
+                "%s: from %s, container %.100r, user %.100r%s%s",
+                event,
+                peer.address or "this process",
+                peer.container_id,
+                peer.user,
+                why,
+                left_out,
+            )
 
     def got_token(self, connection: Connection) -> bool:
         """Let the peer in that had no rights before its first token; False if it is told to go."""
@@ -914,14 +938,14 @@ class Container:
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
             # A peer without any right does not learn what is kept for links of this name.
-            link.refuse(decide_anywhere(self.access, link.peer) or terminus)
+            self._refuse(link, decide_anywhere(self.access, link.peer) or terminus)
         elif (refused := self._judge_attach(link, terminus)) is not None:
-            link.refuse(refused)
+            self._refuse(link, refused)
         elif isinstance(terminus, Coordinator):
             # What is done in a transaction is done on links, each of which is judged by itself.
             self._take_over(link)
             if not any(host.attach(link) for host in self.hosts):
-                link.refuse(Error("amqp:not-implemented", "there are no transactions here"))
+                self._refuse(link, Error("amqp:not-implemented", "there are no transactions here"))
         elif self.authorize is None or not terminus.address:
             self._take_over(link)
             self._place(connection, link, terminus)
@@ -929,6 +953,11 @@ class Container:
             asking = self._asking.setdefault(_identity(link), {})
             asking[link] = None
             self.start_handler(self._place_if_allowed, connection, link, terminus, asking)
+
+    def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
+        """Refuse *link* with *error*, and log so."""
+        link.refuse(error)
+        log_refusal(log, self.log_limiter, link, error, trio.current_time())
 
     def _take_over(self, link: ReceivingLink | SendingLink) -> None:
         """Let *link*, which its peer may have, be the one of its name, in place of an earlier one."""
@@ -974,11 +1003,11 @@ class Container:
             earlier = list(takewhile(lambda each: each is not link, asking))
             asking.pop(link, None)
         if stolen or connection.engine.over:
-            link.refuse(_STOLEN)
+            self._refuse(link, _STOLEN)
         elif not allowed:
-            link.refuse(_not_for_you(terminus.address))
+            self._refuse(link, _not_for_you(terminus.address))
         elif (refused := self._judge_attach(link, terminus)) is not None:
-            link.refuse(refused)  # a token has expired meanwhile
+            self._refuse(link, refused)  # a token has expired meanwhile
         else:
             # Requests that came before this one are refused once they have their answers.
             for each in earlier:
@@ -1121,7 +1150,7 @@ class Container:
             try:
                 found = self.find(address, sends=_sends(link))
             except ValueError as error:
-                link.refuse(Error("amqp:not-found", str(error)))
+                self._refuse(link, Error("amqp:not-found", str(error)))
                 return
             if found is not None:
                 workers, captures = found
@@ -1140,7 +1169,7 @@ class Container:
         elif terminus.dynamic:
             self.replies.attach_dynamic(cast("SendingLink", link))
         else:
-            link.refuse(self._no_such(address))
+            self._refuse(link, self._no_such(address))
 
     def _serve_link(self, binding: Binding, workers: Workers, terminus: Source | Target) -> None:
         """Attach a link to one of our nodes."""
@@ -1177,11 +1206,12 @@ class Container:
         if made is not None:
             link.accept(Forward(self, made, link), target=Target(address=target.address))
         elif target.dynamic:
-            link.refuse(
-                Error("amqp:not-implemented", "nobody could receive from a dynamic target here")
+            self._refuse(
+                link,
+                Error("amqp:not-implemented", "nobody could receive from a dynamic target here"),
             )
         elif target.address:
-            link.refuse(self._no_such(target.address))
+            self._refuse(link, self._no_such(target.address))
         else:
             link.accept(Relay(self, connection, link), target=Target())
 

@@ -28,6 +28,7 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import Limits
+from ..loglimit import error_text
 from ..message import MESSAGE_FORMAT, Message, message_id_of, read_data
 from ..outcomes import (
     ACCEPTED,
@@ -535,7 +536,7 @@ def log_loss(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | 
         binding.address,
         message_id,
         why,
-        "" if error is None else f": {error.condition}: {(error.description or '')[:500]!r}",
+        "" if error is None else f": {error_text(error)}",
         left_out,
     )
 

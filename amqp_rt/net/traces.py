@@ -156,7 +156,8 @@ class Traces:
         Raises:
             OSError: That is not possible.
         """
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Only the last folder is made: what is above a mistyped path does not exist.
+        self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _spend(self, size: int) -> bool:
         """Whether *size* more bytes are allowed; if not, nothing more is."""

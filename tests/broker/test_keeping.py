@@ -430,3 +430,22 @@ async def test_nodes_are_declared_when_the_store_is_open() -> None:
 def test_a_store_is_named_by_its_kind(tmp_path: Path) -> None:
     with pytest.raises(AmqpError, match="memory: or sqlite:PATH"):
         Broker(store="postgres:x")
+
+
+async def test_what_was_kept_and_what_is_made_on_use_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "amqp_rt.broker")
+    url = f"sqlite:{tmp_path / 'store'}"
+    for _ in range(2):
+        async with (
+            Broker(store=url, auto_create=["queue:jobs-*"]) as broker,
+            broker.local() as peer,
+            peer.sender("jobs-1") as out,
+        ):
+            await out.send("m", durable=True)
+    lines = [each.getMessage() for each in caplog.records]
+    assert lines == [
+        "node made: queue 'jobs-1', on its first use",
+        "store read: 1 nodes, 1 messages in queues",
+    ]

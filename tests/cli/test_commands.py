@@ -60,6 +60,31 @@ def test_send_and_receive(broker: Served) -> None:
     assert told.splitlines() == ['{"sku": "A-1"}', "from standard input"]
 
 
+def test_for_trying_things_one_option_is_enough() -> None:
+    served = Served("--dev")
+    try:
+        ok("send", "any/address", "hello", "--durable", url=served.url)
+        assert ok("receive", "any/address", "--count", "1", url=served.url) == "hello\n"
+        # The plug-in that is installed speaks too.
+        host, port = served.url.removeprefix("amqp://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            assert connection.recv(1) == b"\x01", "a method frame: connection.start"
+    finally:
+        code, told = served.stop()
+    assert code == 0
+    assert "connection opened: from 127.0.0.1:" in told
+    assert "node made: queue 'any/address', on its first use" in told
+
+
+def test_quiet_shows_no_more_than_warnings() -> None:
+    served = Served("--dev", "-q")
+    try:
+        ok("send", "x", "hello", url=served.url)
+    finally:
+        assert served.stop() == (0, "")
+
+
 def test_a_reader_that_has_seen_enough_ends_it_without_a_word(broker: Served) -> None:
     ok("send", "work", "hello", url=broker.url)
     reading, writing = os.pipe()
@@ -240,6 +265,15 @@ def test_what_is_not_there_is_one_sentence(
         (["serve", "--listen", "http://127.0.0.1:0"], "there is no such scheme"),
         (["serve", "--listen", "0.0.0.0:99999"], "the port is no number up to 65535"),
         (["serve", "--trace", __file__], "cannot be made a folder: File exists"),
+        (["serve", "--trace", "no/such/folder"], "cannot be made a folder: No such file"),
+        (["serve", "--listen", ""], "it has no host; 127.0.0.1 is this machine only"),
+        (["serve", "--dev", "--listen", "amqp://0.0.0.0:0"], "others can reach amqp://0.0.0.0:0"),
+        (["serve", "--dev", "--listen", "amqp://:0"], "--dev lets everybody in, and others can"),
+        (["serve", "--dev", "--user", "a:b"], "leave --dev or --user out"),
+        (["serve", "--dev", "--store", "sqlite:x.db"], "leave --dev or --store out"),
+        (["serve", "--dev", "nofile.py:container"], "leave --dev or [FILE.py:container] out"),
+        (["serve", "-v", "-q"], "give one of them"),
+        (["user", "add", "ada:secret", "users"], "FILE comes before NAME"),
         (["send", "a", "b", "--ttl", "-1"], "-1.0 is not in the range x>=0"),
         (["send", "a", "b", "--ttl", "1e9"], "is not between 0 and 49 days"),
         (["receive", "a", "--timeout", "nan"], "that is no number of seconds"),

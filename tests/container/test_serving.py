@@ -709,3 +709,25 @@ def test_a_payload_type_that_cannot_be_decoded_is_refused_at_declaration(declare
         "provided"
     )
     Container("c", nodes=[handle], resources=[_Model()])
+
+
+async def test_connections_and_refused_links_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "amqp_rt")
+    limits = Limits(log_lines_max=2)
+    async with Container("c", limits=limits) as container:
+        (url,) = await container.listen("amqp://127.0.0.1:0")
+        async with Container("caller") as caller, caller.connect(url) as peer:
+            for _ in range(3):
+                with pytest.raises(LinkRefused):
+                    async with peer.sender("no\nsuch", name="s"):
+                        pass
+    lines = [each.getMessage() for each in caplog.records if each.name == "amqp_rt.container"]
+    opened, *refused, closed = lines
+    assert opened.startswith("connection opened: from 127.0.0.1:")
+    assert opened.endswith(", container 'caller', user None")
+    assert len(refused) == 2
+    for line in refused:
+        assert line.startswith(
+            "link refused: 's' of 'caller', to send to 'no\\nsuch': amqp:not-found: "
+        )
+    assert closed.startswith("connection closed: from 127.0.0.1:")

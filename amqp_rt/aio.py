@@ -404,7 +404,13 @@ class _Entrance(AbstractAsyncContextManager[Any]):
         self._inner: Any = None
 
     async def __aenter__(self) -> Any:
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            name = self._make.__name__
+            raise RuntimeError(
+                f"amqp_rt.aio.{name} runs under asyncio: under trio use amqp_rt.{name}"
+            ) from None
         guest = self._guest = _GUESTS.setdefault(loop, _Guest(loop))
         await guest.enter()
         try:

@@ -10,11 +10,12 @@ well if it has anything to wait for.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, Final, Self
 
@@ -177,6 +178,22 @@ class Door(ABC):
 _THREAD: Final = BlockingPortalProvider("trio")
 
 
+#: Blocks that have been entered and not been left.
+_OPEN: Final[dict[ExitStack, None]] = {}
+
+
+@atexit.register
+def _leave_open_blocks() -> None:
+    """Leave the blocks that a program has not left, such as one entered by hand.
+
+    Later in the end of the interpreter the thread of trio stands still, and leaving them would wait
+    for it for ever.
+    """
+    for stack in reversed(list(_OPEN)):
+        with suppress(Exception):
+            stack.__exit__(SystemExit, SystemExit(), None)
+
+
 class ThreadDoor(Door):
     """The way into the thread in which trio runs."""
 
@@ -293,6 +310,8 @@ def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextMa
     @contextmanager
     def enter(*args: Any, **kwargs: Any) -> Iterator[Any]:
         with ExitStack() as stack:
+            _OPEN[stack] = None
+            stack.callback(_OPEN.pop, stack, None)
             door = ThreadDoor(stack.enter_context(_THREAD))
             nodes = [door.nodes(node) for node in kwargs.pop("nodes", ())]
             given = {name: door.given(value) for name, value in kwargs.items()}

@@ -108,6 +108,14 @@ class Refused(Struct, frozen=True):
     payload: bytes
 
 
+def _require_trio() -> None:
+    if not trio.lowlevel.in_trio_task():
+        raise RuntimeError(
+            "an Outbox runs under trio only, with a connection of amqp_rt.connect: in an application "
+            "of asyncio, run it in a thread of its own, under trio.run"
+        )
+
+
 class Work:
     """What is to happen together with the rows of one transaction."""
 
@@ -170,7 +178,7 @@ class Work:
 
 
 class Outbox:
-    """Messages in the application's own database.
+    """Messages in the application's own database; under trio only.
 
     Args:
         database: A connection to SQLite, of ``sqlite3`` or ``apsw``, used by one thread. It is as
@@ -215,6 +223,7 @@ class Outbox:
         Raises:
             LocalProtocolError: The database has another transaction open.
         """
+        _require_trio()
         async with self._lock:
             if self.database.in_transaction:
                 raise LocalProtocolError("the database has a transaction open: commit it first")
@@ -239,6 +248,7 @@ class Outbox:
 
         Cancelled: no trace.
         """
+        _require_trio()
         await trio.lowlevel.checkpoint()
         while self.pending():
             await self._progress.park()
@@ -267,6 +277,7 @@ class Outbox:
         await self._each("DELETE FROM amqp_outbox WHERE outbox = ? AND state = ? AND id = ?", ids)
 
     async def _each(self, statement: str, ids: tuple[int, ...]) -> None:
+        _require_trio()
         async with self._writing():
             for each in ids:
                 self.database.execute(statement, (self.name, _REFUSED, each))
@@ -283,6 +294,7 @@ class Outbox:
         Raises:
             ConnectionLost: The connection is over for good.
         """
+        _require_trio()
         await peer.wait_open()
         links: dict[str, _Link] = {}
         await self._forget()

@@ -31,6 +31,7 @@ from .broker.topology import QueueType, Topologies
 from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container, SaslPolicy
+from .container.loops import require_trio
 from .container.routes import Context
 from .errors import AmqpError
 from .fronts import amqp10
@@ -242,6 +243,7 @@ class Broker:
     # --- lifetime ------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        require_trio("Broker")
         self._running = self._run()
         return await self._running.__aenter__()
 

@@ -6,13 +6,14 @@ import ast
 import asyncio
 import functools
 import inspect
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ import amqp_rt
 from amqp_rt import Connection, Delivery, Message, Reject, Release, aio, node, rpc, source, sync
 from amqp_rt.broker import Queue
 from amqp_rt.errors import AmqpError, ConnectFailed, DeadlineExceeded, LocalProtocolError
+from amqp_rt.outbox import Outbox
 from amqp_rt.outcomes import ACCEPTED
 
 ANYWHERE = "amqp://127.0.0.1:0"
@@ -568,3 +570,67 @@ def test_a_plain_handler_says_outcomes_as_any_other() -> None:
             with pytest.raises(AmqpError, match="failed attempt"):
                 out.send("now")
             assert isinstance(Message("x"), Message)
+
+
+# --- The wrong door ---
+
+
+@pytest.mark.req("A15")
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("Container", lambda: amqp_rt.Container("c")),
+        ("Broker", amqp_rt.Broker),
+        ("connect", lambda: amqp_rt.connect("amqp://127.0.0.1:1")),
+    ],
+)
+def test_a_class_for_trio_names_its_door_under_asyncio(name: str, make: Callable[[], Any]) -> None:
+    async def enter() -> None:
+        async with make():
+            pass
+
+    with pytest.raises(RuntimeError, match=f"under asyncio use amqp_rt.aio.{name}, in a program"):
+        asyncio.run(enter())
+
+
+@pytest.mark.req("A15")
+@pytest.mark.parametrize("name", ["Container", "Broker", "connect"])
+async def test_a_class_for_asyncio_names_its_own_under_trio(name: str) -> None:
+    with pytest.raises(RuntimeError, match=f"under trio use amqp_rt.{name}$"):
+        async with getattr(aio, name)("amqp://127.0.0.1:1"):
+            pass
+
+
+@pytest.mark.req("A15")
+def test_an_outbox_says_that_it_is_for_trio() -> None:
+    async def use() -> None:
+        with closing(sqlite3.connect(":memory:")) as database:
+            outbox = Outbox(database, "o")
+            with pytest.raises(RuntimeError, match="an Outbox runs under trio only"):
+                async with outbox.transaction():
+                    pass
+            for call in (outbox.flush, outbox.retry, outbox.drop):
+                with pytest.raises(RuntimeError, match="an Outbox runs under trio only"):
+                    await call()
+            with pytest.raises(RuntimeError, match="an Outbox runs under trio only"):
+                await outbox.run(None)  # type: ignore[arg-type]
+
+    asyncio.run(use())
+
+
+@pytest.mark.req("A15")
+def test_a_program_ends_that_has_not_left_its_block() -> None:
+    program = """
+from amqp_rt import sync
+
+block = sync.Broker()
+broker = block.__enter__()
+broker.listen("amqp://127.0.0.1:0")
+
+raise ValueError("what happened")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: what happened"

@@ -102,6 +102,7 @@ from .connections import Connection
 from .consuming import consume
 from .links import fresh
 from .logins import mechanisms_of
+from .loops import require_trio
 from .namesakes import SOLE_CONNECTION, Namesakes
 from .recovery import connect, local
 from .replies import (
@@ -473,6 +474,7 @@ class Container:
             self._stopped.set()
 
     async def __aenter__(self) -> Self:
+        require_trio("Container")
         if self._running is not None:
             raise RuntimeError(f"{self!r} has been entered before: make another")
         self._running = self._run()

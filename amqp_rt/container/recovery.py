@@ -48,6 +48,7 @@ from ..termini import ANONYMOUS_RELAY
 from ..values import Symbol
 from .connections import Connection
 from .links import LinkHandle
+from .loops import require_trio
 from .tokens import TokenKeeper, TokenProvider
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ async def connect(
             refuse us again; the sentence says where and why.
         AuthenticationFailed: The peer does not let us in.
     """
+    require_trio("connect")
     where = parse_urls(urls if urls is not None else os.environ.get("AMQP_URL") or DEFAULT_URL)
     async with AsyncExitStack() as stack:
         if container is None:

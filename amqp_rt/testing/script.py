@@ -96,6 +96,7 @@ class Script:
         self.heard: list[Frame] = []
         self.send = Saying(self)
         self.expect = Expecting(self)
+        self._connected = False
         self._steps: deque[_Step] = deque()
         self._frames: deque[Frame] = deque()
         self._splitter = Splitter()
@@ -199,7 +200,8 @@ class Script:
         refused.
 
         Raises:
-            ScriptFailed: At the end of the block: something else came, nothing in time, or nobody.
+            ScriptFailed: At the end of the block, also of one that raises, which is its cause then:
+            something else came, nothing in time, or nobody connected.
         """
         with socket.create_server(("127.0.0.1", 0)) as listener:
             host, port = listener.getsockname()[:2]
@@ -214,6 +216,13 @@ class Script:
             thread.start()
             try:
                 yield f"amqp://{host}:{port}"
+            except Exception as error:
+                left.set()
+                thread.join()
+                # What the client raises may well follow from what the script has seen.
+                if self._connected and not failures.empty():
+                    raise failures.get() from error
+                raise
             finally:
                 left.set()
                 thread.join()
@@ -232,6 +241,7 @@ class Script:
                 connection, _ = listener.accept()
             except TimeoutError:
                 raise ScriptFailed("nobody has connected") from None
+            self._connected = True
             listener.close()
             with connection:
                 self._over(connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -221,6 +222,32 @@ async def test_a_client_that_does_something_else() -> None:
 
     with pytest.raises(ScriptFailed, match="open is expected, with that name; header"):
         await meet()
+
+
+@pytest.mark.req("A21")
+def test_what_the_script_has_seen_is_said_when_the_client_raises() -> None:
+    script = Script(timeout_s=1)
+    script.expect.open()
+
+    def meet() -> None:
+        with script.serve() as url:
+            host, port = url.removeprefix("amqp://").split(":")
+            with socket.create_connection((host, int(port)), timeout=30) as connection:
+                connection.sendall(b"AMQP\x00\x01\x00\x00")
+                # It hangs up, as it is not what the script expects.
+                while connection.recv(1_000):
+                    pass
+            raise ConnectionError("the peer has gone")
+
+    with pytest.raises(ScriptFailed, match="open is expected") as caught:
+        meet()
+    assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+def test_a_client_that_raises_before_it_connects_is_to_blame_itself() -> None:
+    script = Script(timeout_s=0.05)
+    with pytest.raises(ValueError, match="never got there"), script.serve():
+        raise ValueError("never got there")
 
 
 # --- the codec -----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
@@ -34,10 +34,10 @@ from weakref import WeakKeyDictionary
 import trio
 
 from .container.container import Container as _Container
-from .container.receiving import Delivery, Receiver
+from .container.receiving import Receiver
 from .container.recovery import connect as _connect
 from .container.routes import Release
-from .doors import Door, StandIn, inward
+from .doors import Door, StandIn, give_back, inward
 from .runtime import Broker as _Broker
 
 P = ParamSpec("P")
@@ -107,12 +107,25 @@ class _Guest(Door):
     # --- its life ---
 
     async def enter(self) -> None:
+        """Count one more block; the first one starts the run. Cancelled, nothing has changed."""
+        cancelled = await _uninterrupted(self._enter())
+        if cancelled is not None:
+            await self.leave()
+            raise cancelled
+
+    async def leave(self) -> None:
+        """Count one block less; the last one ends the run. Cancelled, it has ended all the same."""
+        cancelled = await _uninterrupted(self._leave())
+        if cancelled is not None:
+            raise cancelled
+
+    async def _enter(self) -> None:
         async with self._turn:
             if not self._users:
                 await self._start()
             self._users += 1
 
-    async def leave(self) -> None:
+    async def _leave(self) -> None:
         async with self._turn:
             self._users -= 1
             if not self._users:
@@ -148,9 +161,8 @@ class _Guest(Door):
         assert self._stop is not None
         assert self._over is not None
         self._stop.set()
-        call = asyncio.shield(self._over)
         try:
-            await call
+            await self._over
         finally:
             self._nursery = self._stop = None
             self._handlers.clear()
@@ -176,9 +188,7 @@ class _Guest(Door):
         if doing.error is not None:
             raise doing.error
         if cancelled is not None:
-            if isinstance(doing.value, Delivery):
-                # Nobody is there to take it.
-                doing.value.release()
+            give_back(doing.value)
             raise cancelled
         return self.outward(doing.value)
 
@@ -388,6 +398,19 @@ class _Block:
             # The block of trio has taken it.
             return True
         return interrupted
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> asyncio.CancelledError | None:
+    """Run *work* to its end; returns how the caller was cancelled meanwhile, if it was."""
+    task = asyncio.ensure_future(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    return cancelled
 
 
 _GUESTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Guest]] = WeakKeyDictionary()

@@ -23,6 +23,7 @@ import msgspec
 import trio
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from .container.receiving import Delivery
 from .container.routes import (
     Declaration,
     NodeDecorator,
@@ -65,6 +66,13 @@ class StandIn:
 
     def __hash__(self) -> int:
         return hash(self._target)
+
+
+def give_back(value: Any) -> None:
+    """Release the deliveries in *value*, whose taker was interrupted or cancelled."""
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, Delivery) and not each.presettled:
+            each.release()
 
 
 def inward(value: Any) -> Any:
@@ -194,6 +202,27 @@ def _leave_open_blocks() -> None:
             stack.__exit__(SystemExit, SystemExit(), None)
 
 
+class _Doing:
+    """A call under trio whose thread may be interrupted while it waits."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._abandoned = False
+        self.value: Any = None
+
+    async def run(self) -> Any:
+        """Perform the call."""
+        self.value = await self._call()
+        if self._abandoned:
+            give_back(self.value)
+        return self.value
+
+    def abandon(self) -> None:
+        """Give back what the call has taken, or will have taken when it ends."""
+        self._abandoned = True
+        give_back(self.value)
+
+
 class ThreadDoor(Door):
     """The way into the thread in which trio runs."""
 
@@ -205,12 +234,15 @@ class ThreadDoor(Door):
         return _SyncStandIn(self, target)
 
     def wait(self, call: Callable[[], Any]) -> Any:
-        doing = self.portal.start_task_soon(call)
+        doing = _Doing(call)
+        future = self.portal.start_task_soon(doing.run)
         try:
-            return self.outward(doing.result())
+            return self.outward(future.result())
         except BaseException:
-            # If it was us who were interrupted.
-            doing.cancel()
+            if not future.done() or doing.value is not None:
+                # It was this thread that was interrupted.
+                future.cancel()
+                self.portal.call(doing.abandon)
             raise
 
     def plain(self, call: Callable[[], Any]) -> Any:

@@ -375,6 +375,9 @@ class Outbox:
             if rows:
                 # Before they leave: what an earlier process may have sent is asked for, not sent.
                 async with self._writing():
+                    if link.is_over:
+                        # It has ended while the application had the database.
+                        continue
                     for row, _ in rows:
                         self.database.execute(
                             "UPDATE amqp_outbox SET state = ? WHERE id = ?", (_TRIED, row)

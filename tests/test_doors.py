@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import functools
 import inspect
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -20,13 +22,15 @@ from typing import Any
 
 import pytest
 import trio
+from anyio.from_thread import BlockingPortalProvider
 
 import amqp_rt
 from amqp_rt import Connection, Delivery, Message, Reject, Release, aio, node, rpc, source, sync
 from amqp_rt.broker import Queue
+from amqp_rt.doors import ThreadDoor
 from amqp_rt.errors import AmqpError, ConnectFailed, DeadlineExceeded, LocalProtocolError
 from amqp_rt.outbox import Outbox
-from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.outcomes import ACCEPTED, RELEASED
 
 ANYWHERE = "amqp://127.0.0.1:0"
 
@@ -377,6 +381,79 @@ async def test_a_delivery_that_comes_with_the_cancellation_is_released() -> None
                         delivery = await messages.receive(within=5)
                     assert delivery.body == delay
                     delivery.accept()
+
+
+def _delivery(settled: list[Any]) -> Delivery:
+    raw: Any = SimpleNamespace(
+        settled=False, local_state=None, context=None, link=None, settle=settled.append
+    )
+    return Delivery(raw)
+
+
+@pytest.mark.req("A15")
+@in_asyncio
+async def test_a_batch_that_comes_with_the_cancellation_is_released() -> None:
+    settled: list[Any] = []
+
+    async def take() -> list[Delivery]:
+        with contextlib.suppress(trio.Cancelled):
+            await trio.sleep_forever()
+        # It has come in the very pass of the cancellation.
+        return [_delivery(settled), _delivery(settled)]
+
+    async with aio.Container("one"):
+        guest = aio._GUESTS[asyncio.get_running_loop()]
+        waiting = asyncio.create_task(guest.wait(take))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert settled == [RELEASED, RELEASED]
+
+
+@pytest.mark.req("A15")
+@in_asyncio
+async def test_a_guest_that_is_cancelled_while_it_begins_or_ends_can_begin_again() -> None:
+    async def use() -> None:
+        async with aio.Container("one") as one:
+            assert one.ready
+
+    for passes in range(100):
+        task = asyncio.create_task(use())
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            await use()
+        else:
+            break
+    else:
+        pytest.fail("it never came to its end")
+
+
+@pytest.mark.req("A15")
+def test_an_interrupted_thread_gives_back_what_comes_all_the_same() -> None:
+    settled: list[Any] = []
+    thread = threading.get_ident()
+    over = threading.Event()
+
+    async def take() -> Delivery:
+        signal.pthread_kill(thread, signal.SIGINT)
+        with contextlib.suppress(trio.Cancelled):
+            await trio.sleep_forever()
+        # The delivery has come in the very pass of the cancellation.
+        over.set()
+        return _delivery(settled)
+
+    with BlockingPortalProvider("trio") as portal:
+        door = ThreadDoor(portal)
+        with pytest.raises(KeyboardInterrupt):
+            door.wait(take)
+        assert over.wait(10)
+        portal.call(trio.lowlevel.checkpoint)
+    assert settled == [RELEASED]
 
 
 @pytest.mark.req("A9", "A15")

@@ -13,12 +13,14 @@ from typing import Any
 import apsw
 import pytest
 import trio
+from far_end import FarEnd, connected
 
 from amqp_rt import Broker, Container, Delivery, Message
 from amqp_rt.broker import Queue
 from amqp_rt.container.connections import Connection
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.outbox import RETRY_S, Outbox
+from amqp_rt.outcomes import ACCEPTED, Error
 
 WORKER = Path(__file__).with_name("outbox_worker.py")
 
@@ -44,6 +46,31 @@ async def drained(peer: Connection, address: str) -> list[Any]:
             found.append(delivery.body)
             delivery.accept()
     return found
+
+
+@pytest.mark.req("R14", "A13")
+async def test_a_link_that_ends_while_the_application_has_the_database(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    outbox = Outbox(database, "shop")
+    far = FarEnd(credit=100, settle=ACCEPTED)
+    async with connected(far) as peer, trio.open_nursery() as nursery:
+        nursery.start_soon(outbox.run, peer)
+        async with outbox.transaction() as work:
+            work.send("q", "first")
+        await outbox.flush()
+        async with outbox.transaction() as work:
+            work.send("q", "second")
+            # The outbox has found the row, and waits until it may write.
+            outbox._work.set()
+            await trio.testing.wait_all_tasks_blocked()
+            far.link.detach(Error("amqp:resource-deleted", "gone"))
+            await trio.sleep(1)
+        await outbox.flush()
+        assert [Message.decode(each.payload).body for each in far.heard.deliveries] == ["second"]
+        nursery.cancel_scope.cancel()
+    database.close()
 
 
 @pytest.mark.req("R14")

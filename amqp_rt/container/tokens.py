@@ -196,7 +196,10 @@ class TokenKeeper:
         """Put and renew tokens until :meth:`stop`."""
         with self._scope:
             while True:
-                await self._connection.wait_open()
+                try:
+                    await self._connection.wait_open()
+                except ConnectionLost:
+                    return
                 with trio.CancelScope() as self._conversation:
                     await self._converse()
                 await trio.lowlevel.checkpoint()
@@ -219,6 +222,9 @@ class TokenKeeper:
             try:
                 await self._renew(audience)
             except AmqpError as error:
+                if self._connection.engine_over:
+                    # Nobody has judged the token: it is put again on the next connection.
+                    return
                 self._failed(audience, error)
             except Exception as error:
                 log.exception("the token provider failed for %r", audience.address)

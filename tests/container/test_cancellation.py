@@ -35,9 +35,10 @@ from amqp_rt.fronts.base import RCV_SECOND
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.net.memory import MemoryNetwork
-from amqp_rt.outcomes import ACCEPTED, RELEASED, rejected
+from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, rejected
 from amqp_rt.security.tokens import Cbs, SasKeys
 from amqp_rt.transactions import TransactionalState
+from amqp_rt.values import Int
 
 CLASSES = (
     connections.Connection,
@@ -982,6 +983,36 @@ async def test_a_call_cancelled_as_its_reply_comes_does_not_stay_pending() -> No
         (sender,) = calls._senders.values()
         # The node may never settle it: then we do, after so many others.
         assert list(calls._answered) == list(sender._unsettled)
+
+
+@pytest.mark.req("SE14", "X25")
+async def test_a_token_that_was_being_put_when_the_connection_went_is_put_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    asked = trio.Event()
+
+    @rpc("$cbs")
+    async def take(message: Message) -> Message:
+        if not asked.is_set():
+            asked.set()
+            await trio.sleep_forever()
+        return Message(None, application_properties={"status-code": Int(200)})
+
+    @node("q")
+    async def work(body: str) -> None:
+        pass
+
+    async with (
+        Container("far", nodes=[take, work]) as far,
+        Container("us", network=far.network) as us,
+    ):
+        await far.listen("memory://far")
+        async with us.connect("memory://far", token=Sas("app", "key")) as peer:
+            out = peer.sender("q")
+            await asked.wait()
+            far.connections[0].close(Error("amqp:connection:forced", "restart"))
+            await out.wait_attached()
+            await out.send("x")
 
 
 # --- a caller that has gone --------------------------------------------------------------------

@@ -37,7 +37,8 @@ def check_seconds(
 
 #: Least and most value of fields that the protocol bounds, or that would stop everything.
 _RANGES: Final = {
-    "frame_size_before_open": (512, 2**32 - 1),
+    # Part 2 §2.3.1 says 512; who tests a peer may want less, but a frame has eight octets.
+    "frame_size_before_open": (8, 2**32 - 1),
     "frame_size_max": (512, 2**32 - 1),
     "channel_max": (0, 2**16 - 1),
     "handle_max": (0, 2**32 - 1),

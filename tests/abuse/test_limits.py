@@ -238,6 +238,19 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "dead_letter_history_max": (
         "broker/test_queues.py::test_a_message_that_was_given_up_often_tells_of_the_last_times",
     ),
+    "retry_pause_s": (
+        "broker/test_pauses.py::test_pauses_double_from_the_second_failure_up_to_a_maximum",
+    ),
+    "retry_pause_max_s": (
+        "broker/test_pauses.py::test_pauses_double_from_the_second_failure_up_to_a_maximum",
+    ),
+    "log_lines_max": (
+        "test_loglimit.py::test_a_period_has_so_many_lines_and_the_next_one_says_what_was_left_out",
+    ),
+    "log_period_s": (
+        "test_loglimit.py::test_a_period_has_so_many_lines_and_the_next_one_says_what_was_left_out",
+    ),
+    "log_keys_max": ("test_loglimit.py::test_only_so_many_keys_are_remembered",),
     "annotations_max": ("broker/test_queues.py::test_annotations_cannot_grow_without_end",),
     "filters_max": ("broker/test_filters.py::test_the_filters_of_a_source_are_bounded",),
     "filter_entries_max": (

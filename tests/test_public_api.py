@@ -16,10 +16,9 @@ PUBLIC: dict[str, set[str]] = {
     "amqp_rt.fronts": {
         *("ACCEPTED", "Accepted", "AmqpError", "AttachRequested", "Byte", "Char", "Closed"),
         *("ConnectionFailed", "Coordinator", "DEFAULT_LIMITS", "Declare", "Declared", "Discharge"),
-        *("Error", "Event", "Exchange", "Float32", "Front", "Host", "IDLE", "Int", "Limits"),
+        *("Error", "Event", "Exchange", "Float32", "Front", "Host", "Int", "Limits"),
         *("LocalProtocolError", "LoginRequested", "Message", "Modified", "Opened", "Outcome"),
         *("Payload", "Peer", "ProtocolEngine", "QueueDeclaration", "QueueState", "RELEASED"),
-        "REQUEUES",
         *(
             "ReceivingEndpoint",
             "Rejected",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..fronts.base import REQUEUES, SendingLink
+from ..fronts.base import SendingLink
 from ..outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
 from ..transactions import TransactionalState
 from ..unsettled import Unsettled, UnsettledMap
@@ -162,7 +162,7 @@ class Subscription:
     # --- What the link says (fronts.base.SendingEndpoint) ---
 
     def on_attached(self, link: SendingLink) -> None:
-        self.pauses = not link.properties.get(REQUEUES)
+        self.pauses = not link.requeues
         self.link = link if self.recorder is None else self.recorder.over_link(link)
         if self.keeper is not None:
             self.keeper.attached(link)

@@ -25,7 +25,6 @@ from ..codec.primitives import Reader, write_value
 from ..errors import AmqpError, DecodeError
 from ..events import Peer
 from ..fronts.base import (
-    IDLE,
     Exchange,
     IncomingDelivery,
     QueueDeclaration,
@@ -440,7 +439,7 @@ class Topologies:
     def consumers(self, space: _Space, name: str) -> int:
         """Links that take messages from queue *name*."""
         links = self.host.consumers(name, virtual_host=space.name)
-        return sum(not link.properties.get(IDLE) for link in links)
+        return sum(not link.idle for link in links)
 
     def idle(self, space: _Space, name: str) -> None:
         """A consumer takes no more: an auto-delete queue goes with its last one."""
@@ -456,7 +455,7 @@ class Topologies:
 
     def _left(self, space: _Space, name: str, known: _Declared, link: Any) -> None:
         """The link of a consumer of an auto-delete queue is over."""
-        if space.queues.get(name) is known and not link.properties.get(IDLE):
+        if space.queues.get(name) is known and not link.idle:
             self.idle(space, name)
 
     def sweep(self) -> None:

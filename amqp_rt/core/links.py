@@ -1086,6 +1086,8 @@ class SenderLink(Link):
         super().__init__(session, name, SENDER)
         self.draining: bool = False
         self.flow_properties: Mapping[object, object] | None = None
+        self.idle: bool = False
+        self.requeues: bool = False
         self._tags: int = 0
         self._current: Sending | None = None
         self._queue: deque[_Queued] = deque()

@@ -26,8 +26,6 @@ from ..termini import Coordinator, Source, Target
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Byte, Char, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from .base import (
-    IDLE,
-    REQUEUES,
     Exchange,
     Front,
     Host,
@@ -47,9 +45,7 @@ from .base import (
 __all__ = [
     "ACCEPTED",
     "DEFAULT_LIMITS",
-    "IDLE",
     "RELEASED",
-    "REQUEUES",
     "Accepted",
     "AmqpError",
     "AttachRequested",

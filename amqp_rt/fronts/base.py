@@ -19,7 +19,6 @@ from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error, Outcome
 from ..termini import Coordinator, Source, Target
 from ..unsettled import Unsettled, UnsettledMap
-from ..values import Symbol
 
 #: An encoded AMQP 1.0 message, whole or as pieces in order. Pieces are never joined
 #: when they are large; they go to the socket as they are.
@@ -209,6 +208,11 @@ class SendingLink(Link, Protocol):
     #: ``properties`` of the latest flow that had some, as far as they are kept: the ``txn-id`` of an
     #: acquisition.
     flow_properties: Mapping[object, object] | None
+    # Fronts set the next two; they are attributes and no link properties, which a peer could send.
+    #: The link takes no more messages, although some may be unsettled: it is no consumer.
+    idle: bool
+    #: The peer returns messages by the same outcome as failed ones: redeliver them without a pause.
+    requeues: bool
 
     def accept(
         self,
@@ -342,11 +346,6 @@ class ProtocolEngine(Protocol):
         """Say close, in the protocol's own way. ``finished`` follows the peer's answer."""
 
 
-#: Property of a link that takes no messages any more, and has some in hand perhaps: no consumer.
-IDLE: Final = Symbol("x-opt-idle")
-#: Property of a link whose peer gives messages back by the same outcome as one that has failed: they are
-#: delivered again without a pause.
-REQUEUES: Final = Symbol("x-opt-requeues")
 #: The argument that names an exchange for messages that would go nowhere, and its older spelling.
 ALTERNATE: Final = ("alternate-exchange", "alternate_exchange")
 
@@ -561,11 +560,9 @@ class Host(Protocol):
 
 __all__ = [
     "ALTERNATE",
-    "IDLE",
     "RCV_FIRST",
     "RCV_SECOND",
     "RECEIVER",
-    "REQUEUES",
     "SENDER",
     "SND_MIXED",
     "SND_SETTLED",

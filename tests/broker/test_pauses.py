@@ -6,8 +6,10 @@ import pytest
 from brokers import Receiving, World
 
 from amqp_rt.broker.nodes import DELIVERIES_MAX, Queue, Topic
+from amqp_rt.broker.topology import Topologies
 from amqp_rt.limits import Limits
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Outcome
+from amqp_rt.values import Symbol
 
 
 def counts(world: World, address: str = "q") -> tuple[int, int, int]:
@@ -214,3 +216,22 @@ def test_no_number_of_failures_drops_a_message_otherwise(declared: Queue) -> Non
         fail(receiver)
         advance(world, 60)
     assert counts(world) == (0, 1, 0)
+
+
+@pytest.mark.req("B16")
+def test_a_peer_cannot_ask_for_retries_without_a_pause() -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send("m")
+    asked: dict[object, object] = {Symbol("x-opt-requeues"): True}
+    receiver = world.client().receiver("q", credit=50, properties=asked)
+    fail(receiver)
+    fail(receiver)
+    assert counts(world) == (0, 0, 1)
+
+
+def test_a_peer_cannot_hide_its_consumer() -> None:
+    world = World(Queue("q"))
+    topologies = Topologies(world.host, lambda *_: None)
+    asked: dict[object, object] = {Symbol("x-opt-idle"): True}
+    world.client().receiver("q", credit=1, properties=asked)
+    assert topologies.consumers(topologies.space(""), "q") == 1

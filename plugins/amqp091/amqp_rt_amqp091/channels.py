@@ -17,8 +17,6 @@ from msgspec.structs import replace
 
 from amqp_rt.fronts import (
     ACCEPTED,
-    IDLE,
-    REQUEUES,
     Accepted,
     AmqpError,
     AttachRequested,
@@ -635,7 +633,7 @@ class Channel(BaseChannel):
             source.filter = {_OFFSET: _offset(offset)}
         link = SendingLink(self, tag, source, no_ack=method.no_ack, prefetch=self._prefetch)
         link.name = self._link_name(f"consume-{tag}")
-        properties: dict[object, object] = {REQUEUES: True}
+        properties: dict[object, object] = {}
         if method.exclusive:
             properties[_EXCLUSIVE] = True
         priority = arguments.get("x-priority")
@@ -676,7 +674,7 @@ class Channel(BaseChannel):
             link.once = 0
             if link.held:
                 # They can still be answered; the link goes with the last one of them.
-                link.properties = {**link.properties, IDLE: True}
+                link.idle = True
                 if self.engine.topology is not None and link.source is not None:
                     self.engine.topology.idle(str(link.source.address))
             else:
@@ -789,7 +787,7 @@ class Channel(BaseChannel):
             prefetch=0,
         )
         link.once = 0
-        link.properties = {IDLE: True, REQUEUES: True}
+        link.idle = True
         link.on_answer = partial(self._getting, method, queue, link)
         link.on_end = partial(self._getter_ended, method, link)
         self._getters[key] = link

@@ -361,6 +361,9 @@ class SendingLink(Link):
         self.said = b""
         self.draining = False
         self.flow_properties: Mapping[object, object] | None = None
+        self.idle = False
+        #: Clients requeue what they do not want, and expect it at once (§4.7).
+        self.requeues = True
         #: Messages that it has and has not answered.
         self.held: dict[int, OutgoingDelivery] = {}
         #: What it may still be given, where that does not follow from the prefetch.

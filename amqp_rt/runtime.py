@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import entry_points
@@ -32,7 +33,7 @@ from .clock import Clock
 from .container.connections import Connection
 from .container.container import Authorize, Container, SaslPolicy
 from .container.loops import require_trio
-from .container.routes import Context
+from .container.routes import Context, Route
 from .errors import AmqpError
 from .fronts import amqp10
 from .fronts.base import Front
@@ -212,12 +213,27 @@ class Broker:
         what was kept. Cancelled, the nodes are made, and may not be kept yet.
 
         Raises:
-            AmqpError: A name is taken by another node, or there are too many.
+            AmqpError: A name is taken by another node or by a handler, or there are too many.
         """
+        for each in declared:
+            if (route := self._handler_at(each.name)) is not None:
+                raise AmqpError(
+                    f"{each.kind} {each.name!r}: the handler {route.name} at {route.address!r} of this "
+                    "container gets what is sent there, and the node would get nothing: give one of "
+                    "them another address",
+                    condition="amqp:not-allowed",
+                )
         for each in declared:
             self.host.declare(each, virtual_host=virtual_host)
         await trio.lowlevel.checkpoint()
         await self.host.wait_kept()
+
+    def _handler_at(self, address: str) -> Route | None:
+        """The handler of the container that has *address*, in either direction."""
+        for sends in (False, True):
+            if (route := self.container.handler_at(address, sends=sends)) is not None:
+                return route
+        return None
 
     async def declare_from(self, file: str | Path) -> None:
         """Make the nodes that a TOML or YAML file declares; see :doc:`/guides/declaring`.
@@ -261,6 +277,16 @@ class Broker:
         try:
             await self.host.restore()
             self.host.declare_journals()
+            for kept in self.host.nodes():
+                if (route := self._handler_at(kept.name)) is not None:
+                    _log.warning(
+                        "node shadowed: %s %r of the store: the handler %s at %r gets what is sent "
+                        "there",
+                        kept.kind,
+                        kept.name,
+                        route.name,
+                        route.address,
+                    )
             async with self.container:
                 self.container.start_handler(self.host.run)
                 yield self
@@ -312,6 +338,8 @@ def store_of(text: str) -> Store | None:
         condition="amqp:invalid-field",
     )
 
+
+_log = logging.getLogger("amqp_rt.broker")
 
 #: The group of entry points by which plug-ins say the names of their fronts.
 _FRONTS: Final = "amqp_rt.fronts"

@@ -102,7 +102,7 @@ def main() -> None:
     """AMQP from the command line: a broker, its nodes, and messages in and out.
 
     \b
-    In one terminal:   amqp-rt serve --anonymous --auto-create 'queue:*'
+    In one terminal:   amqp-rt serve --dev
     In another one:    amqp-rt send orders '{"sku": "A-1"}'
                        amqp-rt receive orders --count 1
 

@@ -413,6 +413,11 @@ class Container:
             found = self._routes.find(MANAGEMENT, sends=sends)
         return found
 
+    def handler_at(self, address: str, *, sends: bool = False) -> Route | None:
+        """The handler whose address or pattern fits *address*, whatever its captures."""
+        found = self._routes.tables[sends].find(address)
+        return None if found is None else found[0].route
+
     @property
     def connections(self) -> list[Connection]:
         """The connections that peers have opened. Over them we can send, receive and call too."""
@@ -1334,7 +1339,7 @@ class RouteTable:
 
     def __init__(self) -> None:
         self._all: list[Workers] = []
-        self._tables: tuple[AddressTable[Workers], AddressTable[Workers]] = (
+        self.tables: tuple[AddressTable[Workers], AddressTable[Workers]] = (
             AddressTable(),
             AddressTable(),
         )
@@ -1355,8 +1360,8 @@ class RouteTable:
         added: list[AddressTable[Workers]] = []
         try:
             for sends in _DIRECTIONS[route.kind]:
-                self._tables[sends].add(route.pattern, workers)
-                added.append(self._tables[sends])
+                self.tables[sends].add(route.pattern, workers)
+                added.append(self.tables[sends])
         except AddressError as error:
             for table in added:
                 table.remove(route.pattern)
@@ -1367,7 +1372,7 @@ class RouteTable:
         """Take a node away."""
         self._all.remove(workers)
         for sends in _DIRECTIONS[workers.route.kind]:
-            self._tables[sends].remove(workers.route.pattern)
+            self.tables[sends].remove(workers.route.pattern)
 
     def of(self, function: Callable[..., Any], address: str) -> Workers | None:
         """The node that *function* was declared as at *address*."""
@@ -1378,7 +1383,7 @@ class RouteTable:
 
     def find(self, address: str, *, sends: bool) -> tuple[Workers, Mapping[str, Any]] | None:
         """See :meth:`Container.find`."""
-        found = self._tables[sends].find(address)
+        found = self.tables[sends].find(address)
         if found is None:
             return None
         workers, captures = found

@@ -58,8 +58,10 @@ def gone(kind: type[E], error: Error | None, address: object) -> E:
     where = "the anonymous terminus" if address is None else repr(address)
     if error is None:
         return kind(f"the peer detached the link to {where}")
+    why = error.description or "the peer ended the link"
     return kind(
-        f"{where}: {error.description or 'the peer ended the link'}",
+        # Most peers name the address themselves.
+        why if where in why else f"{where}: {why}",
         condition=str(error.condition),
         info=error.info,
     )

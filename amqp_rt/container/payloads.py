@@ -206,6 +206,15 @@ def decode_payload(message: Message, kind: Any) -> Any:
     raise DecodeError(f"{_name(kind)} cannot be made of {content_type[:80]!r}")
 
 
+def has_no_payload(message: Message) -> bool:
+    """Whether *message* has no body, or an empty one, as clients send it that have nothing to say."""
+    body = message.body
+    return body is None or (
+        isinstance(body, str | bytes | list | Mapping | Map | Sequence)
+        and (not len(body) or body in (b"null", b"{}", b"[]"))
+    )
+
+
 def _from_encoded(
     decoder: _Decoders,
     body: bytes,

@@ -47,14 +47,14 @@ import trio
 from msgspec import Struct
 
 from ..addresses import Pattern
-from ..errors import AmqpError
+from ..errors import AmqpError, DecodeError
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink, SendingLink
 from ..message import Message
 from ..outcomes import MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
 from ..termini import Source, Target
 from .connections import Connection
-from .payloads import check_payload_type, decode_payload
+from .payloads import check_payload_type, decode_payload, has_no_payload
 from .receiving import Delivery
 
 if TYPE_CHECKING:
@@ -676,6 +676,9 @@ _BY_TYPE: Final[dict[type, _Maker]] = {
     Context: lambda context: context,
 }
 
+#: Those by which a handler gets at the message itself.
+_WHOLE: Final = tuple(_BY_TYPE[kind] for kind in (Message, Delivery, Context))
+
 #: Annotations of what is iterated.
 _STREAMS: Final = (AsyncIterator, AsyncIterable, AsyncGenerator)
 
@@ -760,6 +763,15 @@ class Route:
             and not self.streaming
             and self._positional == [_payload]
             and not self._keyword
+        )
+        #: A request with an argument is a mistake: the handler takes none, and sees no message.
+        self.takes_nothing = (
+            declaration.kind == "rpc"
+            and not self.middleware
+            and not any(
+                maker in (_payload, *_WHOLE)
+                for maker in (*self._positional, *(maker for _, maker in self._keyword))
+            )
         )
         #: The handler is called with the octets of the body, and nothing else.
         self.takes_octets = self._payload_only and self.payload is bytes
@@ -908,6 +920,8 @@ class Route:
         if self._payload_only:
             return self.function(decode_payload(message, self.payload))
         payload = None if self.payload is None else decode_payload(message, self.payload)
+        if self.takes_nothing and payload is None and not has_no_payload(message):
+            raise DecodeError(f"{self.address!r} takes no argument, and the request has one")
         return self._call(Context(binding, delivery, message, deadline, payload))
 
     def open(

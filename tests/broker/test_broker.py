@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 import trio.testing
 from brokers import Sending, World
 
+from amqp_rt import Broker, node, rpc
 from amqp_rt.broker.broker import BrokerHost
 from amqp_rt.broker.nodes import Declaration, Queue, Topic
 from amqp_rt.errors import AmqpError, DecodeError
@@ -448,3 +450,30 @@ def test_dropped_messages_log_a_few_lines(caplog: pytest.LogCaptureFixture) -> N
     world.host.sweep()
     places = [each.getMessage().split(",")[0] for each in caplog.records]
     assert places == [f"message dropped: rejected at '{name}'" for name in ("q", "q", "t", "t")]
+
+
+@pytest.mark.parametrize("declare", [node("jobs"), node("{any}"), rpc("jobs")])
+async def test_a_node_that_a_handler_would_shadow_is_refused(declare: Any) -> None:
+    async def handle(body: Any) -> None: ...
+
+    async with Broker(nodes=[declare(handle)]) as broker:
+        with raises("gets what is sent there, and the node would get nothing"):
+            await broker.declare(Queue("jobs"))
+        assert broker.host.nodes() == []
+        await broker.declare(Queue("other/jobs"))
+
+
+async def test_a_handler_that_shadows_a_node_of_the_store_leaves_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"sqlite:{tmp_path / 'store'}"
+    async with Broker(store=url) as broker:
+        await broker.declare(Queue("jobs"))
+
+    @node("jobs")
+    async def handle(body: Any) -> None: ...
+
+    async with Broker(nodes=[handle], store=url):
+        pass
+    (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert line.startswith("node shadowed: queue 'jobs' of the store: the handler ")

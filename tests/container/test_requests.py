@@ -684,3 +684,31 @@ async def test_breaking_off_ends_our_own_generator() -> None:
                 break
         with trio.fail_after(10):
             await ended.wait()
+
+
+@pytest.mark.req("A3")
+async def test_an_argument_for_a_handler_that_takes_none_is_refused() -> None:
+    @rpc("now")
+    async def now() -> int:
+        return 12
+
+    @rpc("whole")
+    async def whole(message: Message) -> Any:
+        return message.body
+
+    async with Container("c", nodes=[now, whole]) as c, c.local() as peer:
+        assert await peer.call("now", reply=int) == 12
+        # Clients that have nothing to say send something empty.
+        for nothing in (None, "", b"", [], {}):
+            assert await peer.call("now", nothing, reply=int) == 12
+        for arguments in ((0,), (False,), ("x",), (1, 2)):
+            with pytest.raises(CallFailed, match="'now' takes no argument, and the request has"):
+                await peer.call("now", *arguments)
+        assert await peer.call("whole", "x") == "x"
+
+
+async def test_a_refusal_names_its_address_once() -> None:
+    async with Container("c") as c, c.local() as peer:
+        with pytest.raises(LinkRefused) as caught:
+            await peer.call("nowhere")
+        assert str(caught.value) == "'c' has no node 'nowhere' [amqp:not-found]"

@@ -158,6 +158,8 @@ def peek(name: str, where: Where, count: int, whole: bool) -> None:
 def purge(name: str, where: Where, yes: bool) -> None:
     """Drop every message that waits in a queue, or the records of a log. They are gone."""
     if not yes:
+        # A name that is mistyped is an error before it is a question.
+        _manage(where, "READ", name=name)
         click.confirm(f"Drop every message that waits in {name}?", abort=True)
     click.echo(f"{_cell(_manage(where, 'PURGE', name=name)['messages'])} messages dropped")
 

@@ -222,6 +222,7 @@ def test_logs_and_durable_queues_too(tmp_path: Path) -> None:
         (["node", "show", "nowhere"], "no node 'nowhere'"),
         (["node", "move", "work", "nowhere"], "no node 'nowhere'"),
         (["node", "peek", "news"], "'news' is not a queue"),
+        (["node", "purge", "nowhere"], "no node 'nowhere'"),
     ],
 )
 def test_what_is_not_there_is_one_sentence(

@@ -185,3 +185,41 @@ async def test_alarms_ring_in_order_and_those_of_the_dead_do_not_pile_up(pair: P
             await run(reactor, ours, Ticking(0, trio.current_time() + 1_000), limits=Limits())
         assert len(reactor._alarms) < 2_000
         nursery.cancel_scope.cancel()
+
+
+async def test_alarms_are_rung_in_several_steps_if_one_takes_long(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    rung: list[list[int]] = [[]]
+
+    class Step(trio.abc.Instrument):
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            rung.append([])
+
+    class Slow(Echo):
+        def __init__(self, number: int, deadline: float) -> None:
+            super().__init__()
+            self.number = number
+            self.deadline = deadline
+
+        def tick(self, now: float) -> list[Any]:
+            nonlocal seconds
+            seconds += 1
+            rung[-1].append(self.number)
+            self.deadline = inf
+            return []
+
+    monkeypatch.setattr("amqp_rt.net.reactor.perf_counter", lambda: seconds)
+    async with open_reactor() as reactor, trio.open_nursery() as nursery:
+        at = trio.current_time() + 0.05
+        for number in range(3):
+            nursery.start_soon(run, reactor, pair()[0], Slow(number, at))
+        await trio.testing.wait_all_tasks_blocked()
+        instrument = Step()
+        trio.lowlevel.add_instrument(instrument)
+        while seconds < 3:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        trio.lowlevel.remove_instrument(instrument)
+        nursery.cancel_scope.cancel()
+    assert sorted(each for each in rung if each) == [[0], [1], [2]]

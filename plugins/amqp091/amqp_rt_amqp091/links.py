@@ -37,7 +37,7 @@ _UNSETTLED: Final = 0
 _SETTLED: Final = 1
 _FIRST: Final = 0
 #: Messages that the consumers of a connection are given in a turn; more follow in the next one.
-_GIVEN_MAX: Final = 200
+_GIVEN_MAX: Final = 100
 #: Credit where nobody has set a bound.
 UNBOUNDED: Final = 1 << 31
 

@@ -333,6 +333,21 @@ class KindModel(RuleBasedStateMachine):
         self.world.time.now += seconds
         self.world.host.tick()
         self.world.pump()
+        self.expire()
+
+    def expire(self) -> None:
+        """Take what the queue has given up because its time is over.
+
+        The queue looks at those that were never taken and at those that were put back, at the first
+        of each. How many more it finds behind them is its own affair, but the first of all must be gone.
+        """
+        expired = {item.place: item for item in self.available if item.expires <= self.now}
+        for place in self.bodies("dead")[len(self.dead) :]:
+            item = expired.pop(place)
+            self.available.remove(item)
+            self.bury(item)
+        if self.available:
+            assert min(self.available, key=self.rank).expires > self.now
 
     # --- What must hold ---
 

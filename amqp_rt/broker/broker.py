@@ -46,7 +46,7 @@ from .claims import check_claims
 from .clocks import RunClock
 from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, dead_letter, departing
-from .journal import Journal, QueueLedger
+from .journal import Journal, QueueLedger, Unit
 from .keyed import marker
 from .leases import Leases, LeaseState
 from .lifecycles import JOURNAL, Journals, LifeCycles
@@ -296,6 +296,11 @@ def _check_incarnation(address: str, log: MessageLog, incarnation: str | None) -
             f"{address!r} is another log now, {log.incarnation}",
             condition="amqp:precondition-failed",
         )
+
+
+def _check_note(name: str) -> None:
+    if not 0 < len(name) <= NAME_MAX:
+        raise AmqpError(f"a name has 1 to {NAME_MAX} characters", condition="amqp:not-allowed")
 
 
 def _offsets(address: str, log: MessageLog, offsets: Mapping[int, int]) -> dict[int, int]:
@@ -578,6 +583,8 @@ class BrokerHost:
                 log = logs.get(int.from_bytes(key[:4], "big"))
                 name = key[4:].decode()
                 if log is None:
+                    # It was deleted while this was being written.
+                    journal.loose.forget(kind, key)
                     continue
                 if kind == INCARNATION:
                     log.incarnation = value.decode()
@@ -2256,20 +2263,19 @@ class BrokerHost:
                 many groups, or the store refuses.
         """
         log = self._log(address, virtual_host)
-        _check_incarnation(address, log, incarnation)
-        if group not in log.cursors and len(log.cursors) >= self.limits.log_groups_max:
-            raise AmqpError(
-                f"{address!r} has {len(log.cursors)} groups already",
-                condition="amqp:resource-limit-exceeded",
-            )
-        kept = _offsets(address, log, offsets)
-        if kept:
-            kept = {**log.cursors.get(group, {}), **kept}
-        await self._remember(log, CURSOR, group, msgspec.msgpack.encode(kept) if kept else None)
-        if kept:
-            log.cursors[group] = kept
-        else:
-            log.cursors.pop(group, None)
+        async with log.noting:
+            self._check_log(address, log, incarnation)
+            if group not in log.cursors and len(log.cursors) >= self.limits.log_groups_max:
+                raise AmqpError(
+                    f"{address!r} has {len(log.cursors)} groups already",
+                    condition="amqp:resource-limit-exceeded",
+                )
+            kept = _offsets(address, log, offsets)
+            if kept:
+                kept = {**log.cursors.get(group, {}), **kept}
+            value = msgspec.msgpack.encode(kept) if kept else None
+            await self._remember(log, CURSOR, group, value, partial(log.set_cursor, group, kept))
+            self._check_log(address, log, incarnation)
 
     async def hold(
         self,
@@ -2297,38 +2303,72 @@ class BrokerHost:
             AmqpError: As for :meth:`set_cursor`, or it is held for too long or by too many.
         """
         log = self._log(address, virtual_host)
-        _check_incarnation(address, log, incarnation)
         limits = self.limits
         if not 0 <= for_s <= limits.log_hold_max_s:
             raise AmqpError(
                 f"records are held for 0 to {limits.log_hold_max_s:g} seconds",
                 condition="amqp:not-allowed",
             )
-        if holder not in log.holds and len(log.holds) >= limits.log_holds_max:
-            raise AmqpError(
-                f"{address!r} is held by {len(log.holds)} already",
-                condition="amqp:resource-limit-exceeded",
-            )
-        held = _offsets(address, log, offsets), self.clock.wall() + for_s
-        if held[0]:
+        _check_note(holder)
+        async with log.noting:
+            self._check_log(address, log, incarnation)
+            if holder not in log.holds and len(log.holds) >= limits.log_holds_max:
+                raise AmqpError(
+                    f"{address!r} is held by {len(log.holds)} already",
+                    condition="amqp:resource-limit-exceeded",
+                )
+            held = _offsets(address, log, offsets), self.clock.wall() + for_s
+            before = log.holds.get(holder)
             # At once: a sweep could come before it is kept.
-            log.holds[holder] = held
-        else:
-            log.holds.pop(holder, None)
-        await self._remember(log, HOLD, holder, msgspec.msgpack.encode(held) if held[0] else None)
+            log.set_hold(holder, held)
+            value = msgspec.msgpack.encode(held) if held[0] else None
+            try:
+                await self._remember(log, HOLD, holder, value, partial(log.set_hold, holder, held))
+            except AmqpError:
+                log.set_hold(holder, before)
+                raise
+            self._check_log(address, log, incarnation)
 
-    async def _remember(self, log: MessageLog, kind: str, name: str, value: bytes | None) -> None:
-        if not 0 < len(name) <= NAME_MAX:
-            raise AmqpError(f"a name has 1 to {NAME_MAX} characters", condition="amqp:not-allowed")
+    def _check_log(self, address: str, log: MessageLog, incarnation: str | None) -> None:
+        """Refuse to go on with *log* if it has been deleted meanwhile, or is not the one that is meant.
+
+        Raises:
+            AmqpError: It is so.
+        """
+        if log not in self._logs:
+            raise AmqpError(f"{address!r} was deleted meanwhile", condition="amqp:resource-deleted")
+        _check_incarnation(address, log, incarnation)
+
+    async def _remember(
+        self, log: MessageLog, kind: str, name: str, value: bytes | None, note: Callable[[], None]
+    ) -> None:
+        """Keep the fact *name* of *log*, or forget it without a *value*, and call *note* then.
+
+        That is not left to the caller, who may be cancelled while the fact is being written.
+        """
+        _check_note(name)
         journal = self.journal
         if journal is None or log.reading is None:
             await trio.lowlevel.checkpoint()
+            note()
             return
         key = key_of(self._logs[log]) + name.encode()
-        if value is None:
-            await journal.keep(lambda unit: unit.forget(kind, key))
-        else:
-            await journal.keep(lambda unit: unit.keep(kind, key, value))
+
+        def kept() -> None:
+            if log in self._logs:
+                note()
+            elif value is not None:
+                # The log was deleted meanwhile, when this fact was not known.
+                journal.loose.forget(kind, key)
+
+        def fill(unit: Unit) -> None:
+            if value is None:
+                unit.forget(kind, key)
+            else:
+                unit.keep(kind, key, value)
+            unit.then(kept)
+
+        await journal.keep(fill)
 
     def _queue(self, address: str, virtual_host: str) -> MessageQueue:
         node = self._find(self._space(virtual_host), address)
@@ -2411,7 +2451,10 @@ class BrokerHost:
         self._fault(self._spaces[virtual_host].get(JOURNAL), error)
 
     def _node_of(self, owner: object) -> _Node | None:
-        """The node that *owner* is, or is a part of."""
+        """The node that *owner* is, or is a part of; None if it is none."""
+        if owner is None:
+            # Most nodes have no window of duplicates: they are not to blame.
+            return None
         for space in self._spaces.values():
             for node in space.values():
                 held = node.held

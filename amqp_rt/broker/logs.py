@@ -403,6 +403,8 @@ class MessageLog:
         self.cursors: dict[str, dict[int, int]] = {}
         #: Holder → partition → the offset from which on nothing is dropped, and until when.
         self.holds: dict[str, tuple[dict[int, int], float]] = {}
+        #: Held while one of those is being written, so that none is made of what is out of date.
+        self.noting = trio.Lock()
 
     async def restore(self) -> None:
         """Take up where the store ends.
@@ -528,6 +530,20 @@ class MessageLog:
             default=partition.next,
         )
 
+    def set_cursor(self, group: str, offsets: dict[int, int]) -> None:
+        """Let *group* go on at *offsets*; without any it is unknown."""
+        if offsets:
+            self.cursors[group] = offsets
+        else:
+            self.cursors.pop(group, None)
+
+    def set_hold(self, holder: str, held: tuple[dict[int, int], float] | None) -> None:
+        """Keep for *holder* what it has *held*, which may be nothing."""
+        if held is not None and held[0]:
+            self.holds[holder] = held
+        else:
+            self.holds.pop(holder, None)
+
     def expire_holds(self) -> list[str]:
         """Forget the holds whose time is over; whose they were."""
         now = self.wall()
@@ -546,9 +562,7 @@ class MessageLog:
         if reading is None or (self.max_age_s is None and self.max_bytes is None):
             return
         for partition in self.partitions:
-            first, bytes_ = await reading.retain(
-                partition, self.oldest_ms(), self.max_bytes, self.held_from(partition)
-            )
+            first, bytes_ = await reading.retain(self, partition)
             if self.deleted:
                 return
             self._shorten(partition, first, bytes_)
@@ -561,6 +575,8 @@ class MessageLog:
         """
         dropped = 0
         for partition in self.partitions:
+            if self.deleted:
+                break
             keep = self.held_from(partition)
             before = partition.first
             if self.reading is None:
@@ -906,11 +922,10 @@ class Reading:
             self.drop(next(iter(self._places)))
         log.serve(reader)
 
-    async def retain(
-        self, partition: Partition, oldest_ms: int, max_bytes: int | None, held: int
-    ) -> tuple[int, int]:
-        """Drop what is older than *oldest_ms* or more than *max_bytes*, and before *held*; the
-        first offset that is left, and the bytes."""
+    async def retain(self, log: MessageLog, partition: Partition) -> tuple[int, int]:
+        """Drop what *log* does not keep any more of *partition*, and nobody holds; the first offset
+        that is left, and the bytes."""
+        oldest_ms, max_bytes = log.oldest_ms(), log.max_bytes
         journal, store, number = self.journal, self.journal.store, partition.number
         end = partition.next
         first, _, size = await journal.call(store.extent, number)
@@ -926,8 +941,9 @@ class Reading:
                     break
                 excess -= len(chunk.data)
                 keep = chunk.offset + chunk.count
-        keep = min(keep, held)
-        if keep > first:
+        # While the store was asked, somebody may have come to hold them, or the log may have gone.
+        keep = min(keep, log.held_from(partition))
+        if keep > first and not log.deleted:
             return await self.trim(partition, keep)
         return first, size
 

@@ -637,6 +637,9 @@ class MessageQueue(DistributionNode):
     def _watch_front(self) -> None:
         """Set an alarm for the time at which the first message expires, if that is the next one to do
         so. Those behind it expire when they are the first, as they keep their order."""
+        if self._stale:
+            # The rank of a message that was replaced may hide the first one.
+            self._skim()
         at = NEVER
         if self._head < self._next:
             first = self._look(self._head)
@@ -2056,7 +2059,8 @@ class MessageQueue(DistributionNode):
                 self._aside.discard(place)
                 self._expire(self._remove(place))
                 left -= 1
-            if avoid is not None and not heap:
+            # What has been given up may have come in again, which tidies up too.
+            if avoid is not None and not heap and self._apart.get(avoid) is heap:
                 del self._apart[avoid]
         while left and self._head < self._next and self._expired(self._head):
             sequence = self._head

@@ -10,6 +10,7 @@ from brokers import World
 from amqp_rt import Broker, Message
 from amqp_rt.broker.nodes import Queue, Topic
 from amqp_rt.outcomes import ACCEPTED, RELEASED
+from amqp_rt.values import Symbol, ULong
 
 
 def pass_time(world: World, seconds: float) -> None:
@@ -93,6 +94,29 @@ def test_priorities_do_not_hide_what_expires() -> None:
     sender.send("high", ttl_s=2, priority=9)
     pass_time(world, 2)
     assert waiting(world, "dead") == 2
+
+
+@pytest.mark.req("M7", "B22")
+def test_a_message_that_was_replaced_does_not_hide_what_expires() -> None:
+    world = World(Queue("q", priorities=10, last_value_key="key", dead_letter="dead"))
+    sender = world.client().sender("q")
+    sender.send("replaced", priority=7, application_properties={"key": "a"})
+    sender.send("last", ttl_s=5, priority=5, application_properties={"key": "a"})
+    pass_time(world, 5)
+    assert (waiting(world), waiting(world, "dead")) == (0, 1)
+
+
+@pytest.mark.req("M7")
+def test_a_message_behind_a_delayed_one_expires_in_time() -> None:
+    world = World(Queue("q", dead_letter="dead"))
+    sender = world.client().sender("q")
+    delay = {Symbol("x-opt-delivery-delay"): ULong(3_000)}
+    sender.send("delayed", message_annotations=delay)
+    sender.send("expires", ttl_s=5)
+    pass_time(world, 4)
+    assert waiting(world) == 2
+    pass_time(world, 1)
+    assert (waiting(world), waiting(world, "dead")) == (1, 1)
 
 
 @pytest.mark.req("M7")

@@ -22,12 +22,14 @@ def printable(text: str, most: int | None = None, *, keep: str = "") -> str:
     which would forge lines of a log.
 
     Args:
-        text: Whatever a peer said.
-        most: Characters after which it is cut off.
+        text: Words of a peer, for example.
+        most: Characters that stay of it. The middle is left out, since errors have the place at the
+            beginning and the cause at the end.
         keep: Characters that stay although they are not visible.
     """
     if most is not None and len(text) > most:
-        text = f"{text[:most]}…"
+        tail = most // 2
+        text = f"{text[: most - tail]}…{text[len(text) - tail :]}"
     if text.isprintable():
         return text
     return "".join(

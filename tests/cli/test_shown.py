@@ -45,7 +45,7 @@ def test_what_is_no_visible_character_is_written_out(text: str, wanted: str) -> 
 
 def test_long_texts_are_cut() -> None:
     assert printable("x" * 10, 10) == "x" * 10
-    assert printable("x" * 11, 10) == "x" * 10 + "…"
+    assert printable("place: " * 9 + "cause", 11) == "place:…cause"
     assert printable("a\tb\n", keep="\t\n") == "a\tb\n"
 
 

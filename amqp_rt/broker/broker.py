@@ -386,14 +386,14 @@ class BrokerHost:
         self.journal = journal
         if journal is not None:
             journal.on_given_up = self._detach_consumers
-            journal.on_fault = self._fault
+            journal.on_fault = self.fail
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
         self.staging = Staging(
-            self.memory, journal, self.clock, limits, self._new_number, self._fault
+            self.memory, journal, self.clock, limits, self._new_number, self.fail
         )
-        self.leases = Leases(journal, self.clock, limits, self._new_number, self._fault)
+        self.leases = Leases(journal, self.clock, limits, self._new_number, self.fail)
         #: Dynamic nodes that go when they are empty and nobody is there.
         self._leaving: dict[_Node, dict[str, _Node]] = {}
         #: Whether a peer may send to an address; None where everybody may. It is asked only for what
@@ -433,8 +433,8 @@ class BrokerHost:
         self._alarms_set = 0
         self._alarms_max = 64
         self._alarmed = trio.Event()
-        self._reading = None if journal is None else Reading(journal, limits, self._fault)
-        self._pager = Pager(limits, self._fault)
+        self._reading = None if journal is None else Reading(journal, limits, self.fail)
+        self._pager = Pager(limits, self.fail)
         self._log_limiter = LogLimiter(limits)
         #: Logs, by their numbers in the store.
         self._logs: dict[MessageLog, int] = {}
@@ -1181,9 +1181,9 @@ class BrokerHost:
             messages += held.delayed
         links = node.links()
         termini = list(node.termini)
-        self._guard(node, held.delete)
+        self.guard(node, held.delete)
         for terminus in termini:
-            self._guard(node, terminus.end)
+            self.guard(node, terminus.end)
         error = Error("amqp:resource-deleted", f"{node.declared.name!r} has been deleted")
         for link in links:
             link.detach(error)
@@ -2378,14 +2378,14 @@ class BrokerHost:
 
     # --- Faults ---
 
-    def _guard(self, owner: object, call: Callable[[], object]) -> None:
+    def guard(self, owner: object, call: Callable[[], object]) -> None:
         """Do *call*, which is work of *owner*, and let an unexpected error end no other work."""
         try:
             call()
         except Exception as error:
-            self._fault(owner, error)
+            self.fail(owner, error)
 
-    def _fault(self, owner: object, error: Exception) -> AmqpError:
+    def fail(self, owner: object, error: Exception) -> AmqpError:
         """Take the node of *owner* out of service, since its work has raised *error*.
 
         Its links are detached, and all that is asked of it is refused until the broker is started again,
@@ -2393,7 +2393,8 @@ class BrokerHost:
         more, but what was on its way there is written.
 
         Args:
-            owner: The node, what it holds, or the window of duplicates or a subscriber's queue of it.
+            owner: The node, what it holds, its inlet, the window of duplicates or a subscriber's queue of
+                it; None if it is the work of no node.
             error: What was raised.
 
         Returns:
@@ -2448,7 +2449,7 @@ class BrokerHost:
         return failure
 
     def _journal_fault(self, virtual_host: str, error: Exception) -> None:
-        self._fault(self._spaces[virtual_host].get(JOURNAL), error)
+        self.fail(self._spaces[virtual_host].get(JOURNAL), error)
 
     def _node_of(self, owner: object) -> _Node | None:
         """The node that *owner* is, or is a part of; None if it is none."""
@@ -2458,7 +2459,7 @@ class BrokerHost:
         for space in self._spaces.values():
             for node in space.values():
                 held = node.held
-                if owner in (node, held, node.intake.duplicates):
+                if owner in (node, held, node.inlet, node.intake.duplicates):
                     return node
                 if isinstance(held, MessageTopic) and owner in held.queues:
                     return node
@@ -2475,7 +2476,7 @@ class BrokerHost:
         """Let filters and readers that had too much to look at go on a bit."""
         unfinished, self._unfinished = self._unfinished, []
         for held in unfinished:
-            self._guard(held, held.resume)
+            self.guard(held, held.resume)
 
     async def _look_on_always(self) -> None:
         while True:
@@ -2505,7 +2506,7 @@ class BrokerHost:
         while alarms and alarms[0][0] <= now:
             at, _, held = heapq.heappop(alarms)
             if held.alarm == at:
-                self._guard(held, held.tick)
+                self.guard(held, held.tick)
 
     async def _tick_always(self) -> None:
         while True:
@@ -2519,8 +2520,9 @@ class BrokerHost:
         """Give up what has expired at the front of its queue although nobody came for it, and what
         logs in memory do not keep, and roll back transactions that take too long."""
         self.tick()
-        guard = self._guard
-        guard(None, self.transactions.sweep)
+        guard = self.guard
+        for roll_back in self.transactions.overdue():
+            guard(None, roll_back)
         for terminus in self.termini.due():
             guard(terminus.held, terminus.end)
         self.staging.sweep()
@@ -2563,7 +2565,7 @@ class BrokerHost:
                 except AmqpError as error:
                     _log.error("a log goes on without retention for now: %s", error)
                 except Exception as error:
-                    self._fault(log, error)
+                    self.fail(log, error)
 
     async def run(self, *, interval_s: float = 1.0) -> None:
         """Keep what changes, and sweep every *interval_s* seconds, until cancelled.

@@ -33,6 +33,7 @@ from ..fronts.base import (
     ReceivingLink,
 )
 from ..limits import Limits
+from ..loglimit import LogLimiter
 from ..message import Message
 from ..outcomes import RELEASED, Accepted, Error, Rejected, rejected
 from ..security.access import EVERYWHERE, Decide, Passage, Rights, decide_passages
@@ -198,6 +199,8 @@ class Topologies:
         self.host = host
         self.decide = decide
         self.asks = asks
+        #: Bounds what is logged of messages that cannot be routed.
+        self.log_limiter = LogLimiter(host.limits)
         self._spaces: dict[str, _Space] = {}
         host.on_deleted = self._deleted
         host.ways = self
@@ -461,14 +464,20 @@ class Topologies:
     def sweep(self) -> None:
         """Delete queues that nobody has used for too long (``x-expires``)."""
         now = self.host.clock.monotonic()
-        for space in self._spaces.values():
+        for space in list(self._spaces.values()):
             for name, known in list(space.queues.items()):
-                if known.expires_s is None:
-                    continue
-                if self.consumers(space, name):
-                    known.used_at = now
-                elif now - known.used_at >= known.expires_s:
-                    self.host.delete(name, virtual_host=space.name)
+                if known.expires_s is not None:
+                    # One queue that cannot be deleted keeps no other.
+                    self.host.guard(None, partial(self._sweep, space, name, known, now))
+
+    def _sweep(self, space: _Space, name: str, known: _Declared, now: float) -> None:
+        if space.queues.get(name) is not known:
+            # It went with another one.
+            return
+        if self.consumers(space, name):
+            known.used_at = now
+        elif known.expires_s is not None and now - known.used_at >= known.expires_s:
+            self.host.delete(name, virtual_host=space.name)
 
 
 def _texts(arguments: Any) -> dict[str, object]:
@@ -517,8 +526,8 @@ class ExchangeInlet:
                 left -= work
                 if left <= 0:
                     break
-        except AmqpError as error:
-            delivery.settle(Rejected(Error.of(error)))
+        except Exception as error:
+            self._refuse(delivery, error)
             return
         if left <= 0 or len(names) > _WORK_MAX:
             delivery.settle(_TOO_LONG)
@@ -547,13 +556,34 @@ class ExchangeInlet:
         names: dict[str, None] = {}
         try:
             yield from self._route(delivery, names)
-        except AmqpError as error:
-            delivery.settle(Rejected(Error.of(error)))
+        except Exception as error:
+            # What waits behind this message goes on.
+            self._refuse(delivery, error)
             return
         yield from self._hand_out(link, delivery, names)
 
+    def _refuse(self, delivery: Any, error: Exception) -> None:
+        """Reject *delivery*, which cannot be routed because of *error*."""
+        if not isinstance(error, AmqpError):
+            # An exchange type of the application, for example, may raise anything.
+            topologies = self._all
+            left_out = topologies.log_limiter.admit(self._name, topologies.host.clock.wall())
+            if left_out is not None:
+                _log.error(
+                    "message not routed: exchange %.200r of virtual host %r: unexpected error%s",
+                    self._name,
+                    self._virtual_host,
+                    left_out,
+                    exc_info=error,
+                )
+            error = AmqpError(
+                f"exchange {self._name!r:.200}: an unexpected error, which is in the broker's log",
+                condition=_FAILED,
+            )
+        delivery.settle(Rejected(Error.of(error)))
+
     def _hand_out(
-        self, link: ReceivingLink, delivery: Any, names: Iterable[str]
+        self, link: ReceivingLink, delivery: Any, names: dict[str, None]
     ) -> Generator[int, None, None]:
         host = self._all.host
         found: list[ReceivingEndpoint] = []
@@ -569,12 +599,17 @@ class ExchangeInlet:
                 yield _QUEUES_OF_A_STEP
         if not found:
             delivery.settle(RELEASED)
-        elif len(found) == 1:
+        elif len(found) == 1 and len(names) < _QUEUES_OF_A_STEP:
             found[0].deliver(link, [delivery])
         else:
             copies = Copies(delivery, len(found))
             for at, inlet in enumerate(found, 1):
-                inlet.deliver(link, [Copy(copies)])
+                copy = Copy(copies)
+                try:
+                    inlet.deliver(link, [copy])
+                except Exception as error:
+                    # The other queues get theirs, and the sender learns that this one did not.
+                    copy.settle(Rejected(Error.of(host.fail(inlet, error))))
                 if not at % _QUEUES_OF_A_STEP:
                     yield 5 * _QUEUES_OF_A_STEP
 
@@ -594,7 +629,11 @@ class ExchangeInlet:
 
 
 class Copies:
-    """A delivery that goes to several queues; it is accepted when all of them have accepted it."""
+    """A delivery that goes to several queues; it is accepted when all of them have accepted it.
+
+    A queue that has been deleted since the delivery was routed does not count. Without any queue that
+    does the delivery is released, as one is that goes nowhere.
+    """
 
     __slots__ = ("awaited", "delivery", "outcome")
 
@@ -606,11 +645,19 @@ class Copies:
     def settle(self, outcome: Any) -> None:
         """One of them has said what became of it."""
         said = outcome.outcome if type(outcome) is TransactionalState else outcome
-        if self.outcome is None or type(said) is not Accepted:
+        counts = said is not outcome or not _is_gone(said)
+        if counts and (self.outcome is None or type(said) is not Accepted):
             self.outcome = outcome
         self.awaited -= 1
         if not self.awaited:
-            self.delivery.settle(self.outcome)
+            self.delivery.settle(RELEASED if self.outcome is None else self.outcome)
+
+
+def _is_gone(outcome: Any) -> bool:
+    """Whether *outcome* is that of a queue which is there no more."""
+    if type(outcome) is not Rejected or outcome.error is None:
+        return False
+    return bool(outcome.error.condition == "amqp:not-found")
 
 
 class Copy:
@@ -634,6 +681,8 @@ class Copy:
 
     def settle(self, outcome: Any) -> None:
         """Only the first outcome counts."""
+        if self.local_state is not None:
+            return
         self.settled = True
         copies, self.local_state = self._copies, outcome
         copies.settle(outcome)

@@ -450,16 +450,18 @@ class Transactions:
         if not self._sessions[link.session]:
             del self._sessions[link.session]
 
-    def sweep(self) -> None:
-        """Roll back what takes too long; its controller hears so when it discharges it."""
+    def overdue(self) -> list[Callable[[], None]]:
+        """What rolls back each transaction that takes too long; its controller hears so when it
+        discharges it."""
         now = self.monotonic()
-        for transaction in list(self._open.values()):
+        limit_s = self.limits.transaction_s
+        found: list[Callable[[], None]] = []
+        for transaction in self._open.values():
             if transaction.deadline > now:
                 break
-            transaction.fail(
-                f"it was not discharged within {self.limits.transaction_s:g} seconds",
-                "amqp:transaction:timeout",
-            )
+            said = f"it was not discharged within {limit_s:g} seconds"
+            found.append(partial(transaction.fail, said, "amqp:transaction:timeout"))
+        return found
 
 
 class CoordinatorEndpoint:

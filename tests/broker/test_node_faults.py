@@ -404,7 +404,7 @@ async def test_who_knew_the_way_to_a_failed_node_hears_why_it_refuses(
     ):
         await broker.declare(Queue("bad"))
         await out.send("a", to="bad", durable=True)
-        broker.host._fault(broker.host._spaces[""]["bad"], ZeroDivisionError("a bug"))
+        broker.host.fail(broker.host._spaces[""]["bad"], ZeroDivisionError("a bug"))
         with pytest.raises(DeliveryRejected, match="'bad' is out of service"):
             await out.send("b", to="bad", durable=True)
 
@@ -422,7 +422,7 @@ async def test_what_was_on_its_way_to_a_failed_log_is_written(
             await stall.reached.wait()
             out.send_nowait("a", durable=True)
             await settle()
-            broker.host._fault(broker.host._spaces[""]["bad"].held, ZeroDivisionError("a bug"))
+            broker.host.fail(broker.host._spaces[""]["bad"].held, ZeroDivisionError("a bug"))
             stall.released.set()
             await settle()
     async with (

@@ -796,6 +796,30 @@ def test_what_is_acquired_is_bounded_too() -> None:
 
 
 @pytest.mark.req("R8")
+def test_a_fault_in_the_roll_back_of_one_transaction_keeps_no_other_and_ends_no_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, client, control = a_world()
+    sender = client.sender("q")
+    posted = [control.declare() for _ in range(2)]
+    for txn_id in posted:
+        sender.post(txn_id, "a")
+
+    def bug() -> None:
+        raise ZeroDivisionError("a bug")
+
+    first = next(iter(world.host.transactions._open.values()))
+    first.roll_back = bug  # type: ignore[method-assign]
+    world.time.now += 60
+    world.host.sweep()
+    world.host.sweep()
+    assert caplog.text.count("ZeroDivisionError: a bug") == 1
+    assert [control.discharge(each) for each in posted] == ["amqp:transaction:timeout"] * 2
+    assert [world.host.stats(node.name).failure for node in world.host.nodes()] == [None]
+    assert available(world) == []
+
+
+@pytest.mark.req("R8")
 def test_a_transaction_that_takes_too_long_is_rolled_back() -> None:
     world, client, control = a_world()
     filled(client)

@@ -111,7 +111,9 @@ class Publication:
         awaited: Those who got it.
     """
 
-    __slots__ = ("awaited", "channel", "content", "failed", "method", "number", "unroutable")
+    __slots__ = (
+        *("awaited", "channel", "content", "failed", "method", "number", "taken", "unroutable"),
+    )
 
     def __init__(
         self,
@@ -128,6 +130,7 @@ class Publication:
         self.awaited = awaited
         self.failed = False
         self.unroutable = 0
+        self.taken = False
 
     def on_outcome(self, outcome: Any) -> None:
         """One of them has said what became of it."""
@@ -141,10 +144,13 @@ class Publication:
                 self.failed = True
                 if not self.number:
                     self.channel.refused(outcome)
-        elif type(outcome) is not Accepted:
+        elif type(outcome) is Accepted:
+            self.taken = True
+        else:
             self.failed = True
         if not self.awaited:
-            if self.unroutable and self.content is not None:
+            # A queue that has gone since the message was routed does not count, unless it was the last.
+            if self.unroutable and not self.taken and self.content is not None:
                 self.channel.give_back(self.method, *self.content)
             if self.number:
                 self.channel.confirm(self.number, acknowledged=not self.failed)

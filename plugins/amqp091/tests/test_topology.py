@@ -485,3 +485,27 @@ async def test_a_node_of_the_application_can_be_consumed_from() -> None:
             ):
                 found = [(await anext(deliveries)).body for _ in range(3)]
     assert found == [b"0", b"1", b"2"]
+
+
+@pytest.mark.req("N12")
+def test_a_fault_in_the_sweep_of_one_queue_keeps_no_other_and_ends_no_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    client = world.connect()
+    for name in ("a", "bad", "c", "stays"):
+        arguments = {} if name == "stays" else {"x-expires": 5000}
+        client.say(1, m.QueueDeclare(queue=name, arguments=arguments))
+    consumers = world.topologies.consumers
+
+    def broken(space: Any, name: str) -> int:
+        if name == "bad":
+            raise ZeroDivisionError("a bug")
+        return consumers(space, name)
+
+    monkeypatch.setattr(world.topologies, "consumers", broken)
+    world.now += 6
+    world.host.sweep()
+    assert "ZeroDivisionError: a bug" in caplog.text
+    assert [node.name for node in world.host.nodes()] == ["bad", "stays"]
+    assert [world.host.stats(name).failure for name in ("bad", "stays")] == [None, None]

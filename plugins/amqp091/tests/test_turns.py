@@ -13,7 +13,7 @@ from amqp_rt.broker.bindings import Destination
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.broker.topology import exchange_address
 from amqp_rt.fronts import Limits, Peer
-from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.outcomes import ACCEPTED, RELEASED
 
 
 def fanned_out(queues: int, limits: Limits | None = None) -> World:
@@ -262,6 +262,141 @@ def test_a_message_of_1_0_for_very_many_queues_is_handed_out_in_turns() -> None:
     # In order.
     (first, second) = world.host._find(world.host._space(""), "q499").held.peek(2)
     assert (first.payload, second.payload) == tuple(each.payload for each in deliveries)
+
+
+def sent(world: World, count: int, exchange: str = "amq.fanout") -> list[Delivery]:
+    """Messages that a link of a peer of 1.0 has sent to an exchange; their first turn is over."""
+    link: Any = Link()
+    inlet: Any = world.topologies.inlet("", exchange_address(exchange), link)
+    inlet.on_attached(link)
+    deliveries = [Delivery(b"\0Sw\xa1\1%d" % number) for number in range(count)]
+    inlet.deliver(link, deliveries)
+    return deliveries
+
+
+def finish(world: World) -> None:
+    while world.host._unfinished:
+        world.host.look_on()
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("change", ["delete", "declare again", "bind", "unbind"])
+def test_queues_come_and_go_between_the_turns_of_a_message_of_1_0(change: str, turns: int) -> None:
+    world = fanned_out(200)
+    here = world.topologies.of(Peer(), object())
+    deliveries = sent(world, 2)
+    for _ in range(turns):
+        world.host.look_on()
+    if change in ("delete", "declare again"):
+        world.host.delete("q0")
+        world.host.delete("q199")
+    if change == "declare again":
+        world.host.declare(Queue("q199"))
+    if change == "bind":
+        world.host.declare(Queue("late"))
+        here.bind_queue("late", "amq.fanout", "", {})
+    if change == "unbind":
+        here.unbind_queue("q199", "amq.fanout", "", {})
+    finish(world)
+    assert [each.local_state for each in deliveries] == [ACCEPTED, ACCEPTED]
+    for number in range(1, 199):
+        assert world.host.stats(f"q{number}").available == 2
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize("queues", [1, 30, 200])
+@pytest.mark.parametrize("turns", range(4))
+def test_all_queues_of_a_message_of_1_0_go_between_its_turns(queues: int, turns: int) -> None:
+    world = fanned_out(200)
+    for number in range(queues, 200):
+        world.host.delete(f"q{number}")
+    (long, delivery) = sent(world, 2)
+    for _ in range(turns):
+        world.host.look_on()
+    for number in range(queues):
+        world.host.delete(f"q{number}")
+    finish(world)
+    assert long.local_state in (ACCEPTED, RELEASED)
+    assert delivery.local_state in (ACCEPTED, RELEASED)
+    if queues == 200 and turns == 0:
+        assert delivery.local_state == RELEASED
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_turn_that_raises_holds_up_nothing_behind_it(
+    turned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = fanned_out(200 if turned else 2)
+    real = world.topologies.routing
+    calls = 0
+
+    def routing(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        yield from real(*args)
+        if calls == 2:
+            raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(world.topologies, "routing", routing)
+    deliveries = sent(world, 4)
+    finish(world)
+    first, second, *others = [each.local_state for each in deliveries]
+    assert [first, *others] == [ACCEPTED] * 3
+    assert second.error.condition == "amqp:internal-error"
+    assert "ZeroDivisionError: a bug" in caplog.text
+    assert world.host.stats("q0").available == 3
+
+
+@pytest.mark.req("N19")
+@pytest.mark.parametrize("bad", [0, 100, 199])
+def test_a_queue_that_fails_in_a_turn_is_out_of_service_alone(bad: int) -> None:
+    world = fanned_out(200)
+
+    def put(entry: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    world.host._find(world.host._space(""), f"q{bad}").inlet.node = Raising(
+        world.host._find(world.host._space(""), f"q{bad}").held, put
+    )
+    deliveries = sent(world, 2)
+    finish(world)
+    assert [each.local_state.error.condition for each in deliveries] == ["amqp:internal-error"] * 2
+    # The second one is refused before any queue has it.
+    assert received(world) == 199
+    assert world.host.stats("q1").available == 1
+    assert world.host.stats(f"q{bad}").failure is not None
+
+
+class Raising:
+    """A queue whose ``put`` is another."""
+
+    def __init__(self, held: Any, put: Any) -> None:
+        self._held = held
+        self.put = put
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._held, name)
+
+
+@pytest.mark.req("N11")
+@pytest.mark.parametrize("gone", [1, 300])
+def test_a_mandatory_message_that_some_queue_has_is_not_returned(gone: int) -> None:
+    world = fanned_out(300)
+    client = stepping(world)
+    client.say(1, m.ConfirmSelect(nowait=True))
+    client.feed(published(1, "", b"x", "amq.fanout", mandatory=True))
+    while not received(world):
+        client.turn()
+    assert received(world) < 300
+    for number in range(300 - gone, 300):
+        world.host.delete(f"q{number}")
+    heard: list[Any] = []
+    while client.engine.unread:
+        client.turn()
+        heard += client.take()
+    assert [type(method) for _, method in heard] == [m.BasicAck]
 
 
 def test_bindings_of_a_queue_that_goes_are_gone() -> None:

@@ -28,6 +28,7 @@ PUBLIC: dict[str, set[str]] = {
             "ServerOptions",
         ),
         *("Short", "Source", "Symbol", "Target", "Timestamp", "Topology", "TransactionalState"),
+        *("TRACINGS", "TraceMask", "TraceReader", "TracedFrame", "Tracing"),
         *("UByte", "UInt", "ULong", "UShort", "Unsettled", "UnsettledMap", "rejected"),
     },
     "amqp_rt": {

@@ -165,7 +165,8 @@ class _Heard:
         self._number = number
         self._writer: TraceWriter | None = None
         self._began = trio.current_time()
-        self._masks = {True: Mask(secrets=True), False: Mask(secrets=False)}
+        heard, said = Mask.pair(client=False)
+        self._masks = {True: heard, False: said}
         self._climber = Climber(client=False)
         self.note(f"a connection from {address}")
         try:

@@ -15,6 +15,7 @@ from ..errors import AmqpError
 from ..net.endpoints import check_scheme
 from ..net.tls import ClientTls
 from ..net.traces import read_trace
+from ..runtime import installed_fronts
 from ..testing.ladder import draw_html, draw_svg, draw_text, rungs
 from .live import Drawing, trace_live
 from .running import run, tls_options
@@ -69,6 +70,8 @@ def trace(
 
     Of a file that is damaged what comes before the damage is drawn, and the exit code is 1.
     """
+    # Plug-ins know how connections of their protocols are drawn.
+    installed_fronts()
     encoding = str(sys.stdout.encoding)
     drawing = Drawing(
         width=width or shutil.get_terminal_size((100, 24)).columns,

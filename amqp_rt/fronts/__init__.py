@@ -26,6 +26,7 @@ from ..termini import Coordinator, Source, Target
 from ..transactions import Declare, Declared, Discharge, TransactionalState
 from ..values import Byte, Char, Float32, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
 from .base import (
+    TRACINGS,
     Exchange,
     Front,
     Host,
@@ -38,6 +39,10 @@ from .base import (
     ServerEngine,
     ServerOptions,
     Topology,
+    TracedFrame,
+    TraceMask,
+    TraceReader,
+    Tracing,
     Unsettled,
     UnsettledMap,
 )
@@ -46,6 +51,7 @@ __all__ = [
     "ACCEPTED",
     "DEFAULT_LIMITS",
     "RELEASED",
+    "TRACINGS",
     "Accepted",
     "AmqpError",
     "AttachRequested",
@@ -88,6 +94,10 @@ __all__ = [
     "Target",
     "Timestamp",
     "Topology",
+    "TraceMask",
+    "TraceReader",
+    "TracedFrame",
+    "Tracing",
     "TransactionalState",
     "UByte",
     "UInt",

@@ -520,6 +520,52 @@ class Front(Protocol):
         """An engine for a connection that a client opened; it gets the header bytes too."""
 
 
+class TraceMask(Protocol):
+    """One direction of a traced connection without its secrets."""
+
+    def feed(self, data: bytes) -> bytes:
+        """*data* as it may be shown; what is not whole yet may be held back."""
+
+    def rest(self) -> bytes:
+        """What was held back when the connection ended, as it may be shown."""
+
+
+class TracedFrame(Struct, frozen=True):
+    """One frame as a drawing of a trace names it."""
+
+    name: str
+    channel: int
+    #: Octets of its payload.
+    size: int
+    #: Why it is malformed; empty if it is not.
+    fault: str = ""
+
+
+class TraceReader(Protocol):
+    """Cuts one direction of a traced connection into frames."""
+
+    #: Octets of a frame that is not whole yet.
+    held: bytes
+
+    def feed(self, data: bytes) -> list[TracedFrame]:
+        """The frames that are whole now. What cannot be read is a frame with a ``fault``."""
+
+
+class Tracing(Protocol):
+    """Masks and readers for traces of one protocol. Both get what follows the client's protocol header."""
+
+    def mask(self, *, client: bool) -> TraceMask:
+        """A mask for what the client, or the server, writes."""
+
+    def reader(self) -> TraceReader:
+        """A reader of one direction."""
+
+
+#: Protocol header → how its connections are traced. Plug-ins register theirs when they are imported:
+#: of other protocols only sizes are kept, since it is not known where their secrets are.
+TRACINGS: Final[dict[bytes, Tracing]] = {}
+
+
 class Host(Protocol):
     """A collection of addresses: an application's routes, a broker, management."""
 
@@ -567,6 +613,7 @@ __all__ = [
     "SND_MIXED",
     "SND_SETTLED",
     "SND_UNSETTLED",
+    "TRACINGS",
     "Exchange",
     "Front",
     "Host",
@@ -585,6 +632,10 @@ __all__ = [
     "ServerEngine",
     "ServerOptions",
     "Topology",
+    "TraceMask",
+    "TraceReader",
+    "TracedFrame",
+    "Tracing",
     "Unsettled",
     "UnsettledMap",
 ]

@@ -26,7 +26,7 @@ from msgspec import Struct
 from ..clock import Clock
 from ..errors import AmqpError
 from ..events import Event, Peer
-from ..fronts.base import ProtocolEngine
+from ..fronts.base import TRACINGS, ProtocolEngine, TraceMask, Tracing
 from ..limits import DEFAULT_LIMITS, Limits
 from ..outcomes import Error
 from .masks import MASK, FrameMask
@@ -190,7 +190,7 @@ class TraceWriter:
         self._left = bytes_max
         self._spend = spend
         # Of what was heard, and of what was said: secrets go from who has dialled to the other.
-        self._masks = (Mask(secrets=not client), Mask(secrets=client))
+        self._masks = Mask.pair(client=client)
         about = json.dumps({"client": client, "address": address, "began": clock.wall()})
         # However little room there is, it says what it is a trace of.
         beginning = MAGIC + self._record(Kind.ABOUT, about.encode())
@@ -264,8 +264,9 @@ class TraceWriter:
 class Mask:
     """One direction of a connection without the responses of its login.
 
-    Until AMQP begins, octets are held back until their frame is whole. What speaks another protocol
-    is not shown at all: nobody here knows where that has its passwords.
+    Until AMQP begins, octets are held back until their frame is whole. Another protocol is masked by what
+    its plug-in has registered (``TRACINGS``); without that it is not shown at all, since it is not
+    known where its passwords are.
 
     Args:
         secrets: It is the direction in which messages bring tokens and passwords.
@@ -276,7 +277,23 @@ class Mask:
         self._held = b""
         self.unknown = False
         #: For what comes then, if there may be secrets in it.
-        self._frames = FrameMask() if secrets else None
+        self._frames: TraceMask | None = FrameMask() if secrets else None
+        self._secrets = secrets
+        self._opposite: Mask | None = None
+
+    @classmethod
+    def pair(cls, *, client: bool) -> tuple[Mask, Mask]:
+        """Masks of what is received and of what is sent, by a client or a server."""
+        masks = cls(secrets=not client), cls(secrets=client)
+        for one, other in zip(masks, reversed(masks), strict=True):
+            one._opposite = other
+        return masks
+
+    def _follow(self, tracing: Tracing) -> None:
+        """Mask what follows as *tracing* does: only the client says which protocol it is."""
+        if not (self._plain or self._held or self.unknown):
+            self._frames = tracing.mask(client=self._secrets)
+            self._plain = True
 
     def rest(self) -> bytes:
         """What was held back of a frame that never became whole."""
@@ -302,6 +319,13 @@ class Mask:
                     shown += [header, self._after_login(held[at + 8 :])]
                     at = len(held)
                     break
+                tracing = TRACINGS.get(header) if not at and self._opposite is not None else None
+                if tracing is not None and self._secrets:
+                    self._held = b""
+                    self._follow(tracing)
+                    assert self._opposite is not None
+                    self._opposite._follow(tracing)
+                    return header + self._after_login(held[8:])
                 if header != _SASL_HEADER:
                     self.unknown = True
                     return b""

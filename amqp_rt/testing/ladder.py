@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from ..errors import printable
+from ..fronts.base import TRACINGS, TracedFrame, TraceReader
 from ..net.traces import Kind, Record, Trace
 from .octets import Composite, Frame, Splitter
 
@@ -46,7 +47,9 @@ class Climber:
 
     def __init__(self, *, client: bool) -> None:
         self._client = client
-        self._splitters = {True: Splitter(), False: Splitter()}
+        self._splitters: dict[bool, Splitter | TraceReader] = {True: Splitter(), False: Splitter()}
+        #: The client has begun: what it speaks is known.
+        self._begun = False
         self._at_s = 0.0
 
     def climb(self, record: Record) -> list[Rung]:
@@ -56,10 +59,7 @@ class Climber:
         sent = kind in (Kind.SENT, Kind.OMITTED_SENT)
         client = sent == self._client
         if kind in (Kind.SENT, Kind.RECEIVED):
-            return [
-                Rung(record.at_s, client, _line(frame), bool(frame.fault), frame)
-                for frame in self._splitters[client].feed(record.data)
-            ]
+            return self._frames(client, record.data)
         if kind is Kind.RECEIVED_EOF:
             return [Rung(record.at_s, client, "end of stream")]
         if kind is Kind.END:
@@ -70,6 +70,22 @@ class Climber:
             size = int.from_bytes(record.data, "big")
             return [Rung(record.at_s, client, f"{size} bytes of another protocol, not kept")]
         return []
+
+    def _frames(self, client: bool, data: bytes) -> list[Rung]:
+        found: list[Rung] = []
+        if client and not self._begun:
+            self._begun = True
+            tracing = TRACINGS.get(data[:8])
+            if tracing is not None:
+                header = Splitter().feed(data[:8])[0]
+                found.append(Rung(self._at_s, client, _line(header), frame=header))
+                self._splitters = {True: tracing.reader(), False: tracing.reader()}
+                data = data[8:]
+        for frame in self._splitters[client].feed(data):
+            if isinstance(frame, TracedFrame):
+                frame = Frame(frame.name, frame.channel, {}, bytes(frame.size), frame.fault)
+            found.append(Rung(self._at_s, client, _line(frame), bool(frame.fault), frame))
+        return found
 
     def top(self) -> list[Rung]:
         """What is left when nothing more comes: frames that did not become whole."""

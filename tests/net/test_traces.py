@@ -184,7 +184,7 @@ def test_nothing_makes_the_mask_fail(body: bytes) -> None:
 
 
 def test_another_protocol_leaves_its_sizes(tmp_path: Path) -> None:
-    trace = written(tmp_path, b"AMQP\0\0\x09\1", b"login secret")
+    trace = written(tmp_path, b"AMQP\1\1\x09\1", b"login secret")
     assert [(r.kind, r.data) for r in trace.records[:-1]] == [
         (Kind.OMITTED_RECEIVED, (8).to_bytes(8, "big")),
         (Kind.OMITTED_RECEIVED, (12).to_bytes(8, "big")),

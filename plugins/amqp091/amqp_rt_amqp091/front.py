@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from amqp_rt.fronts import ServerOptions
+from amqp_rt.fronts import TRACINGS, ServerOptions
 
 from .channels import Channel
 from .engine import Engine
 from .frames import PROTOCOL_HEADER
 from .recent import Recents
+from .tracing import Tracing
+
+TRACINGS[PROTOCOL_HEADER] = Tracing()
 
 
 class Front:

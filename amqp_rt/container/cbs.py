@@ -48,6 +48,9 @@ class TokenWatch:
         self._cbs = cbs
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
+        #: Held while a request is answered. Judging a token may take long, and what came before it must
+        #: not take the place of what came after.
+        self.turn = trio.Lock()
 
     async def put(self, kind: str | None, text: str, audience: str | None) -> None:
         """Judge a token and keep it.
@@ -128,6 +131,11 @@ async def answer_cbs(message: Message, watch: TokenWatch) -> Message | Accepted:
     Raises:
         RaisedOutcome: A ``set-token`` is refused.
     """
+    async with watch.turn:
+        return await _answer(message, watch)
+
+
+async def _answer(message: Message, watch: TokenWatch) -> Message | Accepted:
     subject = message.properties.subject
     given = message.application_properties
     if subject == "set-token" or "operation" not in given:

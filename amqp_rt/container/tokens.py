@@ -169,8 +169,13 @@ class TokenKeeper:
 
     async def authorize(self, address: str) -> None:
         """Have a token for *address*, as :meth:`Connection.authorize` says."""
-        audience = self._audience(_audience_of(address) or "")
+        wanted = _audience_of(address) or ""
+        self._audience(wanted)
         await trio.lowlevel.checkpoint()
+        if self._scope.cancel_called:
+            raise ConnectionLost("the connection was closed")
+        # The one before may have failed meanwhile, and then nothing would answer who waits for it.
+        audience = self._audience(wanted)
         if not audience.good:
             asked = _Asked()
             audience.asked.append(asked)

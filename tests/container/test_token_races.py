@@ -1,0 +1,111 @@
+"""Tokens while other things happen: at each place where one is waited for (SE10 to SE16)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from stalls import beside
+
+from amqp_rt.container.cbs import TokenWatch, answer_cbs
+from amqp_rt.container.tokens import TokenKeeper
+from amqp_rt.errors import AuthenticationFailed, ConnectionLost
+from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.message import Message
+from amqp_rt.security.access import Rights
+from amqp_rt.security.tokens import Token
+
+
+class Connection:
+    """What tokens need of a connection."""
+
+    limits = DEFAULT_LIMITS
+
+    def __init__(self) -> None:
+        self.container = self
+
+    def judge_again(self, connection: object, why: str) -> None: ...
+
+
+class Slow:
+    """Judges tokens when a test says so; the text of a token is its subject."""
+
+    def __init__(self) -> None:
+        self.clock = self
+        self.begun: list[str] = []
+        self.done = {name: trio.Event() for name in ("old", "new")}
+
+    async def judge(self, kind: Any, text: str, audience: Any, limits: Any) -> Token:
+        self.begun.append(text)
+        await self.done[text].wait()
+        return Token(scope="q", grants=((("*",), Rights.SEND),), expires_at=1e12, subject=text)
+
+    def wall(self) -> float:
+        return 0.0
+
+
+def put(text: str) -> Message:
+    given = {"operation": "put-token", "type": "jwt", "name": "q"}
+    return Message(text, application_properties=given)
+
+
+DELETE = Message(None, application_properties={"operation": "delete-token", "name": "q"})
+
+
+@pytest.mark.req("SE14")
+@pytest.mark.parametrize("after", ["put", "delete"])
+async def test_a_token_that_is_judged_slowly_does_not_outlive_what_came_after_it(
+    after: str,
+) -> None:
+    slow = Slow()
+    watch = TokenWatch(Connection(), slow)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        first = beside(nursery, answer_cbs, put("old"), watch)
+        await trio.testing.wait_all_tasks_blocked()
+        second = beside(nursery, answer_cbs, put("new") if after == "put" else DELETE, watch)
+        await trio.testing.wait_all_tasks_blocked()
+        slow.done["new"].set()
+        await trio.testing.wait_all_tasks_blocked()
+        slow.done["old"].set()
+        for answer in (first, second):
+            assert (await answer.get()).application_properties["status-code"] == 202
+    kept = [token.subject for token, _ in watch.tokens._kept.values()]
+    assert kept == (["new"] if after == "put" else [])
+
+
+@pytest.mark.req("SE10")
+async def test_a_token_that_fails_while_another_task_begins_to_wait_for_it_answers_both() -> None:
+    keeper = TokenKeeper(None, lambda uri: None)  # type: ignore[arg-type, return-value]
+    async with trio.open_nursery() as nursery:
+        answer = beside(nursery, keeper.authorize, "q")
+        nursery.start_soon(_fail_at_once, keeper)
+        await trio.testing.wait_all_tasks_blocked()
+        # Whoever has not been answered waits for what is tried next.
+        for audience in list(keeper._audiences.values()):
+            keeper._failed(audience, AuthenticationFailed("no"))
+        assert await answer.get() == AuthenticationFailed.default_condition
+
+
+async def _fail_at_once(keeper: TokenKeeper) -> None:
+    while not keeper._audiences:
+        await trio.lowlevel.checkpoint()
+    (audience,) = keeper._audiences.values()
+    if not audience.asked:
+        keeper._failed(audience, AuthenticationFailed("no"))
+
+
+@pytest.mark.req("SE10")
+async def test_a_connection_that_ends_while_a_task_begins_to_wait_for_a_token() -> None:
+    keeper = TokenKeeper(None, lambda uri: None)  # type: ignore[arg-type, return-value]
+    async with trio.open_nursery() as nursery:
+        answer = beside(nursery, keeper.authorize, "q")
+        nursery.start_soon(_stop_at_once, keeper)
+        assert await answer.get() == ConnectionLost.default_condition
+
+
+async def _stop_at_once(keeper: TokenKeeper) -> None:
+    while not keeper._audiences:
+        await trio.lowlevel.checkpoint()
+    keeper.stop()

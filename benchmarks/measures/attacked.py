@@ -48,6 +48,8 @@ _OVER_0_9_1 = ("topics", "headers", "fan_out", "nacks", "tables")
 _OVER_WEB = ("pings", "fragments")
 #: Messages in the queue of those who take without reading.
 _FULL = 5_000
+#: Nodes that management is asked about; declaring them takes a while.
+_NODES = 99_000
 
 _numbers = itertools.count()
 
@@ -71,7 +73,8 @@ def cases(plan: Plan) -> list[Case]:
 
 def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> Sample:
     if one.key not in servers:
-        servers[one.key] = server = plan.stack.enter_context(one.role("guarded"))
+        nodes = _NODES if "queries" in ATTACKS else 0
+        servers[one.key] = server = plan.stack.enter_context(one.role("guarded", nodes=nodes))
         fill(one, server.port)
         # What is loaded when it is first needed has been.
         with one.role("attack", what="selectors", port=server.port, seconds=0.2) as first:

@@ -466,7 +466,7 @@ async def guarded(options: Options) -> None:
         ) as broker,
     ):
         # For those who ask about all of them. A few may be made on use beside them.
-        await broker.declare(*(Queue(f"node-{number}") for number in range(99_000)))
+        await broker.declare(*(Queue(f"node-{number}") for number in range(options["nodes"])))
         plain, web = await broker.listen("amqp://127.0.0.1:0", "ws://127.0.0.1:0/")
         # As ``amqp-rt serve`` does.
         gc.collect()

@@ -45,7 +45,7 @@ from .management.node import ADDRESS, Management, Plan, attributes
 from .message import Message
 from .net.memory import MemoryNetwork
 from .net.tls import ServerTls
-from .security.access import Access
+from .security.access import Access, reserved
 from .security.bearer import VerifyToken
 from .security.identities import Users
 from .security.mechanisms import ServerMechanism, Verifier
@@ -229,7 +229,12 @@ class Broker:
         await self.host.wait_kept()
 
     def _handler_at(self, address: str) -> Route | None:
-        """The handler of the container that has *address*, in either direction."""
+        """The handler of the container that has *address*, in either direction.
+
+        None for the broker's own addresses, whose names :class:`BrokerHost` refuses with its reason.
+        """
+        if reserved(address):
+            return None
         for sends in (False, True):
             if (route := self.container.handler_at(address, sends=sends)) is not None:
                 return route

@@ -422,6 +422,7 @@ def test_a_node_has_so_many_aliases() -> None:
         assert caught.value.condition == "amqp:resource-limit-exceeded"
 
 
+@pytest.mark.req("B3")
 def test_an_alias_means_one_node() -> None:
     here = World(Queue("q", aliases=("a",)), Topic("t"))
     for wrong in (Queue("a"), Queue("p", aliases=("a",)), Queue("p", aliases=("t",))):

@@ -749,8 +749,13 @@ class Message:
         return f"a {type(body).__name__}"
 
 
-def message_id_of(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> MessageId | None:
-    """Return the ``message-id`` of an encoded message; None if it has none or is malformed."""
+def message_id_of(
+    payload: bytes, message_format: int, limits: Limits = DEFAULT_LIMITS
+) -> MessageId | None:
+    """Return the ``message-id`` of an encoded message; None if it has none, is malformed, or is of
+    another format than :data:`MESSAGE_FORMAT`."""
+    if message_format != MESSAGE_FORMAT:
+        return None
     try:
         _, _, start, end, _ = walk_front(payload, limits)
         return read_properties(payload, start, end, limits).message_id if end > start else None

@@ -788,7 +788,7 @@ class BrokerHost:
             )
 
     def _meaning(self, virtual_host: str, address: str) -> str:
-        """What *address* means already that is no node of a client's; empty if nothing."""
+        """Say why *address* cannot name a node of a client: its meaning today; empty if it can."""
         if address == JOURNAL:
             return f"{address!r} is where the broker records what becomes of messages"
         found = split_partition(address)
@@ -1282,14 +1282,11 @@ class BrokerHost:
         left_out = self._log_limiter.admit((name, why), self.clock.monotonic())
         if left_out is None:
             return
-        message_id = None
-        if entry.message_format == MESSAGE_FORMAT:
-            message_id = message_id_of(entry.payload, self.limits)
         _log.warning(
             "message dropped: %s at %r, message-id %.200r%s: %s%s",
             reason,
             name,
-            message_id,
+            message_id_of(entry.payload, entry.message_format, self.limits),
             "" if error is None else f", {error_text(error)}",
             why,
             left_out,
@@ -1459,7 +1456,7 @@ class BrokerHost:
         return msgspec.structs.replace(kept.kept)
 
     def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
-        """What is kept for links of the name of *link*, whatever their user."""
+        """Return the terminus kept under the name of *link* for any user; None if there is none."""
         terminus = link.source if link.role == SENDER else link.target
         if not isinstance(terminus, Source | Target):
             return None

@@ -177,7 +177,9 @@ class Inlet:
         else:
             self.node.put(entry)
 
-    def _log_drop(self, payload: bytes, link: ReceivingLink, error: Error | None) -> None:
+    def _log_drop(
+        self, payload: bytes, message_format: int, link: ReceivingLink, error: Error | None
+    ) -> None:
         """Warn of a message that was refused and whose sender cannot learn so."""
         address = link.target.address if isinstance(link.target, Target) else None
         key = ("settled", address, None if error is None else error.condition)
@@ -187,7 +189,7 @@ class Inlet:
                 "message dropped: refused at %.200r, message-id %.200r, settled by its sender "
                 "%.200r: %s%s",
                 address,
-                message_id_of(payload, self.door.limits),
+                message_id_of(payload, message_format, self.door.limits),
                 link.peer.container_id,
                 error,
                 left_out,
@@ -280,7 +282,7 @@ class Inlet:
                 continue
             if refusal is not None:
                 if delivery.settled:
-                    self._log_drop(payload, link, refusal.error)
+                    self._log_drop(payload, delivery.message_format, link, refusal.error)
                 delivery.settle(refusal)
                 continue
             entry.publisher = publisher

@@ -101,7 +101,7 @@ class SasRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class JwtTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What :class:`Jwt` takes; ``keys`` are files with public keys, ``secret`` is a text or ``@FILE``."""
+    """Arguments of :class:`Jwt`; ``keys`` are files with public keys, ``secret`` is a text or ``@FILE``."""
 
     audience: str | list[str]
     issuer: str | None = None
@@ -114,7 +114,7 @@ class JwtTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class SwtTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What :class:`Swt` takes; ``key`` is a text or ``@FILE``."""
+    """Arguments of :class:`Swt`; ``key`` is a text or ``@FILE``."""
 
     key: str
     issuer: str | None = None

@@ -53,7 +53,7 @@ def _query(where: Where, kind: str) -> Mapping[str, Any]:
 
 
 def _cell(value: object) -> str:
-    """What a broker says, for a terminal: the names of its nodes are chosen by others."""
+    """Return *value* for a terminal: peers choose the names of nodes."""
     return printable(str(value))
 
 

@@ -1,4 +1,4 @@
-"""What ``amqp-rt --version`` prints: versions, and whether the hot modules are compiled."""
+"""The lines of ``amqp-rt --version``: versions, and whether the hot modules are compiled."""
 
 from __future__ import annotations
 

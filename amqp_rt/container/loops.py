@@ -1,4 +1,4 @@
-"""What is said to a program that takes the classes of another event loop."""
+"""Errors for programs that use the classes of another event loop."""
 
 from __future__ import annotations
 

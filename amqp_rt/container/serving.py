@@ -528,13 +528,10 @@ def log_loss(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | 
     left_out = container.log_limiter.admit((binding.address, why), trio.current_time())
     if left_out is None:
         return
-    message_id = None
-    if delivery.message_format == MESSAGE_FORMAT:
-        message_id = message_id_of(delivery.payload, container.limits)
     log.warning(
         "message rejected: to %r, message-id %.200r: %s%s%s",
         binding.address,
-        message_id,
+        message_id_of(delivery.payload, delivery.message_format, container.limits),
         why,
         "" if error is None else f": {error_text(error)}",
         left_out,

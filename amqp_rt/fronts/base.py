@@ -527,7 +527,7 @@ class TraceMask(Protocol):
         """*data* as it may be shown; what is not whole yet may be held back."""
 
     def rest(self) -> bytes:
-        """What was held back when the connection ended, as it may be shown."""
+        """Return the masked rest that was held back when the connection ended."""
 
 
 class TracedFrame(Struct, frozen=True):

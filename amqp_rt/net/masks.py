@@ -68,7 +68,7 @@ class FrameMask:
         return b"".join(shown)
 
     def rest(self) -> bytes:
-        """What was held back of a frame that never became whole."""
+        """Return the rest of a frame that never became whole, masked where it may hold a secret."""
         return MASK * len(self._held) if self._guarded else self._held
 
     def _begin(self, data: bytes, at: int) -> bytes | None:

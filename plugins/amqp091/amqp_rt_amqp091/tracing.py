@@ -39,7 +39,7 @@ class ClientMask:
         self._secret: set[int] = set()
 
     def rest(self) -> bytes:
-        """What was held back of a frame that never became whole."""
+        """Return the masked rest of a frame that never became whole."""
         return self._held[:_HEAD] + _MASK * (len(self._held) - _HEAD)
 
     def feed(self, data: bytes) -> bytes:
@@ -176,5 +176,5 @@ class Tracing:
         return ClientMask() if client else ServerMask()
 
     def reader(self) -> FrameNames:
-        """What reads one direction."""
+        """Return the reader of one direction."""
         return FrameNames()

@@ -21,7 +21,8 @@ def test_a_broken_promise_is_noticed(mutation: Mutation) -> None:
 
 
 def test_the_page_lists_them_all() -> None:
-    listed = re.findall(r"^\| ([a-z][^|]+?) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    page, _, _ = PAGE.read_text("utf-8").partition("<!-- scores")
+    listed = re.findall(r"^\| ([a-z][^|]+?) \|", page, re.MULTILINE)
     assert listed[1:] == [mutation.name for mutation in MUTATIONS], (
         "`make mutations` brings it up to date"
     )

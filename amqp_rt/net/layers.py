@@ -171,7 +171,8 @@ class LayeredStream(trio.abc.HalfCloseableStream):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._rest and not self.layer.ended:
-            data = bytes(await self.below.receive_some(max_bytes))
+            # However little is asked for: bytes below and above do not correspond.
+            data = bytes(await self.below.receive_some(_STEP))
             try:
                 self._rest = self.layer.receive(data)
             except OSError as error:

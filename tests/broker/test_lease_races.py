@@ -209,6 +209,23 @@ async def test_nothing_is_set_aside_for_a_request_that_was_cancelled() -> None:
         assert job.host.lease_state("work", "job").next == 0
 
 
+async def test_a_request_that_is_cancelled_while_numbers_are_written_waits_for_them() -> None:
+    """Messages are set aside with their numbers or not at all, and none is named before it is kept."""
+    async with group() as job:
+        stall = job.stalls.at("commit")
+        with trio.CancelScope() as scope:
+            job.nursery.start_soon(_cancel_then_release, scope, stall, job)
+            await job.host.lease("work", "job", 1, 2)
+        assert job.host.lease_state("work", "job").next == 2
+
+
+async def _cancel_then_release(scope: trio.CancelScope, stall: Stall, job: Group) -> None:
+    async with stall:
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert job.host.lease_state("work", "job").next == 0
+
+
 @pytest.mark.parametrize(("happens", "condition"), HAPPENS)
 async def test_what_changes_when_something_was_just_drawn(happens: Happens, condition: str) -> None:
     async with group() as job:

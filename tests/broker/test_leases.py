@@ -6,16 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
+from brokers import World
 from crashed import Photographed
 from paged import in_line
 
 from amqp_rt import Broker, Connection, Message
 from amqp_rt.broker import Log, Queue
-from amqp_rt.broker.leases import FROM, GROUP, ID, TO, LeaseState
-from amqp_rt.errors import CallFailed, LinkRefused
+from amqp_rt.broker.leases import FROM, GROUP, ID, LEASE_FACT, LEASED_FACT, TO, LeaseState
+from amqp_rt.errors import AmqpError, CallFailed, LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import Batch, Store, StoreFull
 from amqp_rt.stores.memory import MemoryStore
@@ -287,6 +289,67 @@ async def test_a_group_of_the_same_name_is_another_one() -> None:
         with pytest.raises(LinkRefused, match="was released, or has ended, and was opened again"):
             async with peer.receiver("work", properties={**properties, ID: old}):
                 pass
+
+
+async def test_a_group_name_has_1_to_256_characters() -> None:
+    world = World(Queue("work"))
+    for name in ("g", "g" * 256):
+        assert (await world.host.open_lease("work", name)).generation == 1
+    for name in ("", "g" * 257):
+        with pytest.raises(AmqpError, match="1 to 256 characters"):
+            await world.host.open_lease("work", name)
+
+
+async def test_a_reader_ends_with_the_reason_why_it_cannot_go_on() -> None:
+    world = World(Queue("work"))
+    world.client().sender("work").send("a", "b", bytes(5_000), "d")
+    await world.host.open_lease("work", "job")
+    await world.host.lease("work", "job", 1, 4)
+    properties = {GROUP: "job", FROM: 0, TO: 4}
+    narrow = world.client(limits=Limits(message_size_max=1_000))
+    small = narrow.receiver("work", properties=properties, credit=5)
+    assert small.bodies == ["a", "b"]
+    assert small.error == "amqp:link:message-size-exceeded"
+    # The second message is gone before it is asked for.
+    late = world.client().receiver("work", properties=properties, credit=1)
+    await world.host.accept_lease("work", "job", 1, 2)
+    assert late.error is None
+    late.grant(1)
+    assert late.bodies == ["a"]
+    assert late.error == "amqp:not-found"
+    # The group is gone.
+    properties = {GROUP: "job", FROM: 2, TO: 4}
+    late = world.client().receiver("work", properties=properties, credit=1)
+    await world.host.release_lease("work", "job")
+    late.grant(1)
+    assert late.error == "amqp:not-found"
+
+
+async def test_a_restart_drops_facts_without_a_queue_and_restores_the_others() -> None:
+    store = MemoryStore()
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
+        await broker.declare(Queue("work"))
+        await fill(peer, "a", "b", "c", durable=True)
+        await ask(peer, "OPEN-LEASE")
+        await ask(peer, "LEASE", generation=1, count=2)
+        ((key, value),) = store.facts(LEASE_FACT)
+        known = msgspec.msgpack.decode(value)
+        nowhere = Batch()
+        # Before and behind the others, in the order in which they are read.
+        for number in (0, 99):
+            gone = number.to_bytes(len(key), "big")
+            nowhere.facts[LEASE_FACT, gone] = msgspec.msgpack.encode([77, *known[1:]])
+            nowhere.facts[LEASED_FACT, gone + bytes(8)] = bytes(8)
+        nowhere.facts[LEASED_FACT, key + (9).to_bytes(8, "big")] = bytes(8)
+        store.commit(nowhere)
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
+        assert await read(peer, 0, 2) == [(0, "a"), (1, "b")]
+        await broker.host.wait_kept()
+        assert [found for found, _ in store.facts(LEASE_FACT)] == [key]
+        assert len(store.facts(LEASED_FACT)) == 2
+        # Numbers of groups are not given again.
+        await broker.host.open_lease("work", "other")
+        assert store.facts(LEASE_FACT)[-1][0] > (99).to_bytes(len(key), "big")
 
 
 class Limited(MemoryStore):

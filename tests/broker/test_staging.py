@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from crashed import Photographed
@@ -22,7 +23,9 @@ from amqp_rt.broker.staging import (
     EPOCH_PUBLISH,
     PART,
     PRODUCER,
+    PRODUCER_FACT,
     RUN,
+    STAGE_FACT,
     Part,
 )
 from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkDetached, LinkRefused
@@ -227,7 +230,7 @@ async def test_a_later_run_replaces_an_earlier_one(kept_or_not: Callable[[], Sto
         {PART: None},
         {ATTEMPT: True},
         {RUN: ""},
-        {PRODUCER: "x" * 300},
+        {PRODUCER: "x" * 257},
     ],
 )
 async def test_a_claim_has_to_be_whole(wrong: dict[Any, Any]) -> None:
@@ -239,6 +242,43 @@ async def test_a_claim_has_to_be_whole(wrong: dict[Any, Any]) -> None:
         assert caught.value.condition == "amqp:invalid-field"
         with pytest.raises(LinkRefused, match="not to one of its partitions"):
             await stage(peer, [], address="log/partitions/0")
+
+
+async def test_producers_and_runs_have_names_of_1_to_256_characters() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        for name in ("x", "x" * 256):
+            async with peer.sender("out", properties={**claim(run=name), PRODUCER: name}) as out:
+                await out.send("kept")
+
+
+async def test_a_restart_drops_facts_without_a_node_and_restores_the_others() -> None:
+    store = MemoryStore()
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        await commit(peer, [await stage(peer, [], durable=True)])
+        part = await stage(peer, ["a"], epoch=1, durable=True)
+        await broker.host.wait_kept()
+        ((key, staged),) = store.facts(STAGE_FACT)
+        ((producer_key, produced),) = store.facts(PRODUCER_FACT)
+        nowhere = Batch()
+        # Before and behind the others, in the order in which they are read; the earlier number was that
+        # of the stage that is published.
+        for number in (int.from_bytes(key, "big") - 1, 99):
+            gone = number.to_bytes(len(key), "big")
+            _, *known = msgspec.msgpack.decode(staged)
+            nowhere.facts[STAGE_FACT, gone] = msgspec.msgpack.encode([77, *known])
+        for number in (0, 99):
+            gone = number.to_bytes(len(key), "big")
+            nowhere.facts[PRODUCER_FACT, gone + b"job"] = produced
+        store.commit(nowhere)
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
+        await broker.host.wait_kept()
+        assert [found for found, _ in store.facts(STAGE_FACT)] == [key]
+        assert [found for found, _ in store.facts(PRODUCER_FACT)] == [producer_key]
+        assert broker.host.committed_epoch("out", "job") == 0
+        assert await commit(peer, [part], epoch=1)
+        assert await bodies(broker) == ["a"]
 
 
 async def test_a_commit_that_makes_no_sense_is_refused() -> None:
@@ -254,8 +294,9 @@ async def test_an_attempt_that_attaches_again_begins_anew() -> None:
         async with peer.sender("out", properties=claim()) as lost:
             await lost.send("half")
             part = await stage(peer, ["whole"])
-            with pytest.raises(LinkDetached):
+            with pytest.raises(LinkDetached) as caught:
                 await lost.send("more")
+            assert caught.value.condition == "amqp:link:stolen"
         assert await commit(peer, [part]) is True
         assert await bodies(broker) == ["whole"]
 
@@ -315,8 +356,9 @@ async def test_a_node_takes_what_is_staged_along() -> None:
         async with peer.sender("out", properties=claim(part=1)) as out:
             await out.send("b")
             await broker.delete("out")
-            with pytest.raises(LinkDetached):
+            with pytest.raises(LinkDetached) as caught:
                 await out.send("c")
+            assert caught.value.condition == "amqp:resource-deleted"
         assert broker.host.staging.bytes == 0
         await broker.host.wait_kept()
         assert store.facts("epoch-stage") == store.facts("epoch-producer") == []

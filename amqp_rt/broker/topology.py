@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 from urllib.parse import quote, unquote
 
 from msgspec import Struct
@@ -82,6 +82,7 @@ _TOO_LONG: Final = rejected(
     "amqp:resource-limit-exceeded",
     "the exchange leads to too many queues for a message of a transaction: send it outside of one",
 )
+_GONE: Final = rejected("amqp:not-found", "the queue has been deleted")
 #: Message annotation: with which key a message was published before (0-9-1).
 _ROUTING_KEY: Final = Symbol("x-routing-key")
 
@@ -146,6 +147,38 @@ class _Space:
             on_unbound=partial(topologies.unbound, self),
             memory=topologies.host.memory,
         )
+        #: What is being handed to queues in turns hears here of those that are deleted meanwhile.
+        self.watched: dict[Deletions, None] = {}
+
+
+class Deletions:
+    """Names of the queues of a virtual host that are deleted within a ``with`` block.
+
+    Queues that are declared again under such a name within the block are among them: the message that
+    the block hands out was not routed to these.
+    """
+
+    __slots__ = ("_names", "_space")
+
+    def __init__(self, space: _Space) -> None:
+        self._space = space
+        self._names: set[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._space.watched[self] = None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self._space.watched[self]
+
+    def __contains__(self, name: object) -> bool:
+        return self._names is not None and name in self._names
+
+    def add(self, name: str) -> None:
+        """Note that queue *name* is deleted."""
+        if self._names is None:
+            self._names = set()
+        self._names.add(name)
 
 
 def _key(*parts: object) -> bytes:
@@ -303,6 +336,8 @@ class Topologies:
             if known is not None and known.declared.durable:
                 self._forget(QUEUE_FACT, _key(virtual_host, name))
             self.exchanges_gone(space, space.exchanges.forget(name))
+            for each in space.watched:
+                each.add(name)
 
     # --- What is kept ---
 
@@ -532,7 +567,7 @@ class ExchangeInlet:
         if left <= 0 or len(names) > _WORK_MAX:
             delivery.settle(_TOO_LONG)
             return
-        for _ in self._hand_out(link, delivery, names):
+        for _ in self._hand_out(link, delivery, names, ()):
             pass
 
     def resume(self) -> None:
@@ -554,13 +589,14 @@ class ExchangeInlet:
     def _spread(self, link: ReceivingLink, delivery: Any) -> Generator[int, None, None]:
         """Put a message into its queues, yielding what the work done since is worth, in frames."""
         names: dict[str, None] = {}
-        try:
-            yield from self._route(delivery, names)
-        except Exception as error:
-            # What waits behind this message goes on.
-            self._refuse(delivery, error)
-            return
-        yield from self._hand_out(link, delivery, names)
+        with Deletions(self._all.space(self._virtual_host)) as gone:
+            try:
+                yield from self._route(delivery, names)
+            except Exception as error:
+                # What waits behind this message goes on.
+                self._refuse(delivery, error)
+                return
+            yield from self._hand_out(link, delivery, names, gone)
 
     def _refuse(self, delivery: Any, error: Exception) -> None:
         """Reject *delivery*, which cannot be routed because of *error*."""
@@ -583,30 +619,33 @@ class ExchangeInlet:
         delivery.settle(Rejected(Error.of(error)))
 
     def _hand_out(
-        self, link: ReceivingLink, delivery: Any, names: dict[str, None]
+        self, link: ReceivingLink, delivery: Any, names: dict[str, None], gone: Container[str]
     ) -> Generator[int, None, None]:
         host = self._all.host
-        found: list[ReceivingEndpoint] = []
+        found: list[tuple[str, ReceivingEndpoint]] = []
         for name in names:
-            each = host.relay(name, link)
+            each = None if name in gone else host.relay(name, link)
             if isinstance(each, Error) and each.condition == _FAILED:
                 # Of a queue that is out of service no copy must be lost: the sender tries again.
                 delivery.settle(Rejected(each))
                 return
             if each is not None and not isinstance(each, Error):
-                found.append(each)
+                found.append((name, each))
             if len(found) % _QUEUES_OF_A_STEP == _QUEUES_OF_A_STEP - 1:
                 yield _QUEUES_OF_A_STEP
         if not found:
             delivery.settle(RELEASED)
         elif len(found) == 1 and len(names) < _QUEUES_OF_A_STEP:
-            found[0].deliver(link, [delivery])
+            found[0][1].deliver(link, [delivery])
         else:
             copies = Copies(delivery, len(found))
-            for at, inlet in enumerate(found, 1):
+            for at, (name, inlet) in enumerate(found, 1):
                 copy = Copy(copies)
                 try:
-                    inlet.deliver(link, [copy])
+                    if name in gone:
+                        copy.settle(_GONE)
+                    else:
+                        inlet.deliver(link, [copy])
                 except Exception as error:
                     # The other queues get theirs, and the sender learns that this one did not.
                     copy.settle(Rejected(Error.of(host.fail(inlet, error))))
@@ -963,6 +1002,10 @@ class Topology:
             for key in keys:
                 self._judge(Rights.SEND, key)
         yield from self._space.exchanges.routing(exchange, keys, headers, found)
+
+    def deletions(self) -> Deletions:
+        """Collect the names of queues that are deleted within the block."""
+        return Deletions(self._space)
 
     def inlet(
         self, queue: str, link: ReceivingLink, *, routed: bool

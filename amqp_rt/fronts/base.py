@@ -9,7 +9,8 @@ happens on it, a batch per chunk of input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -468,6 +469,13 @@ class Topology(Protocol):
 
         The generator yields what its work since then is worth, in frames: a front that has done enough
         in one turn goes on with it in a later one.
+        """
+
+    def deletions(self) -> AbstractContextManager[Container[str]]:
+        """Collect the names of queues that are deleted within the block.
+
+        Between two turns of a message a queue that it is routed to may be deleted, and declared again
+        without the binding that has led there.
         """
 
     def inlet(

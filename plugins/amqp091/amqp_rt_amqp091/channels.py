@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Container, Generator, Mapping
 from functools import partial
 from struct import Struct as Layout
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -99,6 +99,10 @@ _ANSWER_WORK: Final = 5
 _LINKS_MAX: Final = 256
 #: Why messages are refused for which their publisher is to blame, or the options of the broker.
 _MENDABLE: Final = frozenset(("amqp:precondition-failed", "amqp:unauthorized-access"))
+#: Outcome of a queue that has been deleted between two turns of a message.
+_GONE: Final = Rejected(Error("amqp:not-found", "the queue has been deleted"))
+#: Who takes messages for a queue, the link on which they come, and the queue's name.
+_Way: TypeAlias = tuple[Any, ReceivingLink, str]
 
 
 class Publication:
@@ -402,6 +406,7 @@ class Channel(BaseChannel):
         self.backlog_size = 0
         self.backlog.clear()
         self.unacked.clear()
+        self._deferred = None
         self._end()
 
     def _on_close(self, method: m.ChannelClose) -> None:
@@ -1051,7 +1056,7 @@ class Channel(BaseChannel):
             return
         said = self._prepare(method, properties, body, number, len(ways))
         if said is not None:
-            for way, link in ways:
+            for way, link, _ in ways:
                 self.engine.post(way, link, IncomingDelivery(link, *said))
 
     def _spread(
@@ -1060,26 +1065,47 @@ class Channel(BaseChannel):
         properties: m.BasicProperties,
         body: bytes,
         number: int,
-        ways: list[tuple[Any, ReceivingLink]] | None,
+        ways: list[_Way] | None,
     ) -> Generator[int, None, None]:
         """Hand a message to all queues that it goes to, yielding what that is worth in frames.
 
         All of them share one payload.
         """
+        topology = self.engine.topology
+        if topology is None or not method.exchange:
+            yield from self._spread_to(method, properties, body, number, ways, ())
+            return
+        with topology.deletions() as gone:
+            yield from self._spread_to(method, properties, body, number, ways, gone)
+
+    def _spread_to(
+        self,
+        method: m.BasicPublish,
+        properties: m.BasicProperties,
+        body: bytes,
+        number: int,
+        ways: list[_Way] | None,
+        gone: Container[str],
+    ) -> Generator[int, None, None]:
+        """As :meth:`_spread`; *gone* are the queues that have been deleted since that began."""
         if ways is None:
-            ways = yield from self._find_ways(method, properties)
+            ways = yield from self._find_ways(method, properties, gone)
         said = self._prepare(method, properties, body, number, len(ways))
         if said is None:
             return
-        for count, (way, link) in enumerate(ways, 1):
-            self.engine.post(way, link, IncomingDelivery(link, *said))
+        told = said[1]
+        for count, (way, link, name) in enumerate(ways, 1):
+            if name not in gone:
+                self.engine.post(way, link, IncomingDelivery(link, *said))
+            elif told is not None:
+                told(_GONE)
             if not count % _QUEUES_OF_A_STEP:
                 self.engine.flush()
                 yield _QUEUE_WORK * _QUEUES_OF_A_STEP
 
     def _find_ways(
-        self, method: m.BasicPublish, properties: m.BasicProperties
-    ) -> Generator[int, None, list[tuple[Any, ReceivingLink]]]:
+        self, method: m.BasicPublish, properties: m.BasicProperties, gone: Container[str]
+    ) -> Generator[int, None, list[_Way]]:
         """Find out who takes a message."""
         exchange = method.exchange
         topology = self.engine.topology
@@ -1094,6 +1120,8 @@ class Channel(BaseChannel):
             yield from topology.routing(exchange, keys, headers, names)
         found = []
         for name in names:
+            if name in gone:
+                continue
             found.append(self._way_to(name, routed=bool(exchange)))
             if not len(found) % _QUEUES_OF_A_STEP:
                 yield _QUEUES_OF_A_STEP // 2
@@ -1142,7 +1170,7 @@ class Channel(BaseChannel):
             raise Fault(faults.PRECONDITION_FAILED, str(error)) from error
         return joined(front, place, body)
 
-    def _way_to(self, name: str, *, routed: bool) -> tuple[Any, ReceivingLink]:
+    def _way_to(self, name: str, *, routed: bool) -> _Way:
         """Who takes messages for node *name*, and the link on which they come."""
         topology = self.engine.topology
         if topology is not None:
@@ -1150,7 +1178,7 @@ class Channel(BaseChannel):
             if isinstance(way, Error):
                 raise Fault.of(way)
             if way is not None:
-                return way, self._publishing
+                return way, self._publishing, name
         link = self._senders.get(name)
         if link is None or link.over:
             if len(self._senders) >= _LINKS_MAX:
@@ -1160,7 +1188,7 @@ class Channel(BaseChannel):
             self._senders[name] = link
             self._links.add(link)
             self.engine.report(AttachRequested(link))
-        return None, link
+        return None, link, name
 
     def _nowhere(
         self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes, number: int

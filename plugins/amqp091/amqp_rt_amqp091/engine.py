@@ -88,7 +88,7 @@ class Engine(Connection):
         self.replies = replies
         self.recents = recents
         #: Who takes what was published in this chunk, by channel, method and properties.
-        self.ways: dict[tuple[int, bytes, bytes], list[tuple[Any, ReceivingLink]]] = {}
+        self.ways: dict[tuple[int, bytes, bytes], list[tuple[Any, ReceivingLink, str]]] = {}
         #: Consumers that have credit and no room.
         self.thirsty: dict[SendingLink, None] = {}
         #: Messages that consumers were given in this turn.

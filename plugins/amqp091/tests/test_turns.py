@@ -305,6 +305,66 @@ def test_queues_come_and_go_between_the_turns_of_a_message_of_1_0(change: str, t
 
 
 @pytest.mark.req("N19")
+@pytest.mark.parametrize("turns", range(0, 12, 2))
+@pytest.mark.parametrize("queue", ["q0", "q100", "q199"])
+def test_a_queue_declared_again_between_turns_is_not_bound_any_more(queue: str, turns: int) -> None:
+    world = fanned_out(200)
+    (delivery,) = sent(world, 1)
+    for _ in range(turns):
+        world.host.look_on()
+    over = delivery.local_state is not None
+    world.host.delete(queue)
+    world.host.declare(Queue(queue))
+    finish(world)
+    assert delivery.local_state == ACCEPTED
+    assert world.host.stats(queue).available == 0
+    assert received(world) == 199
+    assert not world.topologies.space("").watched
+    if turns == 0:
+        assert not over
+
+
+@pytest.mark.req("N11")
+@pytest.mark.parametrize("turns", range(0, 60, 14))
+@pytest.mark.parametrize("queue", ["q0", "q299"])
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_queue_declared_again_between_turns_of_the_plug_in_is_not_bound_any_more(
+    many: int, queue: str, turns: int
+) -> None:
+    world = fanned_out(300)
+    client = stepping(world)
+    client.say(1, m.ConfirmSelect(nowait=True))
+    # The second of two equal messages goes where the first one went, without another search.
+    client.feed(published(1, "", b"x", "amq.fanout") * many)
+    for _ in range(turns):
+        client.turn()
+    unread = client.engine.unread
+    world.host.delete(queue)
+    world.host.declare(Queue(queue))
+    heard = client.take()
+    while client.engine.unread:
+        client.turn()
+        heard += client.take()
+    assert {type(method) for _, method in heard} == {m.BasicAck}
+    assert world.host.stats(queue).available == 0
+    assert {world.host.stats(f"q{number}").available for number in range(1, 299)} == {many}
+    assert not world.topologies.space("").watched
+    if turns == 0:
+        assert unread
+
+
+@pytest.mark.req("N11")
+def test_a_connection_that_ends_between_turns_watches_for_deletions_no_more() -> None:
+    world = fanned_out(500)
+    client = stepping(world)
+    client.feed(published(1, "", b"x", "amq.fanout"))
+    assert world.topologies.space("").watched
+    client.engine.receive_eof(world.now)
+    client.turn()
+    assert not world.topologies.space("").watched
+
+
+@pytest.mark.req("N19")
 @pytest.mark.parametrize("queues", [1, 30, 200])
 @pytest.mark.parametrize("turns", range(4))
 def test_all_queues_of_a_message_of_1_0_go_between_its_turns(queues: int, turns: int) -> None:

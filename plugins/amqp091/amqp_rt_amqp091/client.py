@@ -223,11 +223,13 @@ class ClientChannel:
     def _on_flow(self) -> None:
         if self._half.flowing:
             self._flows.set()
-        else:
+        elif self._flows.is_set():
+            # Publishers that wait already would not hear of another event.
             self._flows = trio.Event()
 
     def _on_end(self, fault: Fault | None) -> None:
         self._flows.set()
+        self._connection._wake_publishers()
         consumers, self._consumers = self._consumers, {}
         for consumer in consumers.values():
             consumer._end(fault)
@@ -370,7 +372,7 @@ class ClientChannel:
             DeliveryNotAccepted: It is *mandatory*, and goes nowhere.
             AmqpError: The channel is closed, or a property cannot be said.
         """
-        await self._connection._room(self._flows)
+        await self._wait_for_room()
         method = m.BasicPublish(exchange=exchange, routing_key=key, mandatory=mandatory)
         done = trio.Event()
         awaited = _Mandatory(exchange, key, body)
@@ -406,6 +408,19 @@ class ClientChannel:
             raise DeliveryRejected(
                 "the server does not take the message", condition="amqp:resource-limit-exceeded"
             )
+
+    async def _wait_for_room(self) -> None:
+        """Wait until the server takes messages and there is room for one, or the channel has ended."""
+        connection = self._connection
+        while not (self._half.ended or self._half.closing):
+            # Others that waited as well may have used the room.
+            connection._look()
+            if not self._flows.is_set():
+                await self._flows.wait()
+            elif not connection._writable.is_set():
+                await connection._writable.wait()
+            else:
+                return
 
     async def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
         """One message of *queue*, None if it has none."""
@@ -528,12 +543,10 @@ class ClientConnection:
         ask(answer)
         return await answer.wait()
 
-    async def _room(self, flows: trio.Event) -> None:
-        """Until the server takes messages, and there is room for them."""
+    def _wake_publishers(self) -> None:
+        """Let all that wait for room look again, such as whether their channel has ended."""
+        self._writable.set()
         self._look()
-        while not (flows.is_set() and self._writable.is_set()):
-            await flows.wait()
-            await self._writable.wait()
 
     def _look(self) -> None:
         """Whether there is room for what is published."""

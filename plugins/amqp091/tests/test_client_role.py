@@ -6,7 +6,10 @@ from math import inf
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from amqp_rt_amqp091 import methods as m
+from amqp_rt_amqp091.client import ClientChannel, ClientConnection
 from amqp_rt_amqp091.client_engine import (
     ClientEngine,
     ClientOptions,
@@ -22,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds091 import Client, World
 
+from amqp_rt.errors import AmqpError
 from amqp_rt.events import Closed, ConnectionFailed, Event, Opened
 from amqp_rt.fronts import Error, Limits
 
@@ -267,6 +271,99 @@ def test_blocked_and_unblocked() -> None:
     assert both.client.blocked == "low"
     both.client.receive(method_frame(0, m.ConnectionUnblocked()), 1000.0)
     assert both.client.blocked is None
+
+
+class Publishers:
+    """Tasks that publish on one channel without confirms, and what has become of each."""
+
+    def __init__(self, nursery: trio.Nursery, **limits: Any) -> None:
+        self.both = Conversation(limits=Limits(**limits)).opened()
+        self.half = self.both.channel()
+        connection = ClientConnection(self.both.client)
+        self.channel = ClientChannel(connection, self.half, confirms=False)
+        self.published = 0
+        self.failed: list[str] = []
+        self._nursery = nursery
+
+    def start(self, count: int = 1, size: int = 1) -> None:
+        for _ in range(count):
+            self._nursery.start_soon(self._publish, b"x" * size)
+
+    async def _publish(self, body: bytes) -> None:
+        try:
+            await self.channel.publish(body, key="q")
+            self.published += 1
+        except AmqpError as error:
+            self.failed.append(error.description)
+
+    async def hear(self, *said: tuple[int, m.Method]) -> None:
+        """Take methods of the server in one chunk, and let the publishers run."""
+        frames = b"".join(method_frame(number, method) for number, method in said)
+        self.both.client.receive(frames, 1000.0)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.mark.req("N16")
+async def test_publishers_hear_of_the_flow_however_often_it_is_stopped() -> None:
+    async with trio.open_nursery() as nursery:
+        publishers = Publishers(nursery)
+        stop, go = ((1, m.ChannelFlow(active=active)) for active in (False, True))
+        await publishers.hear(stop)
+        publishers.start()
+        await publishers.hear(stop)
+        assert publishers.published == 0
+        await publishers.hear(go)
+        assert publishers.published == 1
+        # On and off again in one chunk: whether it flows is looked at again.
+        await publishers.hear(stop)
+        publishers.start()
+        await publishers.hear(go, stop)
+        assert publishers.published == 1
+        await publishers.hear(go)
+    assert publishers.published == 2
+
+
+@pytest.mark.req("N16")
+async def test_publishers_that_wait_for_room_hear_that_the_flow_has_stopped() -> None:
+    async with trio.open_nursery() as nursery:
+        publishers = Publishers(nursery)
+        await publishers.hear((0, m.ConnectionBlocked(reason="low")))
+        publishers.start()
+        await publishers.hear((1, m.ChannelFlow(active=False)))
+        await publishers.hear((0, m.ConnectionUnblocked()))
+        assert publishers.published == 0
+        await publishers.hear((1, m.ChannelFlow(active=True)))
+    assert publishers.published == 1
+
+
+@pytest.mark.req("N16")
+async def test_publishers_that_wake_together_do_not_exceed_the_output() -> None:
+    async with trio.open_nursery() as nursery:
+        publishers = Publishers(nursery, output_max=100_000)
+        client = publishers.both.client
+        publishers.start(20, 30_000)
+        await trio.testing.wait_all_tasks_blocked()
+        rounds = 0
+        while publishers.published < 20:
+            # The last one finds less than the bound.
+            assert 100_000 <= client.output_size < 140_000
+            client.take()
+            await trio.testing.wait_all_tasks_blocked()
+            rounds += 1
+        assert rounds == 4
+
+
+@pytest.mark.parametrize("blocked", ["flow", "connection", "both"])
+async def test_publishers_of_a_channel_that_ends_wait_no_more(blocked: str) -> None:
+    async with trio.open_nursery() as nursery:
+        publishers = Publishers(nursery)
+        if blocked != "flow":
+            await publishers.hear((0, m.ConnectionBlocked(reason="low")))
+        if blocked != "connection":
+            await publishers.hear((1, m.ChannelFlow(active=False)))
+        publishers.start(2)
+        await publishers.hear((1, m.ChannelClose(reply_code=406, reply_text="no more")))
+    assert publishers.failed == ["no more"] * 2
 
 
 @pytest.mark.req("N6")

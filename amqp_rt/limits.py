@@ -211,7 +211,7 @@ class Limits(Struct, frozen=True, gc=False):
     #: Bytes of those messages.
     backlog_bytes_max: int = 64 * MIB
     #: Termini that a broker keeps for links, attached or not: their unsettled deliveries, and the
-    #: subscriptions of topics that gather while nobody is there; and those of one container.
+    #: subscriptions of topics that gather while no subscriber is attached; and those of one container.
     termini_max: int = 100_000
     termini_of_container_max: int = 10_000
     #: Seconds that a terminus may ask to be kept; it gets no more. 2**31, which some clients say for
@@ -241,7 +241,7 @@ class Limits(Struct, frozen=True, gc=False):
     #: Messages of one node of which the journal knows for how long they have been there.
     journal_timed_max: int = 100_000
     #: Bytes that are staged for epochs, attempts that have staged something, and seconds after which
-    #: what nobody has committed is forgotten.
+    #: what was not committed is dropped.
     staged_bytes_max: int = 1024 * MIB
     stages_max: int = 10_000
     stage_s: float = 86_400.0

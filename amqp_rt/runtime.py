@@ -84,7 +84,7 @@ class Broker:
         cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
-        tls_required: Let nobody in on ``amqp://`` without TLS, and listen on no ``ws://``. What does not
+        tls_required: Refuse connections without TLS on ``amqp://``, and listen on no ``ws://``. What does not
             leave the machine, ``amqp+unix://`` and ``memory://``, needs none.
         settle_second: Whether senders may settle before us; Azure's clients need False.
         origins: Web pages that may connect to ``ws://`` and ``wss://``.

@@ -923,7 +923,7 @@ class Reading:
         log.serve(reader)
 
     async def retain(self, log: MessageLog, partition: Partition) -> tuple[int, int]:
-        """Drop what *log* does not keep any more of *partition*, and nobody holds; the first offset
+        """Drop what *log* does not keep any more of *partition*, and no hold covers; the first offset
         that is left, and the bytes."""
         oldest_ms, max_bytes = log.oldest_ms(), log.max_bytes
         journal, store, number = self.journal, self.journal.store, partition.number
@@ -941,7 +941,7 @@ class Reading:
                     break
                 excess -= len(chunk.data)
                 keep = chunk.offset + chunk.count
-        # While the store was asked, somebody may have come to hold them, or the log may have gone.
+        # While the store worked, a hold may have been placed on them, or the log deleted.
         keep = min(keep, log.held_from(partition))
         if keep > first and not log.deleted:
             return await self.trim(partition, keep)

@@ -172,7 +172,9 @@ log = logging.getLogger("amqp_rt.cli")
     "* for all. Repeatable.",
 )
 @click.option(
-    "--tls-required", is_flag=True, help="Let nobody in without TLS, on no port. ws:// is refused."
+    "--tls-required",
+    is_flag=True,
+    help="Refuse connections without TLS on every port, and ws:// too.",
 )
 @click.option(
     "--limit",

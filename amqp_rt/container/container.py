@@ -181,7 +181,7 @@ class Container:
         cbs: Tokens that are accepted at ``$cbs``, and give rights.
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
-        tls_required: Let nobody in on ``amqp://`` without TLS, and listen on no ``ws://``. What does not
+        tls_required: Refuse connections without TLS on ``amqp://``, and listen on no ``ws://``. What does not
             leave the machine, ``amqp+unix://`` and ``memory://``, needs none.
         origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
             ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
@@ -814,7 +814,7 @@ class Container:
             )
 
     def got_token(self, connection: Connection) -> bool:
-        """Let the peer in that had no rights before its first token; False if it is told to go."""
+        """Admit the peer that had no rights before its first token; False if its connection is closed."""
         if connection.peer.user is None and not self._enter(connection):
             return False
         self.became_known(connection)
@@ -872,7 +872,7 @@ class Container:
     async def _login_while_there(self, connection: Connection, event: LoginRequested) -> None:
         """Judge a login until the connection ends.
 
-        Otherwise whoever connects again and again leaves a check behind each time, and those of
+        Otherwise a peer that reconnects again and again leaves a check behind each time, and those of
         others wait for them.
         """
         engine = connection.engine
@@ -1025,8 +1025,10 @@ class Container:
             del self._asking[identity]
 
     async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
-        """What ``authorize`` says of *peer* as the sender or the receiver of a link to *address*, which
-        it is told by the node's own name."""
+        """Return what ``authorize`` answers for *peer* as sender or receiver of a link to *address*.
+
+        It gets the node's own name, also where the peer used an alias.
+        """
         if self.authorize is None:
             return True
         try:
@@ -1215,7 +1217,10 @@ class Container:
         elif target.dynamic:
             self._refuse(
                 link,
-                Error("amqp:not-implemented", "nobody could receive from a dynamic target here"),
+                Error(
+                    "amqp:not-implemented",
+                    "messages sent to a dynamic target could not be received here",
+                ),
             )
         elif target.address:
             self._refuse(link, self._no_such(target.address))

@@ -134,7 +134,7 @@ def _in_a_thread(users: Users) -> Verifier:
 class FairGate:
     """Admits a few tasks at a time; those that wait take turns by address.
 
-    In one line for all, whoever opens a thousand connections and guesses on each would keep
+    In one line for all, a peer that opens a thousand connections and guesses on each would keep
     everybody else waiting beyond the deadline of the handshake.
 
     Args:

@@ -712,7 +712,7 @@ class Dialler:
         elif dialler is None or dialler.connection.state == "closed":
             if len(self._elsewhere) >= REDIRECT_CONNECTIONS_MAX:
                 raise ConnectFailed("the peer redirects links to too many places")
-            # A link that is sent to a place where nobody listens hears so at once.
+            # A link redirected to a port without a listener fails at once.
             dialler = Dialler(self._container, [url], self._plan, patient=False)
             self._elsewhere[url] = dialler
             self._container.start_connection(partial(self._run_elsewhere, url, dialler))

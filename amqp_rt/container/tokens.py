@@ -228,7 +228,7 @@ class TokenKeeper:
                 await self._renew(audience)
             except AmqpError as error:
                 if self._connection.engine_over:
-                    # Nobody has judged the token: it is put again on the next connection.
+                    # The token was not judged: it is put again on the next connection.
                     return
                 self._failed(audience, error)
             except Exception as error:

@@ -23,8 +23,8 @@ class Entrance(Struct, kw_only=True, frozen=True):
     """What a listener expects of those who come.
 
     On ``amqp`` with certificates there are three ways in: in clear, TLS from the first octet, and
-    AMQP's own upgrade to TLS (Part 5 §5.2.1); with ``tls_required`` only the last two, and nobody
-    comes in on ``ws``, which has no upgrade.
+    AMQP's own upgrade to TLS (Part 5 §5.2.1); with ``tls_required`` only the last two, and ``ws``,
+    which has no upgrade, is refused.
     """
 
     fronts: Sequence[Front]

@@ -123,7 +123,7 @@ class Door:
         """Run one connection within the bounds; above them the stream is dropped at once.
 
         Where there are too many that have not logged in, one of those is dropped instead: refusing
-        the new one would let whoever fills the places keep everybody else out.
+        the new one would let a peer that fills the places keep all others out.
         """
         if not self.admits(host):
             # One line for a flood, not one for each of its connections.

@@ -74,7 +74,7 @@ async def recognise(
         others: Beginnings that are no front's, and are returned instead of one.
         preferred: What a client is told that nobody understands.
         within: Seconds, instead of ``limits.handshake_s``.
-        on_unknown: Called with what a client said that nobody understands, before it is told so.
+        on_unknown: Called with the first bytes of a client that belong to no known protocol, before the answer.
     """
     data = b""
     try:

@@ -139,7 +139,7 @@ class PlainServer:
         except UnicodeDecodeError:
             return Failure("a PLAIN response that is not UTF-8")
         if acting and acting != user:
-            return Failure(f"{user!r:.100} may not act for somebody else", user)
+            return Failure(f"{user!r:.100} may not act for another user", user)
         identity = await self._verifier(user, password, peer)
         if identity is None:
             return Failure(f"wrong user or password for {user!r:.100}", user)
@@ -214,7 +214,7 @@ class ExternalServer:
         if not user:
             return Failure("a certificate that stands for no user")
         if response and response != user.encode():
-            return Failure(f"{user!r:.100} may not act for somebody else")
+            return Failure(f"{user!r:.100} may not act for another user")
         return Success(user, peer.certificate)
 
 

@@ -305,7 +305,7 @@ class _Exchange:
         if flag not in _NO_BINDING or "m" in fields or not nonce or not user:
             return Failure("a SCRAM response with what is not offered", user)
         if acting and acting != user:
-            return Failure(f"{user!r:.100} may not act for somebody else", user)
+            return Failure(f"{user!r:.100} may not act for another user", user)
         found = await self._find(user, self._hash)
         self._known = found is not None
         self._secret = found or self._invented(user)

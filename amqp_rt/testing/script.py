@@ -201,7 +201,7 @@ class Script:
 
         Raises:
             ScriptFailed: At the end of the block, also of one that raises, which is its cause then:
-            something else came, nothing in time, or nobody connected.
+            something else came, nothing in time, or no client connected.
         """
         with socket.create_server(("127.0.0.1", 0)) as listener:
             host, port = listener.getsockname()[:2]

@@ -34,7 +34,7 @@ RIGHTS = """\
 
 ## Rights
 
-What somebody may do who has a right at the node `q`, *elsewhere* only, or *nothing* at all; whether the right
+What a user may do who has a right at the node `q`, *elsewhere* only, or *nothing* at all; whether the right
 comes from a rule or from a token, and on every transport. Otherwise the error is the one in the cell. AMQP 0-9-1 is
 carried by TCP and TLS, and has no tokens.
 """
@@ -42,7 +42,7 @@ PASSAGES = """\
 
 ## Where messages may be let go
 
-What somebody may declare who manages the queue `mine` and the exchange `mine`, by the right at the queue `q` and the
+What a user may declare who manages the queue `mine` and the exchange `mine`, by the right at the queue `q` and the
 exchange `q`; whether the rights come from rules or from tokens.
 """
 

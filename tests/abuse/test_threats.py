@@ -451,7 +451,7 @@ SAID: dict[str, Said] = {
     "sasl: PLAIN of one part": nobody(
         SASL_HEADER + frame(SaslInit("PLAIN", b"eve"), kind=1), "sasl 1"
     ),
-    "sasl: PLAIN for somebody else": nobody(
+    "sasl: PLAIN for another user": nobody(
         SASL_HEADER + frame(SaslInit("PLAIN", b"good\0eve\0correct-staple"), kind=1), "sasl 1"
     ),
     "sasl: PLAIN that is no UTF-8": nobody(

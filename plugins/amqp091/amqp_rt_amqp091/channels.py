@@ -990,7 +990,7 @@ class Channel(BaseChannel):
             self.write(m.BasicConsumeOk(consumer_tag=tag))
 
     def reply(self, address: str, properties: m.BasicProperties, body: bytes) -> bool:
-        """A reply for this channel; whether somebody waits for it still, and reads what is written.
+        """Deliver a reply to this channel; False if its consumer is gone or does not read.
 
         A consumer that does not read gets ``output_max`` bytes and no more: replies have neither credit
         nor a queue in which they could wait.

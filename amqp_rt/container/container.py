@@ -1009,6 +1009,8 @@ class Container:
             stolen = link not in asking
             earlier = list(takewhile(lambda each: each is not link, asking))
             asking.pop(link, None)
+        if self._stopping:
+            return  # As in attach(): the close answers.
         if stolen or connection.engine.over:
             self._refuse(link, _STOLEN)
         elif not allowed:

@@ -35,6 +35,7 @@ from ..fronts.base import (
 )
 from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_message
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
+from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
 from ..values import Int, Symbol
 from .credit import CreditWindow
@@ -303,11 +304,20 @@ class _HostPort:
 class _HostPath:
     """Replies to an address of a host, such as a queue of the broker."""
 
-    def __init__(self, endpoint: ReceivingEndpoint, link: ReceivingLink) -> None:
+    def __init__(
+        self, container: Container, address: str, endpoint: ReceivingEndpoint, link: ReceivingLink
+    ) -> None:
+        self._container = container
+        self._address = address
         self._endpoint = endpoint
         self._link = link
 
     def send_nowait(self, payload: Sequence[bytes]) -> bool:
+        # The right that the caller had when its request began may have ended since.
+        refused = self._container.decide(self._link.peer, Rights.SEND, self._address)
+        if refused is not None:
+            log.info("reply not sent: to %.200r: %s", self._address, refused)
+            return True
         self._endpoint.deliver(self._link, [_HostReply(self._link, b"".join(payload))])
         return True
 
@@ -439,7 +449,7 @@ class Replies:
                     if isinstance(endpoint, Error):
                         break
                     if endpoint is not None:
-                        return _HostPath(endpoint, port)
+                        return _HostPath(self.container, reply_to, endpoint, port)
         links = self._by_address.get(binding.link.connection, {}).get(
             reply_to or binding.address, []
         )
@@ -762,6 +772,8 @@ class Relay:
         self._window = CreditWindow(link, messages=PREFETCH)
         #: By address, the least recently used first.
         self._targets: OrderedDict[str, _Target] = OrderedDict()
+        #: The link is gone.
+        self._over = False
 
     def on_attached(self, link: ReceivingLink) -> None:
         self._container.relays.add(self)
@@ -787,14 +799,15 @@ class Relay:
         target = self._targets.get(address)
         if target is None or target.over:
             target = self._targets[address] = _Target()
-            if not self._container.guarded:
-                target.resolved(self._resolve(address))
+            container = self._container
+            if container.authorize is None:
+                # Without a wait: the transaction of a message could be discharged meanwhile.
+                refused = container.decide(self._link.peer, Rights.SEND, address)
+                target.resolved(self._resolve(address) if refused is None else refused)
                 target.waiting = None
             else:
-                self._container.start_handler(self._ask, address, target)
-            if len(self._targets) > self._container.limits.relay_targets_max:
-                _, oldest = self._targets.popitem(last=False)
-                oldest.drop()
+                container.start_handler(self._ask, address, target)
+            self._make_room(target)
         else:
             self._targets.move_to_end(address)
         if target.waiting is not None:
@@ -802,6 +815,19 @@ class Relay:
             target.waiting += batch
         else:
             self._hand_over(address, target, batch)
+
+    def _make_room(self, newest: _Target) -> None:
+        """Drop targets that have not been used for longest, except *newest* and those that wait.
+
+        The messages of a target that waits would be overtaken by later ones for its address. Each has
+        one at least, so that the credit of the link bounds such targets.
+        """
+        surplus = len(self._targets) - self._container.limits.relay_targets_max
+        for address, target in list(self._targets.items()) if surplus > 0 else ():
+            if surplus and target.waiting is None and target is not newest:
+                del self._targets[address]
+                target.drop()
+                surplus -= 1
 
     def _hand_over(self, address: str, target: _Target, batch: list[IncomingDelivery]) -> None:
         if target.error is not None:
@@ -818,12 +844,21 @@ class Relay:
             target.endpoint.deliver(self._link, batch)
 
     async def _ask(self, address: str, target: _Target) -> None:
-        """Whether the peer may send there."""
+        """Hand over what waits for *address* once the peer is known to have the right to send there."""
         refused = await self._container.may_send(self._link.peer, address)
-        target.resolved(self._resolve(address) if refused is None else refused)
         batch, target.waiting = target.waiting or [], None
         self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
+        if self._over:
+            # The peer delivers again what it has not settled; what it has settled is only here.
+            batch = [each for each in batch if each.settled]
+            if not batch:
+                return
+        target.resolved(self._resolve(address) if refused is None else refused)
         self._hand_over(address, target, batch)
+        if self._over:
+            self._leave(target, None, closed=True)
+        else:
+            self._make_room(target)
 
     def _resolve(self, address: str) -> ReceivingEndpoint | ReplyLink | Error:
         """Where messages for *address* go, or what an attach to it would be told."""
@@ -884,13 +919,18 @@ class Relay:
         self._window.freed(0, 0)
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
+        self._over = True
         self._window.close()
         for target in self._targets.values():
-            if target.endpoint is not None and not isinstance(target.endpoint, ReplyLink):
-                target.endpoint.on_detached(link, error, closed)
+            self._leave(target, error, closed=closed)
         self._targets.clear()
         self._container.relays.discard(self)
         self._container.forget(link)
+
+    def _leave(self, target: _Target, error: Error | None, *, closed: bool) -> None:
+        """Tell the endpoint of *target* that the link is gone."""
+        if target.endpoint is not None and not isinstance(target.endpoint, ReplyLink):
+            target.endpoint.on_detached(self._link, error, closed)
 
     def forget(self, connection: Connection) -> None:
         """The rights of *connection* have changed: where it may send is found out again."""

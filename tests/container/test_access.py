@@ -128,6 +128,22 @@ async def test_a_transaction_is_no_way_around() -> None:
         assert caught.value.condition == UNAUTHORIZED
 
 
+@pytest.mark.req("SE11", "R3", "M41")
+async def test_a_transaction_of_the_relay_is_discharged_at_once() -> None:
+    async with (
+        broker_with() as broker,
+        as_user(broker, "eve") as peer,
+        peer.sender(None) as relay,
+    ):
+        txn = await peer.transaction().__aenter__()
+        sent = relay.send_nowait("x", to="orders", transaction=txn)
+        # The discharge is in the same chunk as the message.
+        discharged = txn._control.discharge(txn._id, {})
+        assert await discharged.outcome() == ACCEPTED
+        await sent.outcome()
+        assert broker.host.stats("orders").available == 1
+
+
 @pytest.mark.req("SE11")
 async def test_who_has_no_rights_gets_no_dynamic_node_and_no_relay() -> None:
     async with broker_with() as broker, as_user(broker, "nobody") as peer:

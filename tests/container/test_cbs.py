@@ -461,6 +461,29 @@ async def test_links_that_wait_for_the_application_are_judged_again(autojump_clo
         assert await refused(peer.sender("q")) == UNAUTHORIZED
 
 
+@pytest.mark.req("SE11", "SE12")
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_reply_needs_the_right_to_send_when_it_is_sent(
+    autojump_clock: Any, ends: bool
+) -> None:
+    async with (
+        broker_with() as broker,
+        client_of(broker) as peer,
+        putter(peer) as cbs,
+    ):
+
+        @broker.container.rpc("slow")
+        async def slow() -> str:
+            await trio.sleep(100)
+            return "done"
+
+        await cbs.put("slow")
+        await cbs.put("q", sas("q", 50 if ends else 200))
+        async with peer.sender("slow") as out:
+            await out.send(Message(None, reply_to="q", message_id="1"))
+        assert broker.host.stats("q").enqueued == (0 if ends else 1)
+
+
 async def test_two_clocks(autojump_clock: Any) -> None:
     """A jump of the wall clock ends no token that was put before it (REL12)."""
 

@@ -623,6 +623,107 @@ async def test_the_relay_keeps_the_order_of_what_waits_for_permission() -> None:
     assert [each == ACCEPTED for each in outcomes] == [True, False] * 3
 
 
+class Asked:
+    """An application that is asked for each right of a sender, and answers when the test says so."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, trio.Event] = {}
+
+    def answer(self, address: str) -> trio.Event:
+        return self._answers.setdefault(address, trio.Event())
+
+    async def __call__(self, peer: Peer, address: str, role: str) -> bool:
+        await self.answer(address).wait()
+        return True
+
+
+@pytest.mark.req("M41", "SE17")
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("end", ["link", "connection"])
+async def test_the_relay_ends_while_messages_wait_for_permission(settled: bool, end: str) -> None:
+    seen: list[bytes] = []
+    asked = Asked()
+    c = Container("c", authorize=asked)
+    c.node("x")(seen.append)
+    async with c:
+        async with c.local() as peer:
+            out = peer.sender(None, settled=settled)
+            await out.wait_attached()
+            out.send_nowait(b"1", to="x")
+            await trio.testing.wait_all_tasks_blocked()
+            if end == "link":
+                out.abandon()
+                await trio.testing.wait_all_tasks_blocked()
+        asked.answer("x").set()
+        await trio.testing.wait_all_tasks_blocked()
+        # What is settled is nowhere else; the rest the peer delivers again.
+        assert seen == ([b"1"] if settled else [])
+        assert c.stats()["x"]["links"] == 0
+        assert not c.relays
+
+
+@pytest.mark.req("M41", "SE17")
+async def test_addresses_that_wait_for_permission_are_not_forgotten() -> None:
+    seen: list[str] = []
+    asked = Asked()
+    c = Container("c", limits=Limits(relay_targets_max=2), authorize=asked)
+
+    @c.node("in/{name}")
+    def take(name: str, body: str) -> None:
+        seen.append(f"{name}{body}")
+
+    async with c, c.local() as peer, peer.sender(None) as out:
+        receipts = [out.send_nowait("1", to=f"in/{name}") for name in "abcd"]
+        await trio.testing.wait_all_tasks_blocked()
+        # It would be asked for again, and its answer could come first.
+        receipts.append(out.send_nowait("2", to="in/a"))
+        await trio.testing.wait_all_tasks_blocked()
+        for name in "abcd":
+            asked.answer(f"in/{name}").set()
+        for each in receipts:
+            assert await each.outcome() == ACCEPTED
+        assert seen.index("a1") < seen.index("a2")
+        assert sorted(seen) == ["a1", "a2", "b1", "c1", "d1"]
+        assert c.stats()["in/{name}"]["links"] == 2
+
+
+@pytest.mark.req("SE17", "A10")
+async def test_a_link_that_is_allowed_while_the_container_stops_is_left_unanswered() -> None:
+    asked, go, taken = Asked(), trio.Event(), trio.Event()
+    c = Container("c", authorize=asked, network=MemoryNetwork())
+
+    @c.node("busy")
+    async def busy(body: bytes) -> None:
+        taken.set()
+        await go.wait()
+
+    c.node("x")(lambda body: None)
+    asked.answer("busy").set()
+    async with Container("client", network=c.network) as client, c:
+        await c.listen("memory://c")
+        stack = client.connect("memory://c", reconnect=None)
+        peer = await stack.__aenter__()
+        async with peer.sender("busy") as out:
+            out.send_nowait(b"")
+            await taken.wait()
+            late = peer.sender("x")
+            await trio.testing.wait_all_tasks_blocked()
+            async with trio.open_nursery() as nursery:
+
+                async def stop() -> None:
+                    await c._drain(10)
+
+                nursery.start_soon(stop)
+                await trio.testing.wait_all_tasks_blocked()
+                asked.answer("x").set()
+                await trio.testing.wait_all_tasks_blocked()
+                assert not late.attached
+                assert not late.closed
+                assert c.stats()["x"]["links"] == 0
+                go.set()
+        await stack.__aexit__(None, None, None)
+
+
 @pytest.mark.req("M41", "A17")
 async def test_the_relay_notices_that_a_node_has_gone() -> None:
     c = Container("c")

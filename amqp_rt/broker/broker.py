@@ -11,7 +11,7 @@ import heapq
 import logging
 import sys
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
@@ -75,7 +75,7 @@ from .nodes import (
 from .observed import ObservedQueue
 from .pager import Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
-from .queues import Memory, MessageQueue
+from .queues import WORK_OF_A_TURN, Memory, MessageQueue
 from .selectors import InvalidFilter
 from .staging import Part, Staging, claim_of
 from .subscriptions import Subscription
@@ -230,6 +230,9 @@ class _Node:
         ]
         return [*found, *(producer.link for producer in self.intake.producers)]
 
+
+#: As many deliveries are concluded in the time in which one of those who have more to do is called.
+_WORK_OF_A_CALL: Final = 10
 
 _WHOLE_LOG: Final = Error(
     "amqp:not-implemented", "epochs are published to a log, not to one of its partitions"
@@ -387,6 +390,7 @@ class BrokerHost:
         if journal is not None:
             journal.on_given_up = self._detach_consumers
             journal.on_fault = self.fail
+            journal.on_end = self._finish
         self.volatile = volatile
         self.transactions = Transactions(journal, self.clock.monotonic, limits)
         self.termini = Termini(journal, self.clock, self.transactions, limits)
@@ -424,7 +428,7 @@ class BrokerHost:
         #: The number that the next node gets in the store.
         self._number = 1
         #: Queues in which filters have more to look at, logs in which readers have, and the like.
-        self._unfinished: list[Resumable] = []
+        self._unfinished: deque[Resumable] = deque()
         self._looking = trio.Event()
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
@@ -1017,6 +1021,7 @@ class BrokerHost:
                 limits=limits,
             )
             held.on_alarm = self._set_alarm
+            held.on_unfinished = self.go_on_later
             held.bury = partial(self._bury_copy, declared.name)
             held.queue_type = queue_type
             held.watch = watch
@@ -2470,10 +2475,26 @@ class BrokerHost:
         self._looking.set()
 
     def look_on(self) -> None:
-        """Let filters and readers that had too much to look at go on a bit."""
-        unfinished, self._unfinished = self._unfinished, []
-        for held in unfinished:
+        """Let those whose work was too much for one turn go on a bit, each in its turn."""
+        memory = self.memory
+        memory.work = WORK_OF_A_TURN
+        unfinished = self._unfinished
+        for _ in range(len(unfinished)):
+            if memory.work <= 0:
+                break
+            memory.work -= _WORK_OF_A_CALL
+            held = unfinished.popleft()
             self.guard(held, held.resume)
+        if unfinished:
+            self._looking.set()
+        else:
+            memory.work = WORK_OF_A_TURN
+
+    def _finish(self) -> None:
+        """Requeue what has to be before the store is closed: no more turns are given."""
+        for held in list(self._unfinished):
+            if isinstance(held, MessageQueue):
+                self.guard(held, held.conclude_all_left)
 
     async def _look_on_always(self) -> None:
         while True:
@@ -2516,6 +2537,8 @@ class BrokerHost:
     def sweep(self) -> None:
         """Give up what has expired at the front of its queue although nobody came for it, and what
         logs in memory do not keep, and roll back transactions that take too long."""
+        if not self._unfinished:
+            self.memory.work = WORK_OF_A_TURN
         self.tick()
         guard = self.guard
         for roll_back in self.transactions.overdue():

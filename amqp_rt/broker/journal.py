@@ -195,6 +195,8 @@ class Journal:
         self.on_given_up: Callable[[Error], None] | None = None
         #: Called with the owner of what follows a unit, and what that has raised.
         self.on_fault: Callable[[object, Exception], object] = _log_fault
+        #: Called before the last commit, for what has to be in it.
+        self.on_end: Callable[[], None] | None = None
         self.call: Executor = executor or Threaded()
         #: Units that no batch has taken up.
         self._waiting: list[Unit] = []
@@ -338,6 +340,8 @@ class Journal:
                     await self._work.wait()
                 await self._commit_all(linger=True)
         finally:
+            if self.on_end is not None:
+                self.on_end()
             with trio.move_on_after(LAST_COMMIT_S, shield=True):
                 await self._commit_all(linger=False)
 

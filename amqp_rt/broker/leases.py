@@ -15,6 +15,7 @@ is refused with ``amqp:link:stolen``, so that two never work on the same message
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from secrets import token_hex
 from typing import Any, Final, Protocol
@@ -50,6 +51,8 @@ LEASED_FACT: Final = "leased"
 _NAME_MAX: Final = 256
 #: Seconds for messages that are in the store only to be read.
 _READ_S: Final = 2.0
+#: Messages that are set aside, accepted or given back in one step, before others have their turn.
+_STEP: Final = 500
 
 
 class LeaseState(Struct, frozen=True):
@@ -306,17 +309,21 @@ class Leases:
         """
         lease = self._current(node, group, generation)
         async with lease.busy:
-            self._check_current(lease, generation)
-            try:
-                await self._draw(
-                    lease, min(count, self.limits.lease_messages_max - len(lease.held))
-                )
-            except BaseException:
-                self._put_back(lease)
-                raise
-            # Whether it is kept or not has to be known: what has a number is set aside.
-            with trio.CancelScope(shield=True):
-                await self._number(lease)
+            left = min(count, self.limits.lease_messages_max - len(lease.held))
+            while True:
+                self._check_current(lease, generation)
+                try:
+                    await self._draw(lease, min(left, _STEP))
+                except BaseException:
+                    self._put_back(lease)
+                    raise
+                # Whether it is kept or not has to be known: what has a number is set aside.
+                with trio.CancelScope(shield=True):
+                    drawn = await self._number(lease)
+                left -= drawn
+                if drawn < _STEP or not left:
+                    break
+                await trio.lowlevel.checkpoint()
         self._check_current(lease, generation)
         return self._state_of(lease, generation)
 
@@ -334,11 +341,11 @@ class Leases:
         finally:
             link.credit = 0
 
-    async def _number(self, lease: Lease) -> None:
-        """Give what was drawn its numbers, and keep them."""
+    async def _number(self, lease: Lease) -> int:
+        """Give what was drawn its numbers, and keep them; how many messages that were."""
         got, lease.got = lease.got, []
         if not got:
-            return
+            return 0
         begin = lease.next
         lease.held += got
         lease.writing = len(got)
@@ -359,6 +366,7 @@ class Leases:
             raise
         finally:
             lease.writing = 0
+        return len(got)
 
     def _put_back(self, lease: Lease) -> None:
         """Give back to the queue what *lease* has drawn and not numbered, and end the wait for it."""
@@ -379,10 +387,13 @@ class Leases:
                 f"{group!r} has no more than {lease.next} messages, not {to}",
                 condition="amqp:invalid-field",
             )
-        done = lease.held[: max(0, to - lease.first)]
-        if done:
+        while done := lease.held[: min(_STEP, max(0, to - lease.first))]:
             self._end(lease, done, ACCEPTED)
             await self._keep(lease)
+            if lease.first >= to:
+                break
+            await trio.lowlevel.checkpoint()
+            self._check_current(lease, generation)
         return self._state_of(lease, generation)
 
     async def give_back(
@@ -411,19 +422,28 @@ class Leases:
                     condition="amqp:invalid-field",
                 )
             at = end
-        done = []
-        for begin, end in ranges:
-            for place in range(begin, end):
-                delivery = lease.held[place - lease.first]
+        steps = [
+            range(at, min(at + _STEP, end))
+            for begin, end in ranges
+            for at in range(begin, end, _STEP)
+        ]
+        for step in steps:
+            self._check_current(lease, generation)
+            done = []
+            for place in step:
+                # Some may have been accepted since the step before.
+                delivery = lease.held[place - lease.first] if place >= lease.first else None
                 if delivery is not None:
                     lease.held[place - lease.first] = None
                     done.append(delivery)
                     if lease.number and self.journal is not None:
                         self.journal.loose.forget(LEASED_FACT, _message_key(lease, place))
-        if done:
-            lease.picky = True
-            self._settle(lease, done, Modified(undeliverable_here=True))
-            await self._keep(lease)
+            if done:
+                lease.picky = True
+                self._settle(lease, done, Modified(undeliverable_here=True))
+                await self._keep(lease)
+            if step is not steps[-1]:
+                await trio.lowlevel.checkpoint()
         return self._state_of(lease, generation)
 
     async def release(self, node: Queued, group: str) -> int:
@@ -579,7 +599,7 @@ class Leases:
         lease.subscription.on_outcomes(lease.subscription.link, done)
 
     def _forget(self, lease: Lease) -> None:
-        """*lease* is over: what it has is for others."""
+        """End *lease*: what it has is requeued, of much some at a time."""
         lease.over = True
         groups = self._leases.get(lease.node, {})
         groups.pop(lease.name, None)
@@ -587,10 +607,20 @@ class Leases:
             self._leases.pop(lease.node, None)
         self._put_back(lease)
         lease.writing = 0
-        self._end(lease, list(lease.held), RELEASED)
+        held = list(enumerate(lease.held, lease.first))
+        lease.first += len(held)
+        lease.held = []
+        lease.node.held.conclude_left(held, partial(self._release, lease))
         lease.subscription.end()
         if lease.number and self.journal is not None:
             self.journal.loose.forget(LEASE_FACT, key_of(lease.number))
+
+    def _release(self, lease: Lease, numbered: tuple[int, _Delivery | None]) -> None:
+        place, delivery = numbered
+        if lease.number and self.journal is not None:
+            self.journal.loose.forget(LEASED_FACT, _message_key(lease, place))
+        if delivery is not None:
+            self._settle(lease, [delivery], RELEASED)
 
     # --- Time, restarts, ends ---
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from math import inf
+from sys import maxsize
 from typing import Any, Final, Protocol
 
 from ..errors import LocalProtocolError
@@ -57,6 +58,14 @@ _LOOKS: Final = 1_000
 #: Messages that are given up in a row because they have expired.
 _SWEPT: Final = 50
 
+#: Deliveries of links that have ended, and the like, that are concluded in one turn of the event loop,
+#: over all nodes that share their :class:`Memory`: a few milliseconds.
+WORK_OF_A_TURN: Final = 1_000
+#: As many of them take as long as giving one message up, which may make a dead letter of it.
+_WORK_OF_AN_END: Final = 16
+#: Numbers that are freed for that work; a segment of messages takes about as long.
+_FREED: Final = 64
+
 #: What becomes of a message when its delivery has ended.
 _ACCEPTED: Final = 0
 _REQUEUED: Final = 1
@@ -76,6 +85,9 @@ class Memory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held: int = 0
+        #: What may still be done in this turn of the event loop of work that can wait for a later one;
+        #: whoever gives such work its turns fills it up again.
+        self.work: int = WORK_OF_A_TURN
         #: Called one by one when there is room again.
         self.waiting: dict[Any, Callable[[], None]] = {}
 
@@ -139,6 +151,21 @@ def effective_priority(priority: int, levels: int) -> int:
         return min(priority, levels - 1)
     lowest = 5 - (levels + 1) // 2
     return min(max(priority, lowest), 4 + levels // 2) - lowest
+
+
+class _Left:
+    """Deliveries that are to be concluded, in order.
+
+    Args:
+        deliveries: What :meth:`finish` takes.
+        finish: Concludes one of them, if that has not happened meanwhile.
+    """
+
+    def __init__(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
+        self.deliveries = deliveries
+        self.finish = finish
+        #: So many of them are concluded.
+        self.done: int = 0
 
 
 class _Segment:
@@ -289,7 +316,11 @@ class MessageQueue(DistributionNode):
         #: of the one ring one for each.
         self._levels: list[int] = []
         self._rings: dict[int, deque[Subscription]] = {}
+        #: It is being delivered, or must not be: see :meth:`conclude_left`.
         self._pumping: bool = False
+        self._left: deque[_Left] = deque()
+        #: What the queue held when it was deleted, as far as it has not been freed.
+        self._trash: list[Any] = []
         self._freed: bool = False
         #: Messages are ordered by something before their place.
         self._ranked: bool = priorities > 1 or sorting
@@ -819,7 +850,8 @@ class MessageQueue(DistributionNode):
     def _give_back(self, subscription: Subscription) -> None:
         """There is no more for *subscription* now: a link that is drained gives its credit back."""
         link = subscription.link
-        looking = self.unfinished and subscription.selective
+        # What is being requeued is for it, too.
+        looking = bool(self._left) or (self.unfinished and subscription.selective)
         if self.paged and not looking:
             looking = self._awaits_reading(subscription)
         if link.draining and not looking and (link.credit <= 0 or link.writable):
@@ -837,7 +869,7 @@ class MessageQueue(DistributionNode):
             else:
                 self._pump_ring(self._ring)
         finally:
-            self._pumping = False
+            self._pumping = bool(self._left)
         self._tell_of_room()
 
     def _pump_ring(self, ring: deque[Subscription]) -> None:
@@ -968,8 +1000,12 @@ class MessageQueue(DistributionNode):
         return -1
 
     def resume(self) -> None:
-        """Go on where filters had too much to look at; asked for by ``on_unfinished``."""
+        """Go on with what was too much for one turn; asked for by ``on_unfinished``."""
         self.unfinished = False
+        if self._left:
+            self._go_on_concluding()
+        if self._trash:
+            self._discard_some()
         if not self.deleted:
             if not self._swept:
                 self.sweep()
@@ -1179,6 +1215,69 @@ class MessageQueue(DistributionNode):
             self.ledger.settle(delivery, outcome)
         else:
             delivery.settle(outcome)
+
+    def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
+        """Have *finish* conclude each of *deliveries*: as many as this turn may, the rest in later ones.
+
+        Nothing is delivered before the last of them has its end, since what is behind a message that
+        is requeued must not overtake it. The rest belongs to the queue: neither the link nor the
+        connection that left it has to be there any more.
+
+        Args:
+            deliveries: They are concluded in this order, after those of earlier calls.
+            finish: Called with each of them; it has to look whether that has its end already.
+        """
+        self._left.append(_Left(deliveries, finish))
+        if len(self._left) == 1:
+            self._conclude_some()
+        if self._left:
+            self._pumping = True
+            self._resume_later()
+
+    def _resume_later(self) -> None:
+        if not self.unfinished:
+            self.unfinished = True
+            self.on_unfinished()
+
+    def _conclude_some(self) -> None:
+        """Conclude what was left, as far as the work of this turn goes."""
+        memory = self.memory
+        counts = self.counts
+        # Each of them may be held against the filters of all consumers.
+        work = 1 + (len(self.consumers) >> 3)
+        while self._left:
+            left = self._left[0]
+            deliveries = left.deliveries
+            ended = counts.dead_lettered + counts.dropped
+            while left.done < len(deliveries):
+                if memory.work <= 0:
+                    return
+                delivery = deliveries[left.done]
+                # Before anything can go wrong with it: no delivery is concluded twice.
+                left.done += 1
+                memory.work -= work
+                left.finish(delivery)
+                if counts.dead_lettered + counts.dropped != ended:
+                    ended = counts.dead_lettered + counts.dropped
+                    memory.work -= _WORK_OF_AN_END
+            self._left.popleft()
+
+    def _go_on_concluding(self) -> None:
+        self._conclude_some()
+        if self._left:
+            self._resume_later()
+        else:
+            self._pumping = False
+            self.concluded()
+            if not self.deleted:
+                self._give_back_all()
+
+    def conclude_all_left(self) -> None:
+        """Conclude all that is left, since the event loop gives no more turns."""
+        if self._left:
+            work, self.memory.work = self.memory.work, maxsize
+            self._go_on_concluding()
+            self.memory.work = work
 
     def concluded(self) -> None:
         """The batch of outcomes is complete: what came back may be delivered again."""
@@ -2126,15 +2225,25 @@ class MessageQueue(DistributionNode):
             self._all_here()
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
         self._pausing = 0
+        self._pumping = False
+        self._trash = [
+            self._segments,
+            self._latest,
+            self._aside,
+            self._returned,
+            *self._apart.values(),
+        ]
+        if self._schedule is not None:
+            self._trash += self._schedule.heaps()
         self._schedule = None
         self._has_expiring = False
-        self._latest.clear()
-        self._aside.clear()
+        self._latest = {}
+        self._aside = set()
         self._stale = 0
         self._head = self._next
-        self._returned.clear()
-        self._apart.clear()
-        self._segments.clear()
+        self._returned = []
+        self._apart = {}
+        self._segments = {}
         self._tail = _Segment(self._next >> _SHIFT)
         self._segments[self._tail.number] = self._tail
         for ring in (self._ring, *self._rings.values()):
@@ -2143,3 +2252,28 @@ class MessageQueue(DistributionNode):
             ring.clear()
         if self.memory.waiting:
             self.memory.tell()
+        self._discard_some()
+
+    def _discard_some(self) -> None:
+        """Let go of what the queue held, a part in each turn: freeing millions of messages takes long."""
+        memory = self.memory
+        while self._trash:
+            if memory.work <= 0:
+                self._resume_later()
+                return
+            memory.work -= _WORK_OF_AN_END
+            held = self._trash[-1]
+            # A segment is many messages.
+            _drop_some(held, 1 if isinstance(held, dict) else _FREED)
+            if not held:
+                self._trash.pop()
+
+
+def _drop_some(held: Any, count: int) -> None:
+    """Remove up to *count* elements of *held*, a dict, set or list."""
+    if isinstance(held, list):
+        del held[-count:]
+        return
+    drop_one = held.popitem if isinstance(held, dict) else held.pop
+    for _ in range(min(count, len(held))):
+        drop_one()

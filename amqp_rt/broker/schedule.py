@@ -87,6 +87,10 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._delayed) + len(self._dated)
 
+    def heaps(self) -> list[list[tuple[float, int, Entry]]]:
+        """All that is kept, in no order, for those who let go of it."""
+        return [self._delayed, self._dated]
+
     def add(self, entry: Entry) -> bool:
         """Keep *entry* until it is due; false if it is."""
         due = entry.due

@@ -7,6 +7,7 @@ peer says reaches its node in one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from ..fronts.base import SendingLink
@@ -39,6 +40,10 @@ class DistributionNode:
 
     def concluded(self) -> None:
         """The batch of outcomes is complete."""
+        raise NotImplementedError
+
+    def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
+        """Have *finish* conclude each of *deliveries*; of many some later."""
         raise NotImplementedError
 
     def pause(self, subscription: Subscription) -> None:
@@ -136,6 +141,8 @@ class Subscription:
         self.transactions: Any = None
         #: The one in which it acquires what it is sent (Part 4 §4.4.3).
         self.acquiring: Any = None
+        #: A transaction has had deliveries of it.
+        self.transacted: bool = False
         #: Properties of a flow that were looked at.
         self._flow_properties: Any = None
         #: It has its place among those whose turn will come.
@@ -187,6 +194,7 @@ class Subscription:
                 )
                 return False
             transaction.acquire(self)
+            self.transacted = True
         self.acquiring = transaction
         return True
 
@@ -206,6 +214,7 @@ class Subscription:
             return False
         if not transaction.takes(self, state.outcome):
             return False
+        self.transacted = True
         delivery.state = state
         delivery.context = enlisted = Enlisted(
             self, transaction, entry, delivery=delivery, outcome=state.outcome
@@ -264,38 +273,65 @@ class Subscription:
         node = self.node
         self.acquiring = None
         memory = link.remember()
+        if self.transacted:
+            for delivery in link.unsettled:
+                entry = delivery.context
+                if isinstance(entry, Enlisted):
+                    if entry.transaction.keeps(entry):
+                        # Its outcome comes with the transaction, and the peer need not hear of it.
+                        memory.pop(delivery.tag, None)
+                        continue
+                    entry = delivery.context = entry.entry
+                    if delivery.tag in memory:
+                        memory[delivery.tag].context = entry
+        left: list[Any] = []
         for delivery in link.unsettled:
             entry = delivery.context
-            if isinstance(entry, Enlisted):
-                if entry.transaction.keeps(entry):
-                    # Its outcome comes with the transaction, and the peer need not hear of it.
-                    memory.pop(delivery.tag, None)
-                    continue
-                entry = delivery.context = entry.entry
-                if delivery.tag in memory:
-                    memory[delivery.tag].context = entry
             if isinstance(entry, Entry) and (delivery.tag not in memory or entry.pieces):
                 # It has not left, or cannot be resumed.
                 memory.pop(delivery.tag, None)
-                delivery.context = RELEASED
-                node.conclude(self, entry, RELEASED)
+                left.append(delivery)
+        if left:
+            node.conclude_left(left, self._release)
         node.pause(self)
         node.concluded()
         return memory
 
+    def _release(self, delivery: Any) -> None:
+        entry = delivery.context
+        if isinstance(entry, Entry):
+            delivery.context = RELEASED
+            self.node.conclude(self, entry, RELEASED)
+
     def give_up(self, left: Iterable[Unsettled], outcome: Any) -> None:
         """End what is unsettled in *outcome*: nobody will say anything else of it."""
-        node = self.node
-        for known in left:
-            entry = known.context if known.delivery is None else known.delivery.context
-            if isinstance(entry, Entry):
-                known.context = known.state = outcome
-                if known.delivery is not None:
-                    known.delivery.context = outcome
-                node.conclude(self, entry, outcome)
-                if self.recorder is not None:
-                    self.recorder.ended(known)
-        node.concluded()
+        self.node.conclude_left(list(left), partial(self._end_in, outcome))
+        self.node.concluded()
+
+    def _end_in(self, outcome: Any, known: Unsettled) -> None:
+        """End *known* in *outcome*, if it has not its end yet."""
+        entry = known.context if known.delivery is None else known.delivery.context
+        if isinstance(entry, Entry):
+            known.context = known.state = outcome
+            if known.delivery is not None:
+                known.delivery.context = outcome
+            self.node.conclude(self, entry, outcome)
+            if self.recorder is not None:
+                self.recorder.ended(known)
+
+    def _end_left(self, delivery: Any) -> None:
+        """End *delivery*, whose link is over, in the last word of its peer, or in the default outcome."""
+        entry = delivery.context
+        if isinstance(entry, Entry):
+            outcome = delivery.state
+            if type(outcome) not in _OUTCOMES or (
+                self.outcomes is not None and type(outcome) not in self.outcomes
+            ):
+                outcome = self.default_outcome
+            delivery.context = outcome
+            self.node.conclude(self, entry, outcome)
+            if self.recorder is not None:
+                self.recorder.ended(delivery)
 
     def end(self) -> None:
         """It is over for good. Saying so twice is as once."""
@@ -317,24 +353,14 @@ class Subscription:
             # Deliveries refer to their link: no cycle is to keep it.
             link.unsettled = []
             return
-        node = self.node
         self.acquiring = None
-        for delivery in link.unsettled:
-            entry = delivery.context
-            if isinstance(entry, Enlisted):
-                if entry.transaction.keeps(entry):
-                    continue
-                entry = entry.entry
-            if isinstance(entry, Entry):
-                outcome = delivery.state
-                if type(outcome) not in _OUTCOMES or (
-                    self.outcomes is not None and type(outcome) not in self.outcomes
-                ):
-                    outcome = self.default_outcome
-                delivery.context = outcome
-                node.conclude(self, entry, outcome)
-                if self.recorder is not None:
-                    self.recorder.ended(delivery)
+        if self.transacted:
+            for delivery in link.unsettled:
+                enlisted = delivery.context
+                if isinstance(enlisted, Enlisted) and not enlisted.transaction.keeps(enlisted):
+                    delivery.context = enlisted.entry
+        if link.unsettled:
+            self.node.conclude_left(link.unsettled, self._end_left)
         if keeper is not None:
             # What an earlier link left, and this one did not get to.
             self.give_up(link.remember().values(), self.default_outcome)

@@ -73,6 +73,8 @@ class MessageTopic:
         self.watch: Any = None
         #: Called when a subscriber's queue is to be told the time.
         self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
+        #: Called when a subscriber's queue has more to do than it may in one turn.
+        self.on_unfinished: Callable[[MessageQueue], None] = _no_more
         #: Bytes of messages of transactions.
         self._held = 0
         #: The queues of the subscriptions.
@@ -212,6 +214,7 @@ class MessageTopic:
             queue.watch = self.watch
         queue.counts = self.counts
         queue.on_alarm = partial(self.on_alarm, queue)
+        queue.on_unfinished = partial(self.on_unfinished, queue)
         self._identities += 1
         identity = self._identities
         self._queues[identity] = queue
@@ -378,6 +381,10 @@ class TopicLedger:
 
 def _nothing() -> None:
     """Nobody waits for room."""
+
+
+def _no_more(queue: MessageQueue) -> None:
+    """Nobody gives it another turn."""
 
 
 def _nothing_then(queue: MessageQueue, at: float) -> None:

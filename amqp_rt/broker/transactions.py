@@ -30,7 +30,7 @@ from ..values import Symbol
 from .entries import NEVER, Entry
 from .journal import InDoubt, Journal, QueueLedger, Unit
 from .queues import MessageQueue
-from .subscriptions import Enlisted, Subscription
+from .subscriptions import DistributionNode, Enlisted, Subscription
 
 if TYPE_CHECKING:
     from .duplicates import Arrived, Duplicates
@@ -195,18 +195,23 @@ class Transaction:
             inlet.node.room_again()
         work, self._work = self._work, {}
         self._stop_acquiring()
+        concluded: dict[DistributionNode, list[Enlisted]] = {}
         for enlisted in work:
             delivery = enlisted.delivery
             subscription = enlisted.subscription
             if enlisted.acquired:
-                outcome: Any = RELEASED
+                enlisted.outcome = RELEASED
             elif delivery.remote_settled or enlisted.left:
-                outcome = subscription.default_outcome
+                enlisted.outcome = subscription.default_outcome
             else:
                 delivery.context = enlisted.entry
                 delivery.state = None
                 continue
-            self._conclude(enlisted, outcome)
+            # Whatever its consumer says from now on comes too late.
+            delivery.context = enlisted.outcome
+            concluded.setdefault(subscription.node, []).append(enlisted)
+        for node, each in concluded.items():
+            node.conclude_left(each, self._conclude_rolled_back)
         self._tell(work)
 
     def commit(self, done: Callable[[Error | None], None]) -> None:
@@ -358,6 +363,9 @@ class Transaction:
         subscription = enlisted.subscription
         subscription.node.conclude(subscription, enlisted.entry, outcome)
         self._answer(enlisted, outcome)
+
+    def _conclude_rolled_back(self, enlisted: Enlisted) -> None:
+        self._conclude(enlisted, enlisted.outcome)
 
     def _answer(self, enlisted: Enlisted, outcome: Any) -> None:
         delivery = enlisted.delivery

@@ -1,0 +1,235 @@
+"""What takes long is done some at a time, and others have their turn in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import trio
+from brokers import Controller, Receiving, World
+from paged import PagedWorld, world_of
+
+from amqp_rt.broker.nodes import Queue
+from amqp_rt.broker.queues import WORK_OF_A_TURN, MessageQueue
+from amqp_rt.limits import Limits
+from amqp_rt.message import Message
+from amqp_rt.outcomes import MODIFIED_FAILED, RELEASED
+from amqp_rt.stores.memory import MemoryStore
+
+WIDE = Limits(unsettled_max=100_000, session_window=100_000, lease_messages_max=100_000)
+#: More than two turns of deliveries.
+MANY = 2 * WORK_OF_A_TURN + 500
+
+
+def queue_of(world: World, address: str = "q") -> MessageQueue:
+    held = world.host._find(world.host._space(""), address).held
+    assert isinstance(held, MessageQueue)
+    return held
+
+
+def turn(world: World) -> bool:
+    """Give one turn to what waits for it; whether something did."""
+    waited = bool(world.host._unfinished)
+    world.host.look_on()
+    world.pump()
+    return waited
+
+
+def turns(world: World) -> int:
+    """Give turns until nothing waits for one; how many it took."""
+    count = 0
+    while turn(world):
+        count += 1
+        assert count < 1_000
+    return count
+
+
+def filled(count: int = MANY, **options: Any) -> World:
+    world = World(Queue("q", **options), limits=WIDE)
+    for number in range(count):
+        world.host.publish("q", Message(number).encode())
+    return world
+
+
+def end_by_detach(receiver: Receiving) -> None:
+    receiver.detach(closed=True)
+
+
+def end_by_end(receiver: Receiving) -> None:
+    receiver.link.session.end()
+    receiver.world.pump()
+
+
+def end_by_loss(receiver: Receiving) -> None:
+    (client,) = [each for each in receiver.world.clients if each.session is receiver.link.session]
+    client.cut()
+
+
+@pytest.mark.req("B5", "B19")
+@pytest.mark.parametrize("end", [end_by_detach, end_by_end, end_by_loss])
+def test_what_an_ended_link_leaves_is_requeued_in_turns_and_in_order(
+    end: Callable[[Receiving], None],
+) -> None:
+    world = filled(MANY + 10)
+    receiver = world.client().receiver("q", credit=MANY)
+    queue = queue_of(world)
+    assert (queue.available, queue.acquired) == (10, MANY)
+    other = world.client().receiver("q")
+    end(receiver)
+    other.grant(2 * MANY)
+    before = queue.acquired
+    assert MANY - WORK_OF_A_TURN <= before < MANY
+    # Messages behind those that come back do not overtake them.
+    assert other.bodies == []
+    while queue.acquired and not other.bodies:
+        turn(world)
+        assert before - queue.acquired <= WORK_OF_A_TURN or other.bodies
+        before = queue.acquired
+    turns(world)
+    assert other.bodies == list(range(MANY + 10))
+    assert (queue.available, queue.acquired) == (0, MANY + 10)
+
+
+def test_many_links_share_the_work_of_a_turn() -> None:
+    world = filled(MANY)
+    client = world.client()
+    for _ in range(MANY // 50):
+        client.receiver("q", credit=50)
+    queue = queue_of(world)
+    assert queue.acquired == MANY
+    client.cut()
+    assert queue.available <= WORK_OF_A_TURN
+    assert turns(world) > 1
+    assert (queue.available, queue.acquired) == (MANY, 0)
+
+
+def test_a_message_that_comes_meanwhile_waits_behind_those_that_come_back() -> None:
+    world = filled(MANY)
+    receiver = world.client().receiver("q", credit=MANY)
+    other = world.client().receiver("q", credit=2 * MANY)
+    receiver.detach(closed=True)
+    world.client().sender("q").send("late")
+    assert other.bodies == []
+    turns(world)
+    assert other.bodies == [*range(MANY), "late"]
+
+
+def test_a_drain_is_answered_when_all_has_come_back() -> None:
+    world = filled(MANY)
+    receiver = world.client().receiver("q", credit=MANY)
+    other = world.client().receiver("q")
+    receiver.detach(closed=True)
+    other.link.grant(MANY + 1)
+    other.drain()
+    assert other.link.credit == MANY + 1
+    turns(world)
+    assert other.bodies == list(range(MANY))
+    assert other.link.credit == 0
+
+
+def test_a_queue_is_deleted_while_messages_come_back() -> None:
+    world = filled(MANY)
+    receiver = world.client().receiver("q", credit=MANY)
+    receiver.detach(closed=True)
+    assert world.host.delete("q") == MANY
+    turns(world)
+    assert world.host.memory.held == 0
+
+
+def test_dead_letters_of_an_ended_link_come_in_turns() -> None:
+    world = filled(MANY, dead_letter="dead", max_deliveries=1)
+    receiver = world.client().receiver("q", credit=MANY, default_outcome=MODIFIED_FAILED)
+    receiver.detach(closed=True)
+    dead = queue_of(world, "dead")
+    assert 0 < dead.available < WORK_OF_A_TURN // 10
+    turns(world)
+    assert dead.available == MANY
+    assert world.client().receiver("dead", credit=MANY).bodies == list(range(MANY))
+
+
+async def test_a_broker_that_stops_keeps_what_was_to_be_requeued() -> None:
+    store = MemoryStore()
+    world = PagedWorld(store, WIDE)
+    await world.host.restore()
+    world.host.declare(Queue("q"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.run)
+        await world.settle()
+        await world.put(*range(MANY))
+        receiver = await world.take(MANY)
+        assert world.queue().acquired == MANY
+        receiver.link.detach(closed=True)
+        world.pump()
+        assert world.queue().acquired
+        nursery.cancel_scope.cancel()
+    assert (world.queue().available, world.queue().acquired) == (MANY, 0)
+    await world.host.close()
+    async with world_of(store, limits=WIDE) as again:
+        assert [entry.attempts for entry in again.queue().peek(MANY)] == [1] * MANY
+
+
+@pytest.mark.req("R4")
+def test_a_transaction_is_rolled_back_in_turns() -> None:
+    world = filled()
+    client = world.client()
+    control = Controller(client)
+    txn_id = control.declare()
+    receiver = client.receiver("q")
+    receiver.link.grant(MANY, properties={"txn-id": txn_id})
+    world.pump()
+    queue = queue_of(world)
+    assert queue.acquired == MANY
+    other = world.client().receiver("q", credit=MANY)
+    assert control.discharge(txn_id, fail=True) == "accepted"
+    assert queue.acquired >= MANY - WORK_OF_A_TURN
+    receiver.grant(0)
+    turns(world)
+    assert other.bodies == list(range(MANY))
+    assert {delivery.state for delivery in receiver.endpoint.settled} == {RELEASED}
+
+
+async def test_a_lease_is_extended_accepted_and_released_in_turns() -> None:
+    world = filled(MANY)
+    host = world.host
+    queue = queue_of(world)
+    state = await host.open_lease("q", "g")
+
+    async def watch(sizes: list[int]) -> None:
+        while True:
+            sizes.append(queue.acquired)
+            await trio.lowlevel.checkpoint()
+
+    sizes: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch, sizes)
+        state = await host.lease("q", "g", state.generation, MANY)
+        assert (state.first, state.next) == (0, MANY)
+        state = await host.accept_lease("q", "g", state.generation, MANY - 1_600)
+        assert (state.first, queue.acquired) == (MANY - 1_600, 1_600)
+        await host.return_lease("q", "g", state.generation, [(MANY - 600, MANY)])
+        assert (queue.available, queue.acquired) == (600, 1_000)
+        nursery.cancel_scope.cancel()
+    steps = [abs(later - earlier) for earlier, later in pairwise(sizes)]
+    assert max(steps) <= 1_000
+    host.memory.work = 100
+    await host.release_lease("q", "g")
+    assert 0 < queue.acquired < 1_000
+    turns(world)
+    assert (queue.available, queue.acquired) == (1_600, 0)
+    assert world.client().receiver("q", credit=MANY).bodies == list(range(MANY - 1_600, MANY))
+
+
+def test_a_deleted_queue_is_freed_in_turns() -> None:
+    world = filled(20_000)
+    queue = queue_of(world)
+    assert world.host.delete("q") == 20_000
+    assert world.host.memory.held == 0
+    assert not world.host.has("q")
+    left = len(queue._trash[0])
+    assert left > 20_000 // 128 // 2
+    turn(world)
+    assert 0 < left - len(queue._trash[0]) < left
+    turns(world)
+    assert not queue._trash

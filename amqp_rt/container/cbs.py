@@ -66,10 +66,12 @@ class TokenWatch:
         """Keep a token that has been judged, such as by the login.
 
         Raises:
-            TokenRefused: There are too many.
+            TokenRefused: There are too many, or it has expired while it was judged.
         """
         # From here on the clock that never jumps counts (REL12).
         left = token.expires_at - self._cbs.clock.wall()
+        if not left > 0:
+            raise TokenRefused("the token has expired")
         self.tokens.put(token, trio.current_time() + left)
 
     def _on_changed(self) -> None:

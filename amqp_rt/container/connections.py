@@ -110,6 +110,11 @@ class Session:
         return self.core is None or bool(self.core.ended) or self.connection.engine_over
 
     @property
+    def ended(self) -> bool:
+        """It is over for good."""
+        return self._ended
+
+    @property
     def limits(self) -> Limits:
         """The bounds of its connection."""
         return self.connection.container.limits

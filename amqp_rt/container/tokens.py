@@ -133,6 +133,8 @@ class TokenKeeper:
         self._scope = trio.CancelScope()
         #: Around the conversation with the present peer.
         self._conversation = trio.CancelScope()
+        #: Whose links need no tokens themselves; made once there is something to put.
+        self._session: Session | None = None
         self._links: tuple[Sender, Receiver] | None = None
         self._set_token = set_token
         self._setter: Sender | None = None
@@ -205,6 +207,9 @@ class TokenKeeper:
                     await self._connection.wait_open()
                 except ConnectionLost:
                     return
+                if self._connection.closing:
+                    # Until the peer has answered the close, its state is still open.
+                    return
                 with trio.CancelScope() as self._conversation:
                     await self._converse()
                 await trio.lowlevel.checkpoint()
@@ -276,8 +281,7 @@ class TokenKeeper:
         """
         if self._setter is None or self._setter.closed:
             # As §3.2 has it: unsettled, settled first, and these two outcomes.
-            session = self._connection.session_for_tokens()
-            self._setter = session.sender(
+            self._setter = self._own_session().sender(
                 self._node(), settled=False, outcomes=("amqp:accepted:list", "amqp:rejected:list")
             )
         message = Message(
@@ -335,14 +339,27 @@ class TokenKeeper:
     async def _cbs(self) -> tuple[Sender, Receiver]:
         """Our links to the peer's node for tokens, attached."""
         if self._links is None or any(link.closed for link in self._links):
-            connection, address = self._connection, self._node()
-            session = connection.session_for_tokens()
-            name = connection.new_name("tokens")
+            for link in self._links or ():
+                # One is of no use without the other.
+                link.abandon()
+            session, address = self._own_session(), self._node()
+            name = self._connection.new_name("tokens")
             replies = session.receiver(address, name=name, target=name)
             self._links = session.sender(address), replies
         for link in self._links:
             await link.wait_attached()
         return self._links
+
+    def _own_session(self) -> Session:
+        """The session of our links to the peer's node for tokens, made again if it has ended.
+
+        Raises:
+            ConnectionLost: The connection is over for good.
+            LocalProtocolError: The peer allows no more sessions.
+        """
+        if self._session is None or self._session.ended:
+            self._session = self._connection.session_for_tokens()
+        return self._session
 
     def _node(self) -> str:
         """Where the peer takes tokens (CBS draft §3.1)."""

@@ -10,6 +10,7 @@ import jwt
 import pytest
 import trio
 from brokers import client_of
+from far_end import FarEnd
 
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.clock import SystemClock
@@ -26,9 +27,10 @@ from amqp_rt.errors import (
     LinkRefused,
 )
 from amqp_rt.events import Peer
+from amqp_rt.fronts.base import SENDER
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
-from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.outcomes import ACCEPTED, Error
 from amqp_rt.runtime import Broker
 from amqp_rt.security.access import Access, Rights, Rule
 from amqp_rt.security.bearer import CbsLogin, CbsLoginServer, Login, OAuthBearer, XOAuth2
@@ -43,6 +45,7 @@ from amqp_rt.security.tokens import (
     sas_token,
 )
 from amqp_rt.termini import Target
+from amqp_rt.testing.pairs import Recorder
 
 UNAUTHORIZED = "amqp:unauthorized-access"
 EPOCH = 1_600_000_000
@@ -589,6 +592,63 @@ async def test_a_provider_keeps_links_going(autojump_clock: Any) -> None:
             await relay.send("x", to="q")
         await peer.authorize("q")
         assert set(provider.audiences) == {"amqp://b/q", "amqp://b/r"}
+
+
+@pytest.mark.req("SE10")
+@pytest.mark.usefixtures("wall")
+@pytest.mark.parametrize(
+    ("set_token", "role"),
+    [(True, "sender"), (False, "sender"), (False, "receiver"), (False, "both")],
+)
+async def test_links_for_tokens_that_are_refused_share_one_session(
+    autojump_clock: Any, set_token: bool, role: str
+) -> None:
+    def refuse(link: Any) -> None:
+        # The peer's receiver is our sender.
+        ours = "receiver" if link.role == SENDER else "sender"
+        if role in ("both", ours):
+            link.refuse(Error("amqp:not-allowed", "not now"))
+        else:
+            link.accept(Recorder())
+
+    far = FarEnd(on_attach=refuse)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(far.listen, "far")
+        async with (
+            Container("c", network=far.network) as container,
+            container.connect("memory://far", token=Provider(), set_token=set_token) as peer,
+        ):
+            for _ in range(5):
+                with pytest.raises(AmqpError):
+                    await peer.authorize("q")
+                await trio.sleep(10)
+            (session,) = peer.engine.sessions.values()
+            # The link that was not refused does not stay, either.
+            assert len(session.links) <= 1
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.req("SE10")
+@pytest.mark.usefixtures("wall")
+async def test_no_token_is_asked_for_while_a_close_is_not_answered(autojump_clock: Any) -> None:
+    provider = Provider()
+    far = FarEnd()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(far.listen, "far")
+        async with (
+            Container("c", network=far.network) as container,
+            container.connect("memory://far", token=provider) as peer,
+        ):
+            far.mute()
+            peer.sender("q")
+            while not provider.asked:
+                await trio.lowlevel.checkpoint()
+            peer.close()
+            for _ in range(100):
+                await trio.lowlevel.checkpoint()
+            assert peer.state == "open"
+            assert len(provider.asked) == 1
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.usefixtures("wall")

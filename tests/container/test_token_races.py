@@ -34,6 +34,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.clock = self
+        self.now = 0.0
         self.begun: list[str] = []
         self.done = {name: trio.Event() for name in ("old", "new")}
 
@@ -43,7 +44,7 @@ class Slow:
         return Token(scope="q", grants=((("*",), Rights.SEND),), expires_at=1e12, subject=text)
 
     def wall(self) -> float:
-        return 0.0
+        return self.now
 
 
 def put(text: str) -> Message:
@@ -73,6 +74,19 @@ async def test_a_token_that_is_judged_slowly_does_not_outlive_what_came_after_it
             assert (await answer.get()).application_properties["status-code"] == 202
     kept = [token.subject for token, _ in watch.tokens._kept.values()]
     assert kept == (["new"] if after == "put" else [])
+
+
+@pytest.mark.req("SE12")
+async def test_a_token_that_expires_while_it_is_judged_is_refused() -> None:
+    slow = Slow()
+    watch = TokenWatch(Connection(), slow)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        answer = beside(nursery, answer_cbs, put("old"), watch)
+        await trio.testing.wait_all_tasks_blocked()
+        slow.now = 1e12
+        slow.done["old"].set()
+        assert (await answer.get()).application_properties["status-code"] == 401
+    assert not len(watch.tokens)
 
 
 @pytest.mark.req("SE10")

@@ -328,21 +328,24 @@ class Transaction:
             done(None)
 
     def _carry_out(self, verdicts: dict[Enlisted, int]) -> None:
-        for inlet, entry, delivery in self._posts:
+        # Deliveries refer to their transaction and their link: no cycle is to keep either.
+        posts, self._posts = self._posts, []
+        work, self._work = self._work, {}
+        for inlet, entry, delivery in posts:
             if entry.expires_at != NEVER:
                 inlet.on_expiring()
             if delivery is not None and not delivery.settled:
                 # The outcome depends on nothing any more.
                 delivery.settle(ACCEPTED)
         journal = self._journal
-        for enlisted in self._work:
+        for enlisted in work:
             try:
                 self._retire(enlisted, verdicts.get(enlisted))
             except Exception as error:
                 if journal is None:
                     raise
                 journal.on_fault(enlisted.subscription.node, error)
-        self._tell(self._work)
+        self._tell(work)
 
     def _retire(self, enlisted: Enlisted, verdict: int | None) -> None:
         """Do to one delivery what was decided in the transaction, which is kept."""

@@ -195,7 +195,8 @@ class Channel(BaseChannel):
         self._links: set[Link] = set()
         self._getters: dict[str, SendingLink] = {}
         self._senders: dict[str, ReceivingLink] = {}
-        self._publishing = Publishing(self)
+        #: What carries messages to nodes that ask for no link of their own; None once the channel is over.
+        self._publishing: Publishing | None = Publishing(self)
         #: The octets of the method and the properties of what is published.
         self._said = b""
         self._told = b""
@@ -401,7 +402,13 @@ class Channel(BaseChannel):
         self.engine.drop_replies(self)
         for link in list(self._links):
             link.end(None, True)
+        # Each of them refers to the channel: no cycle is to keep it, and its connection.
         self._links.clear()
+        self.consumers.clear()
+        self._getters.clear()
+        self._senders.clear()
+        self._enlisted.clear()
+        self._publishing = self._control = self._deferred = None
         self.engine.let_go(self.backlog_size)
         self.backlog_size = 0
         self.backlog.clear()
@@ -823,7 +830,7 @@ class Channel(BaseChannel):
 
     def _getter_ended(self, method: m.BasicGet, link: SendingLink, error: Error | None) -> None:
         self._links.discard(link)
-        if link.on_drained is not None and not (self.closing or self.ended):
+        if link.draining and not (self.closing or self.ended):
             why = error or Error("amqp:not-found", "the queue has gone")
             self.engine.fail(self, Fault.of(why), method)
 
@@ -1174,11 +1181,12 @@ class Channel(BaseChannel):
         """Who takes messages for node *name*, and the link on which they come."""
         topology = self.engine.topology
         if topology is not None:
-            way = topology.inlet(name, self._publishing, routed=routed)
+            publishing = self._publishing or Publishing(self)
+            way = topology.inlet(name, publishing, routed=routed)
             if isinstance(way, Error):
                 raise Fault.of(way)
             if way is not None:
-                return way, self._publishing, name
+                return way, publishing, name
         link = self._senders.get(name)
         if link is None or link.over:
             if len(self._senders) >= _LINKS_MAX:

@@ -239,6 +239,7 @@ class ClientEngine(Connection):
             raise Fault(faults.CHANNEL_ERROR, f"channel {frame.channel} is not open")
 
     def _ended(self) -> None:
+        self.on_room = _nothing
         updates, self._updates = self._updates, deque()
         for on_answer in updates:
             on_answer(self.reason())
@@ -388,7 +389,11 @@ class EngineChannel(BaseChannel):
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         for told in unconfirmed.values():
             told(False)
-        self.on_end(fault)
+        on_end = self.on_end
+        # They refer to the channel's owner, and the owner to the channel: no cycle is to keep them.
+        self.on_message = self.on_cancel = self.on_end = _ignore
+        self.on_flow = _nothing
+        on_end(fault)
 
 
 def _least(one: int, other: int) -> int:

@@ -491,7 +491,10 @@ class Connection:
         if self.over:
             return
         self.over = True
-        for channel in list(self._channels.values()):
+        # Channels refer to their connection: with the way back it and its buffers would stay until a
+        # full collection.
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
             channel.end()
         self._ended()
         followers, self.followers = self.followers, {}

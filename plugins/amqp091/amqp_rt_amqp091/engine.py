@@ -158,8 +158,11 @@ class Engine(Connection):
 
     def _ended(self) -> None:
         self._open_due = False
-        if self.topology is not None:
-            self.topology.close()
+        # Both refer to this connection: no cycle is to keep it.
+        self._exchange = None
+        topology, self.topology = self.topology, None
+        if topology is not None:
+            topology.close()
         self.thirsty.clear()
         self._scheduled.clear()
         self._working.clear()
@@ -297,6 +300,7 @@ class Engine(Connection):
         return []
 
     def _let_in(self, user: str | None, identity: Any, mechanism: str | None) -> None:
+        self._exchange = None
         self.peer.user = user
         self.peer.identity = identity
         self.peer.mechanism = mechanism

@@ -88,7 +88,10 @@ class Link:
         if self.over:
             return
         self.over = True
-        self._answer(error)
+        answer = self.on_answer
+        self._forget_hooks()
+        if answer is not None:
+            answer(error)
 
     def _answer(self, error: Error | None) -> None:
         answer, self.on_answer = self.on_answer, None
@@ -115,11 +118,16 @@ class Link:
         if self.over:
             return
         self.over = True
-        self.on_end = None
+        self._forget_hooks()
         was, self.attached = self.attached, False
         self._gather()
+        endpoint, self.endpoint = self.endpoint, None
         if was:
-            self.endpoint.on_detached(self, error, closed)
+            endpoint.on_detached(self, error, closed)
+
+    def _forget_hooks(self) -> None:
+        """Drop what is called by this link, and may refer to it: no cycle is to keep the link."""
+        self.on_answer = self.on_end = None
 
     def _gather(self) -> None:
         """Put what is unsettled where the endpoint looks for it."""
@@ -477,6 +485,10 @@ class SendingLink(Link):
 
     def offer(self, available: int) -> None:
         """Nobody asks."""
+
+    def _forget_hooks(self) -> None:
+        super()._forget_hooks()
+        self.on_message = self.on_drained = None
 
     def _gather(self) -> None:
         self.channel.engine.thirsty.pop(self, None)

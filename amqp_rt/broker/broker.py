@@ -2543,6 +2543,7 @@ class BrokerHost:
         guard = self.guard
         for roll_back in self.transactions.overdue():
             guard(None, roll_back)
+        self.termini.forget_answered()
         for terminus in self.termini.due():
             guard(terminus.held, terminus.end)
         self.staging.sweep()

@@ -117,8 +117,25 @@ class Unit:
                 call()
             except Exception as error:
                 faults.append((owner, error))
+        self._forget_calls()
         for owner, fault in faults:
             on_fault(owner, fault)
+
+    def refuse(self, error: Error) -> None:
+        """Call ``refused``, if this can be refused, as it will not be written."""
+        refused = self.refused
+        if refused is not None:
+            try:
+                refused(error)
+            finally:
+                self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        """Drop the calls, which refer to this unit, to messages and to links: no cycle is to keep them."""
+        self.refused = None
+        self._follow = []
+        self._undo = []
+        self._changes = []
 
     def put(self, node: int, sequence: int, head: bytes, payload: bytes) -> None:
         self._changes.append((Batch.put, (node, sequence, head, payload)))
@@ -253,8 +270,7 @@ class Journal:
     def add(self, unit: Unit) -> None:
         """Write *unit* with the next batch. Units are written in the order in which they come."""
         if self.failure is not None:
-            if unit.refused is not None:
-                unit.refused(Error.of(self.failure))
+            unit.refuse(Error.of(self.failure))
             return
         self._loose = None
         self._waiting.append(unit)
@@ -462,11 +478,10 @@ class Journal:
 
     def _refuse(self, unit: Unit, error: Error) -> None:
         """Let *unit*, if it can be refused, take *error*."""
-        if unit.refused is not None:
-            try:
-                unit.refused(error)
-            except Exception as another:
-                self.on_fault(None, another)
+        try:
+            unit.refuse(error)
+        except Exception as another:
+            self.on_fault(None, another)
 
 
 def _log_fault(owner: object, error: Exception) -> None:

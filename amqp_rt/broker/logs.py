@@ -340,7 +340,9 @@ class Appending:
         self.log.memory.held -= self.size
 
     def _answer(self, say: Callable[[IncomingDelivery], None]) -> None:
-        for deliveries, done in self.answers:
+        # The log keeps this until records come again, and deliveries refer to their link.
+        answers, self.answers = self.answers, []
+        for deliveries, done in answers:
             for delivery in deliveries:
                 say(delivery)
             if done is not None:
@@ -1019,7 +1021,10 @@ class LogReader:
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.log.leave(self)
-        for on_left in self.on_left:
+        # Deliveries refer to their link, and what is called to this: no cycle is to keep the link.
+        link.unsettled = []
+        called, self.on_left = self.on_left, []
+        for on_left in called:
             on_left()
 
 

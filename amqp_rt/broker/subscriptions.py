@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..fronts.base import SendingLink
 from ..outcomes import RELEASED, Accepted, Error, Modified, Received, Rejected, Released
@@ -85,6 +85,18 @@ class Enlisted:
         self.outcome = outcome
         #: Its link is over: it cannot go back to who had it.
         self.left: bool = False
+
+
+class NoLink:
+    """The link of a suspended subscription: takes nothing, and refers to no connection."""
+
+    attached: bool = False
+    writable: bool = False
+    draining: bool = False
+    credit: int = 0
+
+
+_NO_LINK: Final = NoLink()
 
 
 class Subscription:
@@ -295,6 +307,7 @@ class Subscription:
             node.conclude_left(left, self._release)
         node.pause(self)
         node.concluded()
+        self.link = _NO_LINK
         return memory
 
     def _release(self, delivery: Any) -> None:
@@ -415,6 +428,8 @@ class Browser(Subscription):
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.node.leave(self)
+        # Deliveries refer to their link: no cycle is to keep it.
+        link.unsettled = []
         called, self.on_left = self.on_left, []
         for on_left in called:
             on_left()

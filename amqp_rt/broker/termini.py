@@ -296,6 +296,10 @@ class KeptSource(Terminus):
         """Its *link* is over, and left *memory*."""
         now = self.termini.clock.wall()
         for known in memory.values():
+            if known.delivery is not None:
+                # Its context says all of it, and it refers to a link whose connection may be gone.
+                known.context = known.delivery.context
+                known.delivery = None
             context = known.context
             if isinstance(context, Entry):
                 if known.payload is None:
@@ -681,9 +685,9 @@ class KeptTarget(Terminus):
             if known.complete:
                 # It lies in its node.
                 known.payload = b""
-                if known.delivery is not None and type(known.delivery.local_state) in _OUTCOMES:
-                    known.delivery.payload = b""
+                _forget_delivery(known)
                 continue
+            known.delivery = None
             size = len(known.payload) if isinstance(known.payload, bytes) else 0
             if self.termini.unfinished + size > self.termini.limits.unfinished_bytes_max:
                 # Its sender begins again.
@@ -692,8 +696,19 @@ class KeptTarget(Terminus):
             self.termini.unfinished += size
             self._unfinished += size
         self.memory = memory
+        if self._open:
+            # They wait for the disk.
+            self.termini.unanswered[self] = None
         self.leave(link)
         return True
+
+    def forget_answered(self) -> bool:
+        """Forget deliveries that were answered since their link ended; whether none is left."""
+        self._gather()
+        if self.link is None:
+            for known in (self.memory or {}).values():
+                _forget_delivery(known)
+        return not self._open or self.link is not None
 
     def end(self) -> None:
         self.termini.unfinished -= self._unfinished
@@ -701,6 +716,18 @@ class KeptTarget(Terminus):
         self._said.clear()
         self._open.clear()
         super().end()
+
+
+def _forget_delivery(known: Unsettled) -> None:
+    """Keep what was said of a delivery that came whole, and not the delivery.
+
+    It refers to its link, whose connection may be gone. One that waits for the disk is needed: its
+    outcome is found there.
+    """
+    delivery = known.delivery
+    if delivery is not None and type(delivery.local_state) in _OUTCOMES:
+        known.state = delivery.local_state
+        known.delivery = None
 
 
 class Termini:
@@ -726,6 +753,8 @@ class Termini:
         self.limits = limits
         #: Bytes of unfinished messages.
         self.unfinished = 0
+        #: Targets without a link that have deliveries without an answer.
+        self.unanswered: dict[KeptTarget, None] = {}
         self._kept: dict[Key, Terminus] = {}
         #: How many each container of a user has: by user and container-id.
         self._of_container: Counter[tuple[str, str]] = Counter()
@@ -844,6 +873,12 @@ class Termini:
             # Those whose countdown was aborted.
             self._timers = [each for each in self._timers if each[2].deadline == each[0]]
             heapq.heapify(self._timers)
+
+    def forget_answered(self) -> None:
+        """Forget deliveries that were answered since their links ended: they refer to connections."""
+        for target in list(self.unanswered):
+            if target.forget_answered():
+                del self.unanswered[target]
 
     def due(self) -> Iterator[Terminus]:
         """What has expired, and is to be ended."""

@@ -868,6 +868,8 @@ class Engine:
             return
         self._layer = _DEAD
         self._lose_sessions(self._failed)
+        # Sessions refer to their engine: no cycle is to keep its buffers.
+        self._dirty.clear()
         self.finished = True
         self._close_deadline = inf
         self._handshake_deadline = inf

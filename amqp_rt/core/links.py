@@ -444,7 +444,7 @@ class ReceiverLink(Link):
         #: Credit that the endpoint did not give: for deliveries that the sender has to resume.
         self._reserved: int = 0
         #: What had arrived of an unfinished message when the link went.
-        self._partial: Delivery | None = None
+        self._partial: Unsettled | None = None
         #: How many deliveries may begin without credit, counted from the first one, where that is.
         self._early_max: int = 0
         self._first_count: int = 0
@@ -889,10 +889,7 @@ class ReceiverLink(Link):
         for tag, entry in self._remembered.items():
             # Where not all of them can be named, each gets its turn.
             (in_vain if self.incomplete and tag in self.said else found)[tag] = entry
-        left: list[Any] = (
-            self.unsettled if self._partial is None else [*self.unsettled, self._partial]
-        )
-        for delivery in left:
+        for delivery in self.unsettled:
             if delivery.settled or not (delivery.complete or delivery.payload):
                 continue
             state = delivery.local_state
@@ -905,6 +902,9 @@ class ReceiverLink(Link):
                 context=delivery.context,
                 delivery=delivery,
             )
+        partial = self._partial
+        if partial is not None:
+            found[partial.tag] = partial
         found.update(in_vain)
         return found
 
@@ -1027,10 +1027,17 @@ class ReceiverLink(Link):
                 return
             streamed = self.streaming or delivery.streamed
             if not streamed and not delivery.settled:
-                delivery.payload = b"".join(delivery._chunks)
-                self._partial = delivery
+                payload = b"".join(delivery._chunks)
+                if payload:
+                    # The delivery itself, which nobody has in hand, would keep the link.
+                    self._partial = Unsettled(
+                        tag=delivery.tag,
+                        payload=payload,
+                        complete=False,
+                        message_format=delivery.message_format,
+                    )
             self._drop(delivery)
-            delivery.aborted = self._partial is None
+            delivery.aborted = streamed or delivery.settled
             delivery.local_settled = True
             self.session.forget_incoming(delivery.delivery_id)
             if streamed:

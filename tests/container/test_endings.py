@@ -15,7 +15,7 @@ import pytest
 import trio
 from certificates import certificates
 
-from amqp_rt.broker.nodes import Queue, Topic
+from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 from amqp_rt.errors import AmqpError
@@ -57,6 +57,7 @@ async def use(peer: Connection, *, dynamic: bool) -> None:
     for link in (out, back, topic, heard):
         await link.wait_attached()
     await heard.send("x")
+    await peer.sender("log").send("x")
     for _ in range(10):
         await out.send("x" * 1_000)
     await back.receive()
@@ -64,8 +65,13 @@ async def use(peer: Connection, *, dynamic: bool) -> None:
     if dynamic:
         reply = peer.receiver(dynamic=True)
         await reply.wait_attached()
+    # Not answered: what is browsed, what is read of a log, and an outcome that no discharge follows.
+    first = {"rabbitmq:stream-offset-spec": "first"}
+    await peer.receiver("q", mode="copy", credit=2).receive()
+    await peer.receiver("log", credit=2, filter=first).receive()
     async with peer.transaction() as transaction:
         await out.send("x", transaction=transaction)
+        (await back.receive()).accept(transaction=transaction)
     with suppress(AmqpError):
         await peer.sender("q/$nowhere").wait_attached()
 
@@ -77,7 +83,7 @@ async def test_nothing_of_a_connection_waits_for_the_collector(
 ) -> None:
     where = {"memory": "b", "amqp+unix": f"{tmp_path}/s"}.get(door, "127.0.0.1:0")
     async with Broker("b", tls=ServerTls(KNOWN.server)) as broker:
-        await broker.declare(Queue("q"), Topic("t"))
+        await broker.declare(Queue("q"), Topic("t"), Log("log"))
         (url,) = await broker.listen(f"{door}://{where}")
         refs: dict[str, weakref.ref[Any]] = {}
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from .limits import DEFAULT_LIMITS, Limits
+from .message import message_id_of
 from .outcomes import Error
 
 
@@ -47,6 +48,38 @@ def error_text(error: Error) -> str:
     """Return *error*, which a peer may have chosen, as part of one line."""
     description = (error.description or "")[:500]
     return f"{error.condition}: {description!r}" if description else str(error.condition)
+
+
+def log_loss(
+    log: logging.Logger,
+    limiter: LogLimiter,
+    now: float,
+    *,
+    event: str,
+    address: str | None,
+    payload: bytes,
+    message_format: int,
+    why: str,
+    error: Error | None = None,
+    key: object = None,
+) -> None:
+    """Warn that a message for *address* is lost, if *limiter* admits the line.
+
+    *event* says what was done, with the preposition before the address. Lines are counted by event,
+    address and *key*, or the reason *why* without one, whose text peers must not choose then. They may
+    have chosen that of *error*.
+    """
+    left_out = limiter.admit((event, address, key or why), now)
+    if left_out is not None:
+        log.warning(
+            "%s %.200r, message-id %.200r: %s%s%s",
+            event,
+            address,
+            message_id_of(payload, message_format, limiter.limits),
+            why,
+            "" if error is None else f": {error_text(error)}",
+            left_out,
+        )
 
 
 def log_refusal(

@@ -27,8 +27,8 @@ from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
 from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
 from ..limits import DEFAULT_LIMITS, Limits
-from ..loglimit import LogLimiter, error_text, log_refusal
-from ..message import MESSAGE_FORMAT, AnnotationPolicy, message_id_of
+from ..loglimit import LogLimiter, log_loss, log_refusal
+from ..message import MESSAGE_FORMAT, AnnotationPolicy
 from ..outcomes import Error, Rejected
 from ..security.access import reserved
 from ..stores.base import SEQUENCE_MAX
@@ -1031,10 +1031,10 @@ class BrokerHost:
             raise TypeError(f"a node is declared as a Queue, a Topic or a Log, not {declared!r}")
         ledger: Ledger | None = None
         if journal is not None and number and isinstance(held, MessageQueue):
-            ledger = held.ledger = QueueLedger(journal, number, held)
+            ledger = held.ledger = QueueLedger(journal, number, held, declared.name)
             self._pager.adopt(held, number)
         elif journal is not None and number and isinstance(held, MessageTopic):
-            ledger = TopicLedger(journal, held)
+            ledger = TopicLedger(journal, held, declared.name)
         intake = Intake(held)
         if isinstance(declared, Queue):
             self._remember_ids(intake, declared, number)
@@ -1075,6 +1075,7 @@ class BrokerHost:
             max_bytes=declared.max_bytes,
             limits=self.limits,
         )
+        held.address = declared.name
         held.on_unfinished = partial(self.go_on_later, held)
         self._logs[held] = number
         if new and self.journal is not None:
@@ -1284,17 +1285,16 @@ class BrokerHost:
         self, name: str, entry: Entry, reason: str, error: Error | None, why: str
     ) -> None:
         """Warn that *entry* has been dropped at the node *name*, if the log may have the line."""
-        left_out = self._log_limiter.admit((name, why), self.clock.monotonic())
-        if left_out is None:
-            return
-        _log.warning(
-            "message dropped: %s at %r, message-id %.200r%s: %s%s",
-            reason,
-            name,
-            message_id_of(entry.payload, entry.message_format, self.limits),
-            "" if error is None else f", {error_text(error)}",
-            why,
-            left_out,
+        log_loss(
+            _log,
+            self._log_limiter,
+            self.clock.monotonic(),
+            event=f"message dropped: {reason} at",
+            address=name,
+            payload=entry.payload,
+            message_format=entry.message_format,
+            why=why,
+            error=error,
         )
 
     def _bury_in(

@@ -21,6 +21,7 @@ import trio
 
 from ..errors import AmqpError
 from ..fronts.base import IncomingDelivery
+from ..loglimit import LogLimiter, error_text
 from ..outcomes import ACCEPTED, Error, Rejected
 from ..stores.base import Batch, Store, StoreDamaged, StoreFailed, StoreFull, StoreRefused
 from .entries import Entry, head_of
@@ -205,6 +206,7 @@ class Journal:
 
     def __init__(self, store: Store, executor: Executor | None = None) -> None:
         self.store = store
+        self._log_limiter = LogLimiter()
         self.is_open = False
         #: Why nothing is kept any more.
         self.failure: AmqpError | None = None
@@ -476,6 +478,14 @@ class Journal:
             if self.on_given_up is not None:
                 self.on_given_up(_no_outcomes(again))
 
+    def log_refused(self, count: int, address: str, error: Error, now: float) -> None:
+        """Warn that *count* messages for *address* cannot be kept, if the log may have the line."""
+        left_out = self._log_limiter.admit((address, error.condition), now)
+        if left_out is not None:
+            _log.warning(
+                "messages refused: %d for %.200r: %s%s", count, address, error_text(error), left_out
+            )
+
     def _refuse(self, unit: Unit, error: Error) -> None:
         """Let *unit*, if it can be refused, take *error*."""
         try:
@@ -521,8 +531,11 @@ class QueueLedger:
     nobody gets, settles or counts what could still be lost, and order stays order.
     """
 
-    def __init__(self, journal: Journal, number: int, queue: MessageQueue) -> None:
+    def __init__(
+        self, journal: Journal, number: int, queue: MessageQueue, address: str = ""
+    ) -> None:
         self.number = number
+        self.address = address
         self._journal = journal
         self._queue = queue
 
@@ -565,7 +578,7 @@ class QueueLedger:
                 done()
 
         def refused(error: Error) -> None:
-            _log.warning("%d messages were refused: %s", len(entries), error)
+            self._journal.log_refused(len(entries), self.address, error, self._queue.wall())
             unit.undo()
             for entry in entries:
                 entry.stored = False

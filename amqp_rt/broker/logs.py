@@ -323,7 +323,10 @@ class Appending:
 
     def refused(self, error: Error) -> None:
         """There was no room for them: let those know who sent them."""
-        _log.warning("records were refused: %s", error)
+        log = self.log
+        if log.reading is not None:
+            count = sum(map(len, self.records.values()))
+            log.reading.journal.log_refused(count, log.address, error, log.wall())
         self.undo()
         self._answer(partial(refuse, error=error))
 
@@ -379,6 +382,8 @@ class MessageLog:
     ) -> None:
         self.memory = memory
         self.wall = wall
+        #: For what is logged.
+        self.address = ""
         self.incarnation = incarnation
         self.reading = reading
         self.limits = limits

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from ..errors import DecodeError, WouldBlock
 from ..events import Peer
 from ..fronts.base import IncomingDelivery, ReceivingLink
-from ..message import message_id_of
+from ..loglimit import log_loss
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..termini import Target
 from ..transactions import TransactionalState
@@ -182,18 +182,18 @@ class Inlet:
     ) -> None:
         """Warn of a message that was refused and whose sender cannot learn so."""
         address = link.target.address if isinstance(link.target, Target) else None
-        key = ("settled", address, None if error is None else error.condition)
-        left_out = self.door.log_limiter.admit(key, self.wall())
-        if left_out is not None:
-            _log.warning(
-                "message dropped: refused at %.200r, message-id %.200r, settled by its sender "
-                "%.200r: %s%s",
-                address,
-                message_id_of(payload, message_format, self.door.limits),
-                link.peer.container_id,
-                error,
-                left_out,
-            )
+        log_loss(
+            _log,
+            self.door.log_limiter,
+            self.wall(),
+            event="message dropped: refused at",
+            address=address,
+            payload=payload,
+            message_format=message_format,
+            why=f"settled by its sender {link.peer.container_id!r:.200}",
+            error=error,
+            key=("settled", None if error is None else error.condition),
+        )
 
     def take(self, entry: Entry) -> None:
         """Put a message that is in the broker already, and has to go somewhere: room or not."""

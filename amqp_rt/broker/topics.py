@@ -11,7 +11,6 @@ store, and a durable message is accepted when all of those have it (:class:`Topi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -24,8 +23,6 @@ from .journal import Journal, QueueLedger, Unit, accept, refuse
 from .observed import ObservedQueue
 from .queues import Counts, Memory, MessageQueue
 from .subscriptions import Subscription
-
-_log = logging.getLogger("amqp_rt.broker")
 
 
 def _drop(entry: Entry, reason: str, error: Error | None) -> bool:
@@ -303,7 +300,8 @@ class TopicLedger:
     comes after it waits with it.
     """
 
-    def __init__(self, journal: Journal, topic: MessageTopic) -> None:
+    def __init__(self, journal: Journal, topic: MessageTopic, address: str) -> None:
+        self.address = address
         self._journal = journal
         self._topic = topic
 
@@ -338,7 +336,7 @@ class TopicLedger:
                 topic.put_reserved(entry, copies)
 
         def refused(error: Error) -> None:
-            _log.warning("%d messages were refused: %s", len(entries), error)
+            self._journal.log_refused(len(entries), self.address, error, topic.wall())
             for _, copies in staged:
                 topic.withhold(copies)
             answer(partial(refuse, error=error))

@@ -28,8 +28,8 @@ from ..fronts.base import (
     SendingLink,
 )
 from ..limits import Limits
-from ..loglimit import error_text
-from ..message import MESSAGE_FORMAT, Message, message_id_of, read_data
+from ..loglimit import log_loss
+from ..message import MESSAGE_FORMAT, Message, read_data
 from ..outcomes import (
     ACCEPTED,
     MODIFIED_FAILED,
@@ -501,10 +501,10 @@ def judge(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome
         outcome = error.outcome
         if delivery.settled and isinstance(outcome, Rejected):
             why = f"rejected by {route.name}, and settled by its sender"
-            log_loss(inbox, delivery, why, outcome.error)
+            log_rejection(inbox, delivery, why, outcome.error)
         return outcome
     if isinstance(error, DecodeError):
-        log_loss(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
+        log_rejection(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
         return rejected("amqp:decode-error", error.description)
     route.stats.failed += 1
     container = inbox.binding.container
@@ -521,20 +521,19 @@ def log_failure(
         log.error("handler failed: %s %s%s", route.name, where, left_out, exc_info=error)
 
 
-def log_loss(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | None) -> None:
+def log_rejection(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | None) -> None:
     """Warn of a message that no handler has processed and that may be dropped."""
     binding = inbox.binding
-    container = binding.container
-    left_out = container.log_limiter.admit((binding.address, why), trio.current_time())
-    if left_out is None:
-        return
-    log.warning(
-        "message rejected: to %r, message-id %.200r: %s%s%s",
-        binding.address,
-        message_id_of(delivery.payload, delivery.message_format, container.limits),
-        why,
-        "" if error is None else f": {error_text(error)}",
-        left_out,
+    log_loss(
+        log,
+        binding.container.log_limiter,
+        trio.current_time(),
+        event="message rejected: to",
+        address=binding.address,
+        payload=delivery.payload,
+        message_format=delivery.message_format,
+        why=why,
+        error=error,
     )
 
 

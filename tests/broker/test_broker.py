@@ -422,10 +422,10 @@ def test_a_source_without_address_is_nobodys() -> None:
     [
         (
             rejected("app:odd", "no\nsuch sku"),
-            "rejected at 'q', message-id 'm-1', app:odd: 'no\\nsuch sku'",
+            "rejected at 'q', message-id 'm-1': the queue has no dead_letter: app:odd: 'no\\nsuch sku'",
         ),
-        (MODIFIED_FAILED, "max-deliveries at 'q', message-id 'm-1'"),
-        (RELEASED, "max-attempts at 'q', message-id 'm-1'"),
+        (MODIFIED_FAILED, "max-deliveries at 'q', message-id 'm-1': the queue has no dead_letter"),
+        (RELEASED, "max-attempts at 'q', message-id 'm-1': the queue has no dead_letter"),
     ],
 )
 def test_a_message_that_is_given_up_without_a_dead_letter_address_leaves_a_warning(
@@ -435,7 +435,7 @@ def test_a_message_that_is_given_up_without_a_dead_letter_address_leaves_a_warni
     world.client().sender("q").send("m", message_id="m-1")
     world.client().receiver("q", credit=1).settle(outcome)
     (record,) = caplog.records
-    assert record.getMessage() == f"message dropped: {sentence}: the queue has no dead_letter"
+    assert record.getMessage() == f"message dropped: {sentence}"
     assert record.levelname == "WARNING"
 
 

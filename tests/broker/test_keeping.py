@@ -16,6 +16,7 @@ from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND
+from amqp_rt.limits import DEFAULT_LIMITS
 from amqp_rt.stores.base import Batch, Damage, Opened, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
@@ -35,7 +36,7 @@ class Troubled(MemoryStore):
         return super().open()
 
     def commit(self, batch: Batch) -> None:
-        if self.full and batch.puts:
+        if self.full and (batch.puts or batch.appends):
             raise StoreFull("the disk is full")
         if self.fails:
             self.fails -= 1
@@ -449,3 +450,26 @@ async def test_what_was_kept_and_what_is_made_on_use_is_logged(
         "node made: queue 'jobs-1', on its first use",
         "store read: 1 nodes, 1 messages in queues",
     ]
+
+
+@pytest.mark.parametrize("node", [Queue("n"), Topic("n"), Log("n")])
+async def test_refusals_of_the_store_log_a_few_lines(
+    node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    most = DEFAULT_LIMITS.log_lines_max
+    store = Troubled()
+    async with Broker(store=store) as broker, broker.local() as peer:
+        await broker.declare(node)
+        if isinstance(node, Topic):
+            await peer.receiver("n", name="s", durable=1).wait_attached()
+        async with peer.sender("n") as out:
+            await out.send("x", durable=True)
+            store.full = True
+            for _ in range(most + 5):
+                with pytest.raises(DeliveryRejected):
+                    await out.send("x", durable=True)
+            store.full = False
+    lines = [each.getMessage() for each in caplog.records]
+    refused = [line for line in lines if line.startswith("messages refused")]
+    assert len(refused) == most
+    assert refused[0].startswith("messages refused: 1 for 'n': amqp:resource-limit-exceeded")

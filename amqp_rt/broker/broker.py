@@ -12,7 +12,7 @@ import logging
 import sys
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, Protocol, cast
@@ -73,7 +73,7 @@ from .nodes import (
     terms_again,
 )
 from .observed import ObservedQueue
-from .pager import Pager
+from .pager import STEP, Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import WORK_OF_A_TURN, Memory, MessageQueue
 from .selectors import InvalidFilter
@@ -1876,7 +1876,8 @@ class BrokerHost:
         bytes_max: int = sys.maxsize,
         virtual_host: str = "",
     ) -> list[bytes]:
-        """The first *count* available messages of a queue, encoded as they would be sent now.
+        """The first *count* messages of a queue, encoded as they would be sent now: those that are
+        available or in their pause after a failure.
 
         Those that are in the store only are read, and stay there. Of a message in pieces there is
         what comes before its body.
@@ -1996,7 +1997,7 @@ class BrokerHost:
         return found
 
     async def purge(self, address: str, *, virtual_host: str = "") -> int:
-        """Drop the available messages of a queue; how many there were.
+        """Drop the messages of a queue that are available or in their pause; how many there were.
 
         What is in the store only goes at once, unless each of them is recorded in ``$journal``: then
         they are read for that. Cancelled, some of them may be left.
@@ -2007,12 +2008,9 @@ class BrokerHost:
         queue = self._queue(address, virtual_host)
         await trio.lowlevel.checkpoint()
         dropped = 0
-        queue.end_pauses()
         if not (self.journal is not None and isinstance(queue, ObservedQueue)):
             dropped = queue.purge_paged()
-        return dropped + await self._pager.work_off(
-            self.journal, queue, queue.available, queue.drop
-        )
+        return dropped + await self._pager.work_off(self.journal, queue, queue.present, queue.drop)
 
     def wait_stored(
         self, address: str, on_stored: Callable[[], None], *, virtual_host: str = ""
@@ -2028,16 +2026,26 @@ class BrokerHost:
         self.journal.when_kept(on_stored)
         return True
 
-    def purge_now(self, address: str, *, virtual_host: str = "") -> int:
-        """As :meth:`purge`, for who cannot wait: what is in the store only is in no journal then.
+    def purging(self, address: str, *, virtual_host: str = "") -> Generator[int, None, None]:
+        """Do as :meth:`purge`, a step at a time, and yield after each how many messages have been
+        dropped so far. What is in the store only is in no ``$journal`` then.
 
         Raises:
             AmqpError: There is no such queue.
         """
-        return self._queue(address, virtual_host).purge()
+        queue = self._queue(address, virtual_host)
+        before = queue.place_next
+        dropped = queue.purge_paged()
+        while True:
+            some = queue.drop(STEP, before)
+            dropped += some
+            yield dropped
+            if some < STEP:
+                return
 
     async def move(self, address: str, to: str, count: int, *, virtual_host: str = "") -> int:
-        """Move the first *count* available messages of a queue to another node, in order.
+        """Move the first *count* messages of a queue to another node, in order: those that are available
+        or in their pause after a failure.
 
         Each of them is in one of the two whenever the broker stops. What is in the store only is read
         for it a chunk at a time; cancelled, or when it raises, some of them may have been moved.

@@ -97,6 +97,8 @@ class ObservedQueue(MessageQueue):
         return found
 
     def drop(self, count: int, before: int = NOWHERE_PAGED) -> int:
-        for entry in self.peek(count, before=before):
+        found = super().withdraw(count, before)
+        for entry in found:
             self.watch.note(DROP, entry, entry.sequence, None, "purged")
-        return super().drop(count, before)
+        self.counts.dropped += len(found)
+        return len(found)

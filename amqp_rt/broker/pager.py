@@ -31,7 +31,7 @@ _LOST: Final = rejected("amqp:internal-error", "a part of the message is not in 
 #: Seconds until what could not be read is read again.
 _RETRY_S: Final = 1.0
 #: Messages that an operator's purge or move takes in one turn of the event loop.
-_TURN: Final = 500
+STEP: Final = 500
 
 
 class _Survey(Struct):
@@ -215,8 +215,9 @@ class Pager:
     async def peek(
         self, journal: Journal, queue: MessageQueue, count: int, bytes_max: int
     ) -> list[Entry]:
-        """The first *count* available messages of *queue*, in order: no more than *bytes_max* bytes
-        of them, but one. Those in the store only are read a chunk at a time, and stay there.
+        """The first *count* messages of *queue* that are available or in their pause, in order: no
+        more than *bytes_max* bytes of them, but one. Those in the store only are read a chunk at a time,
+        and stay there.
 
         What comes and goes meanwhile is seen or not.
 
@@ -269,9 +270,9 @@ class Pager:
         count: int,
         work: Callable[[int, int], int],
     ) -> int:
-        """Have *work* done with the first *count* messages that are available now, as they are read.
+        """Have *work* done with the first *count* messages that operators see now, as they are read.
 
-        *work* gets how many messages it may take away, ``_TURN`` at most, and the place before which
+        *work* gets how many messages it may take away, ``STEP`` at most, and the place before which
         they are, and returns how many it has taken; others have their turn in between. What it has
         changed is on the disk before more is read, so that neither memory nor what waits to be written
         grows with the queue. Returns how many it took in all.
@@ -280,10 +281,10 @@ class Pager:
             AmqpError: The store cannot be read, or is given up; or what *work* raises.
         """
         before = queue.place_next
-        count = min(count, queue.available)
+        count = min(count, queue.present)
         done = 0
         while True:
-            taken = work(min(count - done, _TURN), before)
+            taken = work(min(count - done, STEP), before)
             done += taken
             if done >= count:
                 return done

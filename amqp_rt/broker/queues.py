@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import inf
 from sys import maxsize
@@ -333,8 +333,10 @@ class MessageQueue(DistributionNode):
         #: The one that gets everything.
         self._active: Subscription | None = None
         self._schedule: Schedule | None = None
-        #: Failed messages whose pause is not over; the schedule has them.
-        self._pausing: int = 0
+        #: Failed messages whose pause is not over, by their places; the schedule has them too. And a
+        #: heap of their ranks, with those of some whose pause is over.
+        self._paused: dict[int, Entry] = {}
+        self._paused_ranks: list[int] = []
         self._locks: Locks | None = None
         self._paging: Paging | None = None
         #: There may be messages here that expire.
@@ -781,7 +783,7 @@ class MessageQueue(DistributionNode):
             subscription.active = False
             if self._active is None:
                 self._active = subscription
-                subscription.active = not self._pausing
+                subscription.active = not self._paused
         if subscription.selective:
             self._part(subscription)
         return subscription
@@ -1356,7 +1358,7 @@ class MessageQueue(DistributionNode):
         for consumer in self.consumers.values():
             if self._active is None or consumer.priority > self._active.priority:
                 self._active = consumer
-        if not self._pausing:
+        if not self._paused:
             self._activate()
 
     def _activate(self) -> None:
@@ -1395,7 +1397,8 @@ class MessageQueue(DistributionNode):
             self._schedule = Schedule(self.wall, self.monotonic)
         self._schedule.pause(entry, pause_s)
         self.delayed += 1
-        self._pausing += 1
+        self._paused[entry.sequence] = entry
+        heapq.heappush(self._paused_ranks, self._rank(entry))
         active = self._active
         if active is not None and active.active:
             active.active = False
@@ -1407,20 +1410,25 @@ class MessageQueue(DistributionNode):
         self._set_alarm()
 
     def _end_pause(self, entry: Entry) -> None:
-        """Make *entry* AVAILABLE again; its pause is over."""
+        """Make *entry* AVAILABLE again, whose pause is over, unless an operator has taken it."""
+        if self._paused.pop(entry.sequence, None) is None:
+            return
         self.delayed -= 1
-        self._pausing -= 1
         self._put_back(entry)
-        if not self._pausing:
+        self._go_on_without(entry)
+
+    def _go_on_without(self, entry: Entry) -> None:
+        """Let those go on that had to wait for the paused *entry*."""
+        ranks, paused = self._paused_ranks, self._paused
+        while ranks and ranks[0] & _PLACE not in paused:
+            heapq.heappop(ranks)
+        if len(ranks) > 2 * len(paused) + 1_000:
+            self._paused_ranks = [self._rank(each) for each in paused.values()]
+            heapq.heapify(self._paused_ranks)
+        if not paused:
             self._activate()
         if self._groups is not None and self._groups.free(entry):
             self._look_again()
-
-    def end_pauses(self) -> None:
-        """Make every failed message AVAILABLE again, before its time."""
-        if self._pausing and self._schedule is not None:
-            for entry in self._schedule.end_pauses():
-                self._end_pause(entry)
 
     def _put_back(self, entry: Entry) -> None:
         """*entry* is AVAILABLE again, at its old place, unless a later one has replaced it."""
@@ -1878,7 +1886,7 @@ class MessageQueue(DistributionNode):
             ):
                 available.append(entry)
                 continue
-            here = self._look(sequence)
+            here = self._present(sequence)
             if here is not None:
                 available.append(here)
         paging.read()
@@ -2093,25 +2101,51 @@ class MessageQueue(DistributionNode):
         return [*self._returned, *chain.from_iterable(self._apart.values())]
 
     def peek(self, count: int, after: int = -1, before: int = NOWHERE_PAGED) -> list[Entry]:
-        """The first *count* available messages with sequence numbers higher than *after* and lower
-        than *before*: of a queue that is paged, of those that come before what is in the store only.
+        """The first *count* messages that are available or in their pause, with sequence numbers higher
+        than *after* and lower than *before*: of a queue that is paged, of those that come before what is
+        in the store only. The work follows *count* and *after*, not the number of messages.
         """
         found: list[Entry] = []
+        if count <= 0:
+            return found
         before = min(before, self.paged_from)
-        older = sorted(rank for rank in self._older() if after < rank & _PLACE < before)
         fresh = range(max(self._head, after + 1), min(self._next, before))
+        ways: list[Iterable[int]] = [_in_order(heap) for heap in self._heaps() if heap]
         last = -1
-        for sequence in heapq.merge(older, fresh):
-            if len(found) >= count:
-                break
-            if sequence == last:
-                # It is between those never taken.
+        for rank in heapq.merge(*ways, fresh):
+            if rank == last:
+                # It is between those never taken, or was paused before.
                 continue
-            last = sequence
-            entry = self._look(sequence & _PLACE)
+            last = rank
+            sequence = rank & _PLACE
+            if not after < sequence < before:
+                if self._ranked or sequence <= after:
+                    continue
+                break
+            entry = self._present(sequence)
             if entry is not None:
                 found.append(entry)
+                if len(found) == count:
+                    break
         return found
+
+    def _heaps(self) -> list[list[int]]:
+        """The heaps of ranks of messages that are not in the run of those never taken."""
+        return [self._returned, *self._apart.values(), self._paused_ranks]
+
+    def _present(self, sequence: int) -> Entry | None:
+        """The message at a place that is AVAILABLE, or will be when its pause is over."""
+        entry = self._look(sequence)
+        if entry is None and self._paused:
+            entry = self._paused.get(sequence)
+            if entry is not None and self.last_value and entry.marks.replaced:
+                return None
+        return entry
+
+    @property
+    def present(self) -> int:
+        """Messages that operators see: those that are AVAILABLE, and those in their pause."""
+        return self.available + len(self._paused)
 
     @property
     def place_next(self) -> int:
@@ -2119,23 +2153,21 @@ class MessageQueue(DistributionNode):
         return self._place_next
 
     def withdraw(self, count: int, before: int = NOWHERE_PAGED) -> list[Entry]:
-        """Take away the first *count* available messages, of those that :meth:`peek` sees."""
+        """Take away the first *count* messages of those that :meth:`peek` sees."""
         found = self.peek(count, before=before)
         self._forget(found)
         return found
 
     def drop(self, count: int, before: int = NOWHERE_PAGED) -> int:
-        """Drop the first *count* available messages, of those that :meth:`peek` sees; how many there
-        were."""
+        """Drop the first *count* messages of those that :meth:`peek` sees; how many there were."""
         found = self.peek(count, before=before)
         self._forget(found)
         self.counts.dropped += len(found)
         return len(found)
 
     def purge(self) -> int:
-        """Drop every available message; how many there were."""
-        self.end_pauses()
-        return self.purge_paged() + self.drop(self.available)
+        """Drop every message that is available or in its pause; how many there were."""
+        return self.purge_paged() + self.drop(self.present)
 
     def purge_paged(self) -> int:
         """Drop the messages that are in the store only; how many there were."""
@@ -2198,15 +2230,33 @@ class MessageQueue(DistributionNode):
         return self._remove(place)
 
     def _forget(self, entries: list[Entry]) -> None:
-        """Remove *entries*, which are the first ones."""
+        """Remove *entries*, which :meth:`peek` has just found as the first ones."""
+        if not entries:
+            return
         gone = {entry.sequence for entry in entries}
-        for heap in (self._returned, *self._apart.values()):
-            heap[:] = [rank for rank in heap if rank & _PLACE not in gone]
-            heapq.heapify(heap)
-        self._apart = {avoid: heap for avoid, heap in self._apart.items() if heap}
+        last = self._rank(entries[-1])
+        for heap in self._heaps():
+            # What has come since the operator began may rank before them.
+            newer: list[int] = []
+            while heap and heap[0] <= last:
+                rank = heapq.heappop(heap)
+                if rank & _PLACE in gone:
+                    continue
+                if self._present(rank & _PLACE) is not None:
+                    newer.append(rank)
+                elif heap is not self._paused_ranks:
+                    self._stale -= 1
+            for rank in newer:
+                heapq.heappush(heap, rank)
+        for avoid in [avoid for avoid, heap in self._apart.items() if not heap]:
+            del self._apart[avoid]
         self._aside -= gone
-        for sequence in gone:
-            self._remove(sequence)
+        for entry in entries:
+            if self._paused.pop(entry.sequence, None) is None:
+                self._remove(entry.sequence)
+            else:
+                self.delayed -= 1
+                self._go_on_without(entry)
         if self._head in gone:
             self._step()
         for entry in entries:
@@ -2224,14 +2274,13 @@ class MessageQueue(DistributionNode):
             self.paged = 0
             self._all_here()
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
-        self._pausing = 0
         self._pumping = False
         self._trash = [
             self._segments,
             self._latest,
             self._aside,
-            self._returned,
-            *self._apart.values(),
+            self._paused,
+            *self._heaps(),
         ]
         if self._schedule is not None:
             self._trash += self._schedule.heaps()
@@ -2243,6 +2292,8 @@ class MessageQueue(DistributionNode):
         self._head = self._next
         self._returned = []
         self._apart = {}
+        self._paused = {}
+        self._paused_ranks = []
         self._segments = {}
         self._tail = _Segment(self._next >> _SHIFT)
         self._segments[self._tail.number] = self._tail
@@ -2267,6 +2318,17 @@ class MessageQueue(DistributionNode):
             _drop_some(held, 1 if isinstance(held, dict) else _FREED)
             if not held:
                 self._trash.pop()
+
+
+def _in_order(heap: list[int]) -> Iterator[int]:
+    """The elements of *heap* in order, which stays as it is: the first ones do not cost the others."""
+    frontier = [(heap[0], 0)]
+    while frontier:
+        value, at = heapq.heappop(frontier)
+        yield value
+        for child in (2 * at + 1, 2 * at + 2):
+            if child < len(heap):
+                heapq.heappush(frontier, (heap[child], child))
 
 
 def _drop_some(held: Any, count: int) -> None:

@@ -111,14 +111,6 @@ class Schedule:
         """Keep a failed *entry*, whose ``due`` is None, for *pause_s* seconds."""
         heapq.heappush(self._delayed, (self._monotonic() + pause_s, entry.sequence, entry))
 
-    def end_pauses(self) -> list[Entry]:
-        """Remove and return all failed entries, in the order of their places."""
-        paused = [held[2] for held in self._delayed if held[2].due is None]
-        self._delayed = [held for held in self._delayed if held[2].due is not None]
-        heapq.heapify(self._delayed)
-        paused.sort(key=_place)
-        return paused
-
     def due(self) -> list[Entry]:
         """Take out what is due now, in the order of its places."""
         found: list[Entry] = []

@@ -854,11 +854,11 @@ class Topology:
         self._host.delete(name, virtual_host=self._virtual_host)
         return stats.available
 
-    def purge_queue(self, name: str) -> int:
-        """Drop what waits in a queue; how many messages there were."""
+    def purge_queue(self, name: str) -> Generator[int, None, None]:
+        """Drop what waits in a queue, a step at a time; yields how many messages that were so far."""
         self._judge(Rights.MANAGE, name)
         found = self._find(name)
-        return self._host.purge_now(found, virtual_host=self._virtual_host)
+        return self._host.purging(found, virtual_host=self._virtual_host)
 
     def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
         """Call *on_stored* once the messages that are being stored for *queue* are in it."""

@@ -420,8 +420,8 @@ class Topology(Protocol):
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue with its messages and bindings; how many messages it had."""
 
-    def purge_queue(self, name: str) -> int:
-        """Drop what waits in a queue; how many messages there were."""
+    def purge_queue(self, name: str) -> Generator[int, None, None]:
+        """Drop what waits in a queue, a step at a time; yields how many messages that were so far."""
 
     def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
         """Call *on_stored* once the messages that are being stored for *queue* are in it.

@@ -8,6 +8,7 @@ from brokers import Receiving, World
 from amqp_rt.broker.nodes import DELIVERIES_MAX, Queue, Topic
 from amqp_rt.broker.topology import Topologies
 from amqp_rt.limits import Limits
+from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Modified, Outcome
 from amqp_rt.values import Symbol
 
@@ -146,6 +147,41 @@ def test_a_message_in_its_pause_expires_on_time() -> None:
     advance(world, 5)
     assert len(receiver.messages) == 2
     assert counts(world, "dead") == (1, 0, 0)
+
+
+def test_operators_see_and_move_messages_in_their_pause() -> None:
+    world = World(Queue("q"), Queue("r"))
+    world.client().sender("q").send("a", "poison", "b")
+    receiver = world.client().receiver("q", credit=3)
+    receiver.settle(MODIFIED_FAILED, 1)
+    receiver.grant(1)
+    receiver.settle(MODIFIED_FAILED, 3)
+    receiver.detach(closed=True)
+    assert counts(world) == (2, 0, 1)
+    seen = [Message.decode(each).body for each in world.peek("q", 10)]
+    assert seen == ["a", "poison", "b"]
+    assert [Message.decode(each).body for each in world.peek("q", 2)] == ["a", "poison"]
+    assert world.move("q", "r", 2) == 2
+    assert (counts(world), counts(world, "r")) == ((1, 0, 0), (2, 0, 0))
+    advance(world, 60)
+    assert (counts(world), counts(world, "r")) == ((1, 0, 0), (2, 0, 0))
+    assert world.client().receiver("r", credit=5).bodies == ["a", "poison"]
+    assert world.client().receiver("q", credit=5).bodies == ["b"]
+    assert world.host.memory.held > 0
+
+
+def test_moving_a_message_in_its_pause_lets_the_single_active_consumer_go_on() -> None:
+    world = World(Queue("q", single_active=True), Queue("r"))
+    world.client().sender("q").send("poison", "next")
+    receiver = world.client().receiver("q", credit=1)
+    fail(receiver)
+    receiver.grant(1)
+    fail(receiver)
+    receiver.grant(1)
+    assert receiver.bodies == ["poison", "poison"]
+    assert world.move("q", "r", 1) == 1
+    receiver.grant(2)
+    assert receiver.bodies == ["poison", "poison", "next"]
 
 
 def test_purging_removes_messages_in_their_pause() -> None:

@@ -233,3 +233,41 @@ def test_a_deleted_queue_is_freed_in_turns() -> None:
     assert 0 < left - len(queue._trash[0]) < left
     turns(world)
     assert not queue._trash
+
+
+def test_operators_work_follows_what_they_ask_for() -> None:
+    world = filled(MANY)
+    world.host.declare(Queue("r"))
+    receiver = world.client().receiver("q", credit=MANY)
+    receiver.detach(closed=True)
+    turns(world)
+    queue = queue_of(world)
+    assert len(queue._returned) == MANY
+    looked = 0
+
+    class Counted(int):
+        def __lt__(self, other: int) -> bool:
+            nonlocal looked
+            looked += 1
+            return int(self) < int(other)
+
+    queue._returned = [Counted(rank) for rank in queue._returned]
+    assert [entry.sequence for entry in queue.peek(10)] == list(range(10))
+    assert looked < 400
+    assert queue.drop(10) == 10
+    assert looked < 1_600
+    assert world.move("q", "r", 10) == 10
+    assert [entry.sequence for entry in queue.peek(3)] == [20, 21, 22]
+    assert world.purge("q") == MANY - 20
+    assert (queue.available, queue._returned) == (0, [])
+
+
+@pytest.mark.parametrize("priorities", [1, 10])
+def test_a_purge_leaves_what_comes_while_it_goes_on(priorities: int) -> None:
+    world = filled(MANY, priorities=priorities)
+    purging = world.host.purging("q")
+    assert next(purging) == 500
+    for number in range(30):
+        world.host.publish("q", Message(number, priority=9).encode())
+    assert list(purging)[-1] == MANY
+    assert world.client().receiver("q", credit=MANY).bodies == list(range(30))

@@ -95,6 +95,8 @@ _QUEUE_WORK: Final = 5
 #: Deliveries that are answered between two looks, and what one costs: another may take its place.
 _ANSWERS_OF_A_STEP: Final = 10
 _ANSWER_WORK: Final = 5
+#: What one step of a purge is worth, in frames.
+_PURGE_WORK: Final = 100
 #: Links for destinations that nobody has an inlet for.
 _LINKS_MAX: Final = 256
 #: Why messages are refused for which their publisher is to blame, or the options of the broker.
@@ -553,9 +555,16 @@ class Channel(BaseChannel):
         self._when_stored(queue, method, partial(self._purge_queue, queue, method))
 
     def _purge_queue(self, queue: str, method: m.QueuePurge) -> None:
-        count = self._topology.purge_queue(queue)
-        if not method.no_wait:
-            self.write(m.QueuePurgeOk(message_count=count))
+        purging = self._topology.purge_queue(queue)
+
+        def steps() -> Generator[int, None, None]:
+            count = 0
+            for count in purging:  # noqa: B007 - the last one counts
+                yield _PURGE_WORK
+            if not method.no_wait:
+                self.write(m.QueuePurgeOk(message_count=count))
+
+        self._work(steps())
 
     def _on_queue_delete(self, method: m.QueueDelete) -> None:
         queue = self._queue_named(method.queue)

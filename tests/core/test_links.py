@@ -33,6 +33,7 @@ from amqp_rt.outcomes import (
 )
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.transactions import TransactionalState
 
 Q = Target(address="q")
 
@@ -570,6 +571,31 @@ def test_a_state_that_is_no_outcome_leaves_it_unsettled() -> None:
     assert len(said(engine)) == 1
 
 
+@pytest.mark.req("X21", "R3")
+def test_a_state_follows_an_outcome_only_within_a_transaction() -> None:
+    engine = begun()
+    attach = Attach(name="l", handle=0, role=False, rcv_settle_mode=1, initial_delivery_count=0)
+    (event,) = engine.receive(frame(attach), 0.0)
+    assert isinstance(event, AttachRequested)
+    endpoint = Recorder()
+    event.link.accept(endpoint)
+    event.link.grant(2)
+    engine.receive(transfer(0) + transfer(1), 0.0)
+    engine.take()
+    first, other = endpoint.deliveries
+    first.settle(ACCEPTED)
+    with pytest.raises(LocalProtocolError, match="has an outcome"):
+        first.update(Received(0, 5))
+    other.settle(TransactionalState(b"t", ACCEPTED))
+    other.update(TransactionalState(b"t", RELEASED))
+    states = [p.state for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
+    assert states == [
+        ACCEPTED,
+        TransactionalState(b"t", ACCEPTED),
+        TransactionalState(b"t", RELEASED),
+    ]
+
+
 @pytest.mark.req("X21", "X10")
 @pytest.mark.parametrize(
     ("first", "last", "hit"),
@@ -774,6 +800,8 @@ def test_unread_streams_close_the_window_and_reading_opens_it() -> None:
         joined.pump()
     assert total == 80_000
     assert link.writable
+    # Nothing that was read is still counted, and nothing was given back twice.
+    assert joined.server.held == 0
 
 
 @pytest.mark.req("X19", "X20")

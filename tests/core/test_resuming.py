@@ -12,8 +12,18 @@ from kept import Inbox, Outbox, Store, frames_of
 from wire import begun, detached_with, frame, kinds, said, transfer
 
 from amqp_rt.core.engine import Engine
+from amqp_rt.core.frames import Fault
 from amqp_rt.core.performatives import Attach, Detach, Disposition, Flow, Transfer
-from amqp_rt.core.resume import ROWS, Action, action_for, offset_of, position_after, read_unsettled
+from amqp_rt.core.resume import (
+    ROWS,
+    Action,
+    action_for,
+    fitting,
+    offset_of,
+    position_after,
+    read_unsettled,
+    whole,
+)
 from amqp_rt.errors import LocalProtocolError
 from amqp_rt.events import AttachRequested
 from amqp_rt.limits import DEFAULT_LIMITS, Limits
@@ -21,6 +31,7 @@ from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Error, Received, rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
+from amqp_rt.transactions import TransactionalState
 from amqp_rt.unsettled import Unsettled, UnsettledMap
 from amqp_rt.values import Described, Symbol, ULong
 
@@ -409,6 +420,38 @@ def test_an_outcome_that_was_said_while_suspended_is_said_again(second: bool) ->
         (6, ACCEPTED, not second),
     ]
     assert len(endpoint.deliveries) == 2
+    # Who settles first is done with them; who settles second waits for the sender.
+    assert [first.local_settled, other.local_settled] == [not second, not second]
+    assert first.state is None
+
+
+@pytest.mark.req("M26")
+def test_a_resumed_message_is_complete_and_fills_the_frames_of_the_peer() -> None:
+    engine = begun()
+    link = asked(engine, sends=False, unsettled={})
+    link.accept(Recorder())
+    engine.receive(flow(1), 0.0)
+    sending = link.send(b"x", state=TransactionalState(b"t"))
+    engine.take()
+    engine.receive_eof(0.0)
+    memory = link.remember()
+    assert list(memory) == [sending.tag]
+
+    engine = begun()
+    link = asked(engine, sends=False, unsettled={sending.tag: None})
+    memory[sending.tag].payload = bytes(link.session.payload_max)
+    link.accept(Recorder(), unsettled=memory)
+    engine.take()
+    engine.receive(flow(1), 0.0)
+    (sent,) = transfers(engine)
+    assert (sent.delivery_tag, sent.resume, sent.more, sent.state) == (
+        sending.tag,
+        True,
+        False,
+        None,
+    )
+    with pytest.raises(LocalProtocolError, match="is complete"):
+        sending.write(b"more")
 
 
 @pytest.mark.req("M26")
@@ -566,6 +609,33 @@ def test_sections_are_counted_as_far_as_they_may_be() -> None:
     limits = Limits(sections_max=2)
     assert offset_of(PAYLOAD, Received(2, SECTION), limits) == len(PAYLOAD)
     assert offset_of(PAYLOAD, Received(3, 0), limits) == -1
+
+
+def test_a_section_that_is_nested_too_deep_is_not_counted() -> None:
+    nested = Message([[[1]]], body_kind="value").encode()
+    assert position_after(nested, Limits(nesting_max=8)) == Received(1, 0)
+    assert position_after(nested, Limits(nesting_max=2)) == Received(0, len(nested))
+
+
+def test_a_payload_is_joined_from_its_pieces() -> None:
+    assert [whole(each) for each in (None, b"ab", [b"a", b"b"])] == [b"", b"ab", b"ab"]
+
+
+@pytest.mark.req("X24")
+def test_a_map_has_as_many_states_as_there_is_room_for() -> None:
+    # Each entry takes its tag, the two octets before it, and a null.
+    states = [(tag(number), None) for number in range(3)]
+    assert fitting(states, 3 * (4 + 2 + 1), 3) == (dict(states), True)
+    assert fitting(states, 3 * (4 + 2 + 1) - 1, 3) == (dict(states[:2]), False)
+    assert fitting(states, 1_000, 2) == (dict(states[:2]), False)
+
+
+@pytest.mark.req("X24")
+def test_a_map_has_at_most_as_many_entries_as_deliveries_may_be_unsettled() -> None:
+    raw = {tag(number): None for number in range(3)}
+    assert read_unsettled(raw, Limits(unsettled_max=3)) == raw
+    with pytest.raises(Fault, match="has 3 entries, and 2 are allowed"):
+        read_unsettled(raw, Limits(unsettled_max=2))
 
 
 # --- hostile maps --------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from ..events import (
 from ..fronts.base import ProtocolEngine
 from ..limits import Limits
 from ..outcomes import Error
-from .links import LinkHandle, fresh
+from .links import PASSING_CONDITIONS, LinkHandle, fresh
 from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
 from .requests import ReplyStream, Requests
@@ -76,6 +76,9 @@ class Member(Protocol):
 
 #: ``returner(session, member, error, ended)``: see :meth:`Session.returns`.
 Returner: TypeAlias = "Callable[[Session, Member, AmqpError, bool], bool]"
+#: ``session_returner(session, error)`` begins a session again that its peer has ended, after a pause;
+#: returns whether that is tried.
+SessionReturner: TypeAlias = "Callable[[Session, SessionEnded], bool]"
 
 
 class Session:
@@ -144,10 +147,29 @@ class Session:
         except LocalProtocolError as failure:
             member.lost(failure)
 
+    def begin_again(self, core: Any) -> None:
+        """Begin again after the pause that followed the end of *core*, unless that is of no use now."""
+        connection = self.connection
+        if self._ended or core is not self.core or connection.engine_over:
+            # Ended for good, or the next connection begins it, or has done so.
+            return
+        try:
+            self.begin(connection.engine)
+        except LocalProtocolError as error:
+            self.lose(error)
+
     @property
     def may_come_back(self) -> bool:
-        """Its connection is going, and another one will take its place."""
-        return self.connection.engine_over and self.connection.recovers
+        """It goes for a passing reason, or its connection is going, and another one will take its place."""
+        connection = self.connection
+        if connection.engine_over:
+            return connection.recovers
+        return connection.session_returner is not None and self._is_ended_in_passing()
+
+    def _is_ended_in_passing(self) -> bool:
+        """Whether the peer has ended it, and might take another one."""
+        error = None if self.core is None else self.core.error
+        return error is not None and error.condition in PASSING_CONDITIONS
 
     def begin(self, engine: Any) -> None:
         """Begin on *engine*; the members attach.
@@ -187,7 +209,9 @@ class Session:
                 condition=str(error.condition),
                 info=error.info,
             )
-        self.lose(why)
+        returner = self.connection.session_returner
+        if not (returner is not None and self._is_ended_in_passing() and returner(self, why)):
+            self.lose(why)
 
     def add(self, member: Member) -> None:
         """A sender or receiver joins: it attaches now, or when there is a connection again.
@@ -281,6 +305,8 @@ class Connection:
         self.redirector: Callable[[LinkHandle, Error], bool] | None = None
         #: Attaches detached links again; set by the dialler.
         self.returner: Returner | None = None
+        #: Begins ended sessions again; set by the dialler.
+        self.session_returner: SessionReturner | None = None
         #: Why the latest engine ended, None as long as it has not, or if it was a clean end.
         self.ended_with: Error | None = None
         #: The latest engine has been open.

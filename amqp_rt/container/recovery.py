@@ -33,7 +33,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..addresses import Url, parse_urls
-from ..errors import AmqpError, AuthenticationFailed, ConnectFailed, ConnectionLost, LinkDetached
+from ..errors import (
+    AmqpError,
+    AuthenticationFailed,
+    ConnectFailed,
+    ConnectionLost,
+    LinkDetached,
+    SessionEnded,
+)
 from ..fronts.amqp10 import ClientMechanism, ClientOptions, client
 from ..limits import Limits, check_seconds
 from ..net.dial import Transport, dial
@@ -345,6 +352,7 @@ class Dialler:
         self.connection = Connection(container, dialled=True)
         self.connection.redirector = self._redirect_link
         self.connection.returner = self._return_link
+        self.connection.session_returner = self._return_session
         if plan.token is not None:
             self.connection.tokens = TokenKeeper(
                 self.connection, plan.token, set_token=plan.set_token
@@ -631,7 +639,7 @@ class Dialler:
             )
         return chosen
 
-    # --- detached links ------------------------------------------------------------------
+    # --- detached links, ended sessions --------------------------------------------------
 
     def _return_link(self, session: Session, link: Member, error: AmqpError, ended: bool) -> bool:
         """Attach *link* again after a pause; whether that is tried."""
@@ -645,18 +653,29 @@ class Dialler:
             log.warning(
                 "link %r detached: %s; attaching it again in %.1f s", link.name, error, pause
             )
-        self._moving += 1
-        self._container.start_connection(
-            partial(self._end_pause, pause, session, link, error if ended else None)
+        self._after_pause(
+            pause, partial(session.end_pause, link, session.core, error if ended else None)
         )
         return True
 
-    def _pause_of(self, link: Member, policy: Reconnect) -> float | None:
-        """Seconds before *link* attaches again; None if that has been tried for long enough."""
+    def _return_session(self, session: Session, error: SessionEnded) -> bool:
+        """Begin *session* again after a pause; whether that is tried."""
+        policy = self._plan.reconnect
+        if policy is None or self.connection.closing:
+            return False
+        pause = self._pause_of(session, policy)
+        if pause is None:
+            return False
+        log.warning("%s; beginning it again in %.1f s", error, pause)
+        self._after_pause(pause, partial(session.begin_again, session.core))
+        return True
+
+    def _pause_of(self, ended: Member | Session, policy: Reconnect) -> float | None:
+        """Seconds before *ended* is tried again; None if that has been done for long enough."""
         now = trio.current_time()
-        pauses = self._pauses.get(link)
+        pauses = self._pauses.get(ended)
         if pauses is None or now - pauses.until >= policy.delay_max_s:
-            pauses = self._pauses[link] = _Pauses(now, now, policy.first_delay_s)
+            pauses = self._pauses[ended] = _Pauses(now, now, policy.first_delay_s)
         elif now - pauses.since >= policy.give_up_after_s:
             return None
         pause = self._pause(policy, pauses.delay)
@@ -664,14 +683,16 @@ class Dialler:
         pauses.until = now + pause
         return pause
 
-    async def _end_pause(
-        self, seconds: float, session: Session, link: Member, error: AmqpError | None
-    ) -> None:
-        core = session.core
+    def _after_pause(self, seconds: float, resume: Callable[[], None]) -> None:
+        """Call *resume* in *seconds*, or when the connection is over for good."""
+        self._moving += 1
+        self._container.start_connection(partial(self._pause_and, seconds, resume))
+
+    async def _pause_and(self, seconds: float, resume: Callable[[], None]) -> None:
         try:
             with trio.move_on_after(seconds):
                 await self.stopped.wait()
-            session.end_pause(link, core, error)
+            resume()
         finally:
             self._moving -= 1
             self._moved.unpark_all()

@@ -76,6 +76,8 @@ class Session:
         self.ours = Half(SESSION, UNMAPPED, ours=True)
         self.theirs = Half(SESSION, UNMAPPED, ours=False)
         self.on_ended: Callable[[Error | None], None] = _ignore
+        #: Why it is over, if it is and that is known; set before its links hear so.
+        self.error: Error | None = None
         #: Called once it is over, after its links have heard so.
         self.followers: dict[Any, Callable[[], None]] = {}
         self.properties: Mapping[object, object] = {}
@@ -688,6 +690,7 @@ class Session:
             self._over(error)
 
     def _over(self, error: Error | None) -> None:
+        self.error = error
         self.engine.held -= self._held
         self._held = 0
         self.engine.kept -= self.kept

@@ -26,6 +26,8 @@ from amqp_rt.errors import (
     LinkDetached,
     LinkEnded,
     LinkRefused,
+    LocalProtocolError,
+    SessionEnded,
 )
 from amqp_rt.net.memory import MemoryNetwork
 from amqp_rt.outcomes import ACCEPTED, Error
@@ -236,6 +238,119 @@ async def test_a_link_that_is_detached_for_a_passing_reason_attaches_again(
         assert all("detached: 'q'" in each or "detached the link to 'q'" in each for each in said)
         if error is not None:
             assert all("maintenance" in each for each in said)
+
+
+@pytest.mark.req("X25")
+@pytest.mark.parametrize("condition", ["amqp:connection:forced", "amqp:link:detach-forced"])
+async def test_a_session_that_is_ended_for_maintenance_comes_back(
+    condition: str, autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[int] = []
+
+    @node("jobs")
+    def take(number: int) -> None:
+        seen.append(number)
+
+    far = FarEnd(settle=ACCEPTED, credit=10)
+    async with (
+        client(far, take) as (us, peer),
+        peer.session() as session,
+        session.sender("own") as other,
+        peer.sender("q", in_doubt="resend") as out,
+        peer.receiver("q") as messages,
+    ):
+        await peer.serve(take)
+        for pause in (1, 2, 4):
+            for recorder in far.recorders:
+                recorder.settle = None
+            doubtful = out.send_nowait("in doubt")
+            await trio.testing.wait_all_tasks_blocked()
+            assert not doubtful.done
+            started, before = trio.current_time(), len(far.links)
+            ended = {link.session: None for link in far.links if link.attached}
+            assert len(ended) == 2
+            for each in ended:
+                each.end(Error(condition, "maintenance"))
+            waiting = out.send_nowait("later")
+            await doubtful.accepted()
+            await waiting.accepted()
+            assert trio.current_time() - started == pytest.approx(pause, abs=0.2)
+            await other.send("x")
+            await far.until(lambda before=before: len(far.links) == before + 4)
+            for link in far.links[before:]:
+                if hasattr(link, "send"):
+                    await far.until(lambda link=link: link.credit)
+                    link.send(encoded(pause))
+            async with await messages.receive() as delivery:
+                assert delivery.body == pause
+            await trio.testing.wait_all_tasks_blocked()
+            assert seen[-1] == pause
+        assert peer.state == "open"
+        assert len(far.engines) == 1
+        said = warnings(caplog)
+        assert len(said) == 6
+        assert all("maintenance" in each for each in said)
+        assert us.stats()["jobs"]["links"] == 1
+
+
+@pytest.mark.req("X25")
+async def test_a_session_that_is_ended_again_and_again_is_given_up(autojump_clock: Clock) -> None:
+    far = FarEnd(on_attach=lambda link: link.session.end(FORCED))
+    async with client(far) as (_, peer):
+        started = trio.current_time()
+        with pytest.raises(SessionEnded, match="maintenance"):
+            await peer.sender("q").wait_attached()
+        assert 100 <= trio.current_time() - started <= 106
+        # The next link begins another one.
+        far.on_attach = far.accept
+        await peer.sender("q").wait_attached()
+
+
+@pytest.mark.req("X25")
+@pytest.mark.parametrize("then", ["ends", "closes", "is lost", "cannot begin"])
+async def test_what_happens_in_the_pause_of_a_session(then: str, autojump_clock: Clock) -> None:
+    far = FarEnd(settle=ACCEPTED, credit=10)
+    async with client(far) as (_, peer), peer.session() as session:
+        out = session.sender("q")
+        await out.wait_attached()
+        far.link.session.end(FORCED)
+        await trio.testing.wait_all_tasks_blocked()
+        # It joins the others.
+        late = session.sender("late")
+        if then == "ends":
+            session.end()
+        elif then == "closes":
+            peer.close()
+        elif then == "is lost":
+            far.drop()
+        else:
+            peer.engine.begin = _no_channel
+        await trio.sleep(10)
+        if then == "is lost":
+            await out.send("x")
+            await late.send("x")
+            assert len(far.engines) == 2
+            assert len(far.links) == 3
+        else:
+            with pytest.raises(
+                {"ends": SessionEnded, "closes": ConnectionLost}.get(then, LocalProtocolError)
+            ):
+                await late.send("x")
+            assert out.closed
+            assert len(far.links) == 1
+
+
+def _no_channel(**options: Any) -> None:
+    raise LocalProtocolError("the peer allows no more sessions")
+
+
+@pytest.mark.req("X25")
+async def test_without_a_policy_an_ended_session_is_over(autojump_clock: Clock) -> None:
+    far = FarEnd()
+    async with client(far, reconnect=None) as (_, peer), peer.receiver("q") as messages:
+        far.link.session.end(FORCED)
+        with pytest.raises(SessionEnded, match="maintenance"):
+            await anext(messages)
 
 
 @pytest.mark.req("X25")

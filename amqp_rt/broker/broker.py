@@ -12,7 +12,7 @@ import logging
 import sys
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, Protocol, cast
@@ -328,6 +328,33 @@ class Resumable(Protocol):
         """Do one turn's work."""
 
 
+class _Steps:
+    """Work of many steps, which is done some at a time.
+
+    Args:
+        host: Gives it its turns.
+        steps: Does one with each element that is asked for.
+        work: As many deliveries are concluded in the time of one step.
+    """
+
+    def __init__(self, host: BrokerHost, steps: Iterator[None], work: int) -> None:
+        self._host = host
+        self._steps = steps
+        self._work = work
+        #: There are no more of them.
+        self.over = False
+
+    def resume(self) -> None:
+        """Do what one turn has room for."""
+        memory = self._host.memory
+        for _ in self._steps:
+            memory.work -= self._work
+            if memory.work <= 0:
+                self._host.go_on_later(self)
+                return
+        self.over = True
+
+
 class Ways(Protocol):
     """Addresses that lead to several nodes at once, such as those of exchanges."""
 
@@ -430,6 +457,8 @@ class BrokerHost:
         #: Queues in which filters have more to look at, logs in which readers have, and the like.
         self._unfinished: deque[Resumable] = deque()
         self._looking = trio.Event()
+        #: The nodes that :meth:`sweep` has still to look at; None if it has looked at all.
+        self._round: _Steps | None = None
         #: Nodes that may hold messages with a time to live.
         self._expiring: dict[MessageQueue | MessageTopic, None] = {}
         #: Queues that are to be told the time, by when, and in which order they asked.
@@ -1191,8 +1220,7 @@ class BrokerHost:
         for terminus in termini:
             self.guard(node, terminus.end)
         error = Error("amqp:resource-deleted", f"{node.declared.name!r} has been deleted")
-        for link in links:
-            link.detach(error)
+        _Steps(self, (link.detach(error) for link in links), 8).resume()
         if self.on_deleted is not None:
             self.on_deleted(node.virtual_host, node.declared.name)
         return messages
@@ -2526,12 +2554,17 @@ class BrokerHost:
         self._alarmed.set()
 
     def tick(self) -> None:
-        """Let queues do what is due: deliver what was delayed, release what was locked."""
+        """Let queues do what is due: deliver what was delayed, release what was locked. What is too much
+        for one turn stays due."""
+        memory = self.memory
+        memory.work = WORK_OF_A_TURN
         alarms = self._alarms
         now = self.clock.monotonic()
-        while alarms and alarms[0][0] <= now:
+        while alarms and alarms[0][0] <= now and memory.work > 0:
             at, _, held = heapq.heappop(alarms)
+            memory.work -= 1
             if held.alarm == at:
+                memory.work -= _WORK_OF_A_CALL
                 self.guard(held, held.tick)
 
     async def _tick_always(self) -> None:
@@ -2545,8 +2578,6 @@ class BrokerHost:
     def sweep(self) -> None:
         """Give up what has expired at the front of its queue although nobody came for it, and what
         logs in memory do not keep, and roll back transactions that take too long."""
-        if not self._unfinished:
-            self.memory.work = WORK_OF_A_TURN
         self.tick()
         guard = self.guard
         for roll_back in self.transactions.overdue():
@@ -2558,18 +2589,30 @@ class BrokerHost:
         self.leases.sweep()
         if self.ways is not None:
             guard(None, self.ways.sweep)
+        if self._round is None or self._round.over:
+            # The one before is through: many nodes take more than one turn.
+            self._round = _Steps(self, self._sweep_nodes(), 2)
+            self._round.resume()
+
+    def _sweep_nodes(self) -> Generator[None, None, None]:
+        """Sweep one node, or what belongs to one, in each step."""
+        guard = self.guard
         for duplicates in list(self._windows):
             guard(duplicates, duplicates.expire)
+            yield
         for node, space in list(self._leaving.items()):
             guard(node, partial(self._judge, space, node))
+            yield
         for held in list(self._expiring):
             guard(held, held.sweep)
             delayed = held.delayed if isinstance(held, MessageQueue) else 0
             if not held.available and not held.acquired and not delayed:
                 self._expiring.pop(held, None)
+            yield
         for log, number in list(self._logs.items()):
-            if not log.failed:
+            if log in self._logs and not log.failed:
                 guard(log, partial(self._sweep_log, log, number))
+            yield
 
     def _sweep_log(self, log: MessageLog, number: int) -> None:
         log.sweep()

@@ -37,8 +37,9 @@ class Locks:
             self._compact_at = 2 * len(self._held) + 64
         return until
 
-    def overdue(self) -> list[tuple[Subscription, Any]]:
-        """Take out the deliveries that have been unsettled for too long, and whose they are.
+    def overdue(self, most: int) -> list[tuple[Subscription, Any]]:
+        """Take out the deliveries that have been unsettled for too long, and whose they are: *most* of
+        them at most.
 
         A transaction that has a delivery has a time limit of its own, and what has not left yet
         cannot be taken from anybody: the time of both begins anew.
@@ -47,7 +48,7 @@ class Locks:
         held = self._held
         found: list[tuple[Subscription, Any]] = []
         again: list[tuple[Subscription, Any]] = []
-        while held and held[0][0] <= now:
+        while held and held[0][0] <= now and len(found) + len(again) < most:
             _, subscription, delivery = held.popleft()
             if not _is_held(delivery):
                 continue

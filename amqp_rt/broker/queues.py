@@ -58,6 +58,10 @@ _LOOKS: Final = 1_000
 #: Messages that are given up in a row because they have expired.
 _SWEPT: Final = 50
 
+#: Messages that are due at the same time and become available in a row, and deliveries that are released
+#: in a row because their time is up.
+_DUE: Final = 250
+
 #: Deliveries of links that have ended, and the like, that are concluded in one turn of the event loop,
 #: over all nodes that share their :class:`Memory`: a few milliseconds.
 WORK_OF_A_TURN: Final = 1_000
@@ -388,11 +392,18 @@ class MessageQueue(DistributionNode):
         return self.bytes + size <= self.bytes_max
 
     def _shed(self) -> None:
-        """There are too many: the first that are available make room for the last."""
+        """Drop the first available messages while there are too many; of very many the rest is left for
+        :meth:`resume`."""
+        left = _SWEPT
         while self.available > self.paged and self._is_over():
             if self.paged and not self._begins_here():
                 # The first of them are read, and go then.
                 break
+            if not left:
+                self._resume_later()
+                break
+            left -= 1
+            self.memory.work -= _WORK_OF_AN_END
             self._give_up(self._pop_first(), "overflow", None)
         self._tell_of_room()
 
@@ -637,12 +648,16 @@ class MessageQueue(DistributionNode):
         self._place(entry, sequence)
 
     def tick(self) -> None:
-        """Do what is due: deliver what was delayed, and release what is locked for too long."""
+        """Do what is due: deliver what was delayed, and release what is locked for too long.
+
+        Of very much the rest is done at once when the others have had their turn: the alarm says so.
+        """
         self.alarm = inf
         if self.deleted:
             return
         if self._schedule is not None:
-            due = self._schedule.due()
+            due = self._schedule.due(_DUE)
+            self.memory.work -= 2 * len(due)
             for entry in due:
                 if entry.due is None:
                     self._end_pause(entry)
@@ -652,7 +667,8 @@ class MessageQueue(DistributionNode):
                 self._came()
                 self._tell_of_room()
         if self._locks is not None:
-            overdue = self._locks.overdue()
+            overdue = self._locks.overdue(_DUE)
+            self.memory.work -= 2 * len(overdue)
             for subscription, delivery in overdue:
                 entry = delivery.context
                 # What the peer says from now on comes too late: it is told so, and not heard.
@@ -1011,6 +1027,8 @@ class MessageQueue(DistributionNode):
         if not self.deleted:
             if not self._swept:
                 self.sweep()
+            if self.overflow == DROP_HEAD:
+                self._shed()
             for browser in list(self.browsers.values()):
                 self._browse(browser)
             self.pump()
@@ -2199,10 +2217,10 @@ class MessageQueue(DistributionNode):
             self._step()
             self._expire(entry)
             left -= 1
+        self.memory.work -= _WORK_OF_AN_END * (_SWEPT - left)
         self._swept = left > 0
-        if not self._swept and not self.unfinished:
-            self.unfinished = True
-            self.on_unfinished()
+        if not self._swept:
+            self._resume_later()
         self._tell_of_room()
 
     def _expired(self, sequence: int) -> bool:

@@ -111,11 +111,11 @@ class Schedule:
         """Keep a failed *entry*, whose ``due`` is None, for *pause_s* seconds."""
         heapq.heappush(self._delayed, (self._monotonic() + pause_s, entry.sequence, entry))
 
-    def due(self) -> list[Entry]:
-        """Take out what is due now, in the order of its places."""
+    def due(self, most: int) -> list[Entry]:
+        """Take out what is due now, *most* of it at most, in the order of its places."""
         found: list[Entry] = []
         for heap, now in ((self._delayed, self._monotonic()), (self._dated, self._wall())):
-            while heap and heap[0][0] <= now:
+            while heap and heap[0][0] <= now and len(found) < most:
                 found.append(heapq.heappop(heap)[2])
         found.sort(key=_place)
         return found

@@ -32,6 +32,10 @@ ATTACKS = {
     "unread": "all the credit there is, and nobody reads",
     "churn": "links that come and go",
     "sessions": "sessions that come and go",
+    "partings": "links that give 5,000 messages back, again and again",
+    "losses": "connections that are lost with thousands of messages in 64 sessions",
+    "links": "connections that are lost with 4,096 links",
+    "delays": "messages that are due, and expire, at the same time",
     "selectors": "selectors of thirty patterns",
     "pieces": "a message without end, an octet a frame",
     "poison": "messages of 500 properties",
@@ -41,13 +45,20 @@ ATTACKS = {
     "fan_out": "0-9-1: messages for 900 queues",
     "nacks": "0-9-1: thousands of messages that are given back, again and again",
     "tables": "0-9-1: headers of 4,000 values",
+    "unacked": "0-9-1: connections that are lost with thousands of messages",
+    "deletions": "0-9-1: queues of 20,000 messages that are deleted",
+    "purges": "0-9-1: queues of 20,000 messages that are purged",
     "pings": "WebSocket pings",
     "fragments": "WebSocket fragments",
 }
-_OVER_0_9_1 = ("topics", "headers", "fan_out", "nacks", "tables")
+_OVER_0_9_1 = (
+    "topics", "headers", "fan_out", "nacks", "tables", "unacked", "deletions", "purges"
+)  # fmt: skip
 _OVER_WEB = ("pings", "fragments")
 #: Messages in the queue of those who take without reading.
 _FULL = 5_000
+#: Small ones in the queue of those who give all of them back.
+_MANY = 50_000
 #: Nodes that management is asked about; declaring them takes a while.
 _NODES = 99_000
 
@@ -75,7 +86,8 @@ def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> 
     if one.key not in servers:
         nodes = _NODES if "queries" in ATTACKS else 0
         servers[one.key] = server = plan.stack.enter_context(one.role("guarded", nodes=nodes))
-        fill(one, server.port)
+        fill(one, server.port, "full", _FULL, 1024)
+        fill(one, server.port, "many", _MANY, 8)
         # What is loaded when it is first needed has been.
         with one.role("attack", what="selectors", port=server.port, seconds=0.2) as first:
             first.result()
@@ -102,9 +114,9 @@ def sample(plan: Plan, one: Contestant, name: str, servers: dict[str, Role]) -> 
     }
 
 
-def fill(one: Contestant, port: int) -> None:
-    """Messages that nobody has taken yet."""
+def fill(one: Contestant, port: int, address: str, count: int, size: int) -> None:
+    """Put messages into a queue for the attackers to take."""
     with one.role(
-        "source", port=port, address="full", size=1024, settled=False, seconds=60, count=_FULL, sasl=True
+        "source", port=port, address=address, size=size, settled=False, seconds=60, count=count, sasl=True
     ) as producer:  # fmt: skip
         producer.result(60)

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from amqp_rt import Message
 from amqp_rt.testing.octets import Raw, composite, encode, encode_frame
+from amqp_rt.values import Symbol
 
 _U32 = 2**32 - 1
 #: Connections that attack at the same time.
@@ -37,6 +39,8 @@ class Attack(Struct):
     deaf: bool = False
     #: Over a WebSocket.
     web: bool = False
+    #: Octets after which the client hangs up, without a word; 0 for never.
+    hears_max: int = 0
     #: What is said before that, each part once the server has said something to the one before.
     handshake: tuple[bytes, ...] = ()
 
@@ -140,6 +144,77 @@ def _sessions() -> Attack:
     begin = composite("begin", next_outgoing_id=0, incoming_window=9, outgoing_window=9)
     one = encode_frame(begin, channel=1) + encode_frame(composite("end"), channel=1)
     return Attack(opened(), one)
+
+
+def _partings() -> Attack:
+    # As much as a session may have unsettled, given back by a detach.
+    rounds = receiver("many", 0, "p") + credit(5_000) + frame("detach", handle=0, closed=True)
+    return Attack(begun(), rounds)
+
+
+def _losses() -> Attack:
+    # The same in each of 64 sessions, given back by the end of the connection.
+    sessions = [
+        encode_frame(
+            composite(
+                "begin", next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32,
+                handle_max=_U32,
+            ),
+            channel=channel,
+        )
+        + encode_frame(
+            composite(
+                "attach", name=f"in-{channel}", handle=0, role=True,
+                source=composite("source", address="many"), target=composite("target"),
+            ),
+            channel=channel,
+        )
+        + encode_frame(
+            composite(
+                "flow", incoming_window=_U32, next_outgoing_id=0, outgoing_window=_U32,
+                next_incoming_id=0, handle=0, delivery_count=0, link_credit=5_000,
+            ),
+            channel=channel,
+        )
+        for channel in range(64)
+    ]  # fmt: skip
+    return Attack(opened() + b"".join(sessions), hears_max=1_000_000)
+
+
+def _links() -> Attack:
+    # As many links as a connection may have, all of which end with it.
+    begun_on = [
+        encode_frame(
+            composite(
+                "begin", next_outgoing_id=0, incoming_window=_U32, outgoing_window=_U32,
+                handle_max=_U32,
+            ),
+            channel=channel,
+        )
+        + b"".join(
+            encode_frame(
+                composite(
+                    "attach", name=f"in-{channel}-{handle}", handle=handle, role=True,
+                    source=composite("source", address="linked"), target=composite("target"),
+                ),
+                channel=channel,
+            )
+            for handle in range(256)
+        )
+        for channel in range(16)
+    ]  # fmt: skip
+    return Attack(opened() + b"".join(begun_on), hears_max=300_000)
+
+
+def _delays() -> Attack:
+    # All of them are due, and expire, at about the same time.
+    delayed = Message(
+        b"", ttl_s=1.0, message_annotations={Symbol("x-opt-delivery-delay"): 500}
+    ).encode()
+    return Attack(
+        begun() + sender("delayed"),
+        b"".join(transfer(number, delayed, settled=True) for number in range(8)),
+    )
 
 
 def _selectors() -> Attack:
@@ -255,6 +330,36 @@ def _tables() -> Attack:
     return _on_0_9_1([], b"".join(_published("", "tables", {**headers, "n": n}) for n in range(9)))
 
 
+def _unacked() -> Attack:
+    from amqp_rt_amqp091 import methods as m
+
+    return msgspec.structs.replace(
+        _on_0_9_1([m.BasicConsume(queue="many", no_wait=True)], b""), hears_max=1_000_000
+    )
+
+
+def _taken_away(method: Any) -> Attack:
+    """A queue is filled, and all of it is gone again."""
+    from amqp_rt_amqp091 import methods as m
+    from amqp_rt_amqp091.frames import method_frame
+
+    declared = method_frame(1, m.QueueDeclare(queue="gone", no_wait=True))
+    rounds = declared + _published("", "gone") * 20_000 + method_frame(1, method)
+    return _on_0_9_1([], rounds)
+
+
+def _deletions() -> Attack:
+    from amqp_rt_amqp091 import methods as m
+
+    return _taken_away(m.QueueDelete(queue="gone", no_wait=True))
+
+
+def _purges() -> Attack:
+    from amqp_rt_amqp091 import methods as m
+
+    return _taken_away(m.QueuePurge(queue="gone", no_wait=True))
+
+
 ATTACKS: dict[str, Callable[[], Attack]] = {
     "logins": lambda: Attack(login("PLAIN", b"\0bench\0wrong"), b""),
     "greetings": lambda: Attack(b"AMQP\x00\x01\x00\x00" + bytes(64)),
@@ -270,6 +375,13 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "unread": lambda: Attack(begun() + receiver("full") + credit(_U32 // 2), deaf=True),
     "churn": _churn,
     "sessions": _sessions,
+    "partings": _partings,
+    "losses": _losses,
+    "links": _links,
+    "delays": _delays,
+    "unacked": _unacked,
+    "deletions": _deletions,
+    "purges": _purges,
     "selectors": _selectors,
     "pieces": lambda: Attack(
         begun() + sender("pieces") + transfer(0, b"", more=True),
@@ -296,6 +408,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
 class _Connection:
     def __init__(self, attack: Attack, port: int, found: selectors.BaseSelector) -> None:
         self.attack = attack
+        self.heard = 0
         self.round = attack.round * max(1, _BATCH // max(1, len(attack.round)))
         self.socket = socket.create_connection(("127.0.0.1", port))
         begin = attack.begin
@@ -322,9 +435,11 @@ class _Connection:
     def turn(self, events: int) -> bool:
         """Say more. Whether the server still listens."""
         try:
-            hears = events & selectors.EVENT_READ and not self.attack.deaf
-            if hears and not self.socket.recv(262_144):
-                return False
+            if events & selectors.EVENT_READ and not self.attack.deaf:
+                heard = len(self.socket.recv(262_144))
+                self.heard += heard
+                if not heard or 0 < self.attack.hears_max < self.heard:
+                    return False
             if events & selectors.EVENT_WRITE:
                 if not self.rest:
                     self.rest = memoryview(self.round)

@@ -17,6 +17,7 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import MODIFIED_FAILED, RELEASED
 from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.values import Symbol
 
 WIDE = Limits(unsettled_max=100_000, session_window=100_000, lease_messages_max=100_000)
 #: More than two turns of deliveries.
@@ -271,3 +272,71 @@ def test_a_purge_leaves_what_comes_while_it_goes_on(priorities: int) -> None:
         world.host.publish("q", Message(number, priority=9).encode())
     assert list(purging)[-1] == MANY
     assert world.client().receiver("q", credit=MANY).bodies == list(range(30))
+
+
+def test_messages_that_are_due_at_the_same_time_come_in_turns() -> None:
+    world = World(Queue("q"), limits=WIDE)
+    for number in range(MANY):
+        annotations = {Symbol("x-opt-delivery-delay"): 1_000}
+        world.host.publish("q", Message(number, message_annotations=annotations).encode())
+    receiver = world.client().receiver("q", credit=MANY)
+    queue = queue_of(world)
+    world.time.now += 1
+    came = []
+    while queue.delayed:
+        before = queue.delayed
+        world.host.tick()
+        came.append(before - queue.delayed)
+    world.pump()
+    assert max(came) <= WORK_OF_A_TURN
+    assert receiver.bodies == list(range(MANY))
+
+
+def test_deliveries_whose_time_is_up_at_once_are_released_in_turns() -> None:
+    world = filled(MANY, lock_s=1)
+    receiver = world.client().receiver("q", credit=MANY)
+    queue = queue_of(world)
+    world.time.now += 1
+    came = []
+    while queue.acquired:
+        before = queue.acquired
+        world.host.tick()
+        came.append(before - queue.acquired)
+    assert max(came) <= WORK_OF_A_TURN
+    assert len(receiver.bodies) == queue.available == MANY
+
+
+def test_a_large_message_takes_the_room_of_very_many_in_turns() -> None:
+    world = filled(MANY, overflow="drop-head", bytes_max=100_000)
+    queue = queue_of(world)
+    assert queue.available == MANY
+    world.host.publish("q", Message(bytes(99_000)).encode())
+    assert 1 < MANY - queue.available < 100
+    turns(world)
+    assert queue.bytes <= 100_000
+    (last,) = world.client().receiver("q", credit=MANY).bodies[-1:]
+    assert last == bytes(99_000)
+
+
+def test_very_many_nodes_are_swept_in_turns() -> None:
+    world = World(*(Queue(f"q{number}") for number in range(700)))
+    for number in range(700):
+        world.host.publish(f"q{number}", Message(1, ttl_s=5).encode())
+    queues = [queue_of(world, f"q{number}") for number in range(700)]
+    world.time.now += 5
+    world.host._alarms.clear()
+    world.host.sweep()
+    assert 0 < sum(queue.available for queue in queues) < 700
+    turns(world)
+    assert sum(queue.available for queue in queues) == 0
+
+
+def test_the_links_of_a_deleted_queue_are_detached_in_turns() -> None:
+    world = World(Queue("q"))
+    client = world.client()
+    receivers = [client.receiver("q") for _ in range(200)]
+    world.host.delete("q")
+    world.pump()
+    assert 0 < sum(receiver.error is not None for receiver in receivers) < 200
+    turns(world)
+    assert {receiver.error for receiver in receivers} == {"amqp:resource-deleted"}

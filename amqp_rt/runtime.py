@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import msgspec
 import trio
 
-from .addresses import Wildcards
+from .addresses import AddressError, Wildcards
 from .broker.bindings import RoutingTable
 from .broker.broker import BrokerHost
 from .broker.declarations import declarations_in, declared_by
@@ -184,6 +184,7 @@ class Broker:
             queue_types=queue_types,
         )
         self.container.topology = self.topologies.of
+        self.container.check_route = self._check_route
         self.management: Management | None = None
         if management:
             self.management = Management(
@@ -239,6 +240,25 @@ class Broker:
             if (route := self.container.handler_at(address, sends=sends)) is not None:
                 return route
         return None
+
+    def _check_route(self, route: Route) -> None:
+        """Refuse the handler of *route* if it would get what is sent to a node of the broker.
+
+        Raises:
+            AddressError: It would; which node that is.
+        """
+        for virtual_host in self.host.virtual_hosts():
+            for name in self.host.names(virtual_host=virtual_host):
+                if (
+                    route.pattern.match(name) is not None
+                    and not reserved(name)
+                    and not self.host.is_dynamic(name, virtual_host)
+                ):
+                    raise AddressError(
+                        f"{route.name}: the handler at {route.address!r} would get what is sent to the "
+                        f"{self.host.kind(name, virtual_host=virtual_host)} {name!r}, and the node "
+                        "nothing: give one of them another address"
+                    )
 
     async def declare_from(self, file: str | Path) -> None:
         """Make the nodes that a TOML or YAML file declares; see :doc:`/guides/declaring`.

@@ -42,7 +42,7 @@ from ..outcomes import Error
 from .links import PASSING_CONDITIONS, LinkHandle, fresh
 from .managing import ManagementClient, management_of
 from .receiving import Receiver, ReceiverOptions
-from .requests import ReplyStream, Requests
+from .requests import ReplyStream, Requests, check_reply
 from .sending import MessageProperties, Sender, SenderOptions
 from .transactions import ControlLink, Transaction
 
@@ -660,7 +660,9 @@ class Connection:
             LinkRefused: There is no such node, or we may not call it.
             ConnectionLost: The connection went; whether the node has acted is in doubt.
             DecodeError: The reply is no *reply*.
+            TypeError: Nothing can be decoded as *reply*; nothing was sent.
         """
+        check_reply(reply)
         return await self._calls().call(address, args, reply, within, properties)
 
     def stream(
@@ -680,7 +682,9 @@ class Connection:
 
         Raises:
             CallFailed: As :meth:`call`, and so are the others, while iterating.
+            TypeError: Nothing can be decoded as *reply*.
         """
+        check_reply(reply)
         return self._calls().stream(address, args, reply, within, credit, properties)
 
     def _calls(self) -> Requests:

@@ -285,6 +285,8 @@ class Container:
             else sasl_policy == "required"
         )
         self._routes = RouteTable()
+        #: Called with each handler before it is added; raises AddressError to refuse it.
+        self.check_route: Callable[[Route], None] | None = None
         #: The workers of every node, also of those that are served at peers only.
         self.workers: list[Workers] = []
         #: Attach requests that wait for ``authorize``, of each link in the order in which they came.
@@ -320,7 +322,7 @@ class Container:
 
         Raises:
             TypeError: A handler asks for something that nobody gives, or declares no node.
-            AddressError: Its address is taken.
+            AddressError: Its address is taken, by a node of the broker too.
         """
         for each in nodes:
             for function, declaration in declared(each):
@@ -328,6 +330,8 @@ class Container:
 
     def _add(self, function: Callable[..., Any], declaration: Declaration) -> None:
         workers = self._workers_for(function, declaration)
+        if self.check_route is not None:
+            self.check_route(workers.route)
         self._routes.add(workers)
         self.workers.append(workers)
 

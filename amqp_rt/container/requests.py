@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import count
 from math import inf
 from types import TracebackType
@@ -35,7 +36,7 @@ from ..termini import DeleteOnClose, Source, Target
 from ..values import Symbol
 from .credit import CreditWindow
 from .links import LinkHandle, fresh
-from .payloads import decode_payload, encode_payload
+from .payloads import check_payload_type, decode_payload, encode_payload
 from .sending import Receipt, Sender, make_message, refusal
 
 if TYPE_CHECKING:
@@ -624,6 +625,24 @@ class ReplyStream:
 
     def __repr__(self) -> str:
         return f"<ReplyStream from {self._stream.address!r}{', over' if self._stream.over else ''}>"
+
+
+def check_reply(kind: Any) -> None:
+    """Check that replies can be decoded as *kind*, the ``reply=`` of a call.
+
+    Raises:
+        TypeError: They cannot; it names the part of *kind* that is not supported.
+    """
+    if kind is Any or kind is Message:
+        return
+    try:
+        _check_once(kind)
+    except TypeError as error:
+        raise TypeError(f"reply=: {error}") from None
+
+
+#: Types that pass are remembered: most programs call with few of them, and often.
+_check_once = lru_cache(maxsize=256)(check_payload_type)
 
 
 def result(message: Message, kind: Any) -> Any:

@@ -463,6 +463,21 @@ async def test_a_node_that_a_handler_would_shadow_is_refused(declare: Any) -> No
         await broker.declare(Queue("other/jobs"))
 
 
+@pytest.mark.parametrize("declare", [node("jobs"), node("{any}"), rpc("jobs")])
+async def test_a_handler_that_would_shadow_a_node_is_refused(declare: Any) -> None:
+    @declare
+    async def handle(body: Any) -> None: ...
+
+    async with Broker() as broker:
+        await broker.declare(Queue("other/jobs"))
+        await broker.declare(Queue("jobs"), virtual_host="v")
+        with raises("would get what is sent to the queue 'jobs', and the node nothing"):
+            broker.container.add(handle)
+        assert handle not in [route.function for route in broker.container.routes]
+        await broker.delete("jobs", virtual_host="v")
+        broker.container.add(handle)
+
+
 async def test_a_handler_that_shadows_a_node_of_the_store_leaves_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -711,6 +711,27 @@ def test_a_payload_type_that_cannot_be_decoded_is_refused_at_declaration(declare
     Container("c", nodes=[handle], resources=[_Model()])
 
 
+@pytest.mark.parametrize("kind", [_Model, list[_Model]])
+async def test_a_reply_type_that_cannot_be_decoded_is_refused_when_called(kind: Any) -> None:
+    asked: list[Any] = []
+
+    @rpc("ask")
+    async def ask(body: Any) -> None:
+        asked.append(body)
+
+    async with Container("c", nodes=[ask]) as container, container.local() as peer:
+        for _ in range(2):
+            with pytest.raises(
+                TypeError, match=r"reply=: _Model.* cannot be decoded from a message"
+            ):
+                await peer.call("ask", 1, reply=kind)
+            with pytest.raises(
+                TypeError, match=r"reply=: _Model.* cannot be decoded from a message"
+            ):
+                peer.stream("ask", 1, reply=kind)
+    assert asked == []
+
+
 async def test_connections_and_refused_links_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "amqp_rt")
     limits = Limits(log_lines_max=2)

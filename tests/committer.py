@@ -1,7 +1,8 @@
 """Commits batches to the store of its first argument, and says so, until it is killed.
 
 Batch n puts messages n * 10 to n * 10 + 9 of node 1, takes those of batch n - 3 away, moves some to
-node 2 and keeps n as a fact. With a second argument it kills itself before that call of the disk.
+node 2 and keeps n as a fact. Message n of nodes 3, 4 and 5 share a payload; batch n + 1 takes the first of
+them away, and batch n + 2 the others. With a second argument it kills itself before that call of the disk.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ def batch_of(n: int) -> Batch:
             batch.remove(1, sequence)
         for sequence in range((n - 2) * COUNT - 2, (n - 2) * COUNT):
             batch.move(1, sequence, 2, sequence, b"moved")
+    shared = payload(n * COUNT + 9)
+    for node in (3, 4, 5):
+        batch.put(node, n, b"head", shared)
+    if n >= 1:
+        batch.remove(3, n - 1)
+    if n >= 2:
+        batch.remove(4, n - 2)
+        batch.drop(5, 0, n - 2)
     batch.keep("last", b"batch", b"%d" % n)
     return batch
 

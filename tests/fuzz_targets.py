@@ -248,7 +248,9 @@ def _kept() -> dict[str, bytes]:
         made.open()
         for number in range(1, 9):
             batch = Batch()
-            batch.put(1, number, b"head", bytes([number]) * 3_000)
+            payload = bytes([number]) * 3_000
+            batch.put(1, number, b"head", payload)
+            batch.put(2, number, b"head", payload)
             made.commit(batch)
         found = {each.name: each.read_bytes() for each in Path(folder).iterdir()}
         made.close()

@@ -47,10 +47,27 @@ class _Survey(Struct):
     delayed: list[int] = []
 
 
-def _read(store: Store, number: int, first: int, count: int, size_max: int) -> list[Entry]:
-    """Messages of a node in order; called in the worker thread."""
+def _read(
+    store: Store,
+    number: int,
+    first: int,
+    count: int,
+    size_max: int,
+    bodies: dict[int, bytes] | None = None,
+) -> list[Entry]:
+    """Messages of a node in order; called in the worker thread.
+
+    Those that share a payload in the store get one object. *bodies* are the shared payloads that were
+    read before, to which this adds.
+    """
+    shared = {} if bodies is None else bodies
     return [
-        restored(number, stored.sequence, stored.head, stored.payload)
+        restored(
+            number,
+            stored.sequence,
+            stored.head,
+            shared.setdefault(stored.body, stored.payload) if stored.body else stored.payload,
+        )
         for stored in store.messages(number, first, count, size_max)
     ]
 
@@ -126,6 +143,9 @@ class Pager:
         self._failed: dict[MessageQueue, None] = {}
         self._waiting: dict[MessageQueue, _Waiting] = {}
         self._asked = trio.Event()
+        #: Payloads that messages share in the store, by the numbers that it gives them, while the broker
+        #: starts: its queues are read one after another and share them in memory.
+        self._bodies: dict[int, bytes] = {}
         #: Large messages that links have begun with.
         self._feeds: deque[_Feed] = deque()
 
@@ -168,7 +188,9 @@ class Pager:
         call, store = journal.call, journal.store
         expiring = False
         first = 0
-        while found := await call(_read, store, number, first, _RESTORED_MAX, _RESTORED_BYTES_MAX):
+        while found := await call(
+            _read, store, number, first, _RESTORED_MAX, _RESTORED_BYTES_MAX, self._bodies
+        ):
             for entry in found:
                 if entry.expires_at != NEVER:
                     expiring = True
@@ -195,6 +217,7 @@ class Pager:
 
     async def run(self, journal: Journal) -> None:
         """Read what is asked for from the store of *journal*, until cancelled."""
+        self._bodies.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._retry)
             while True:

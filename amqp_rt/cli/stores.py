@@ -74,7 +74,8 @@ def backup(path: Path, to: Path) -> None:
 def upgrade(path: Path) -> None:
     """Bring store PATH, written by an earlier release, up to this one.
 
-    It cannot be undone: make a backup before. No broker may be running on it.
+    A broker does the same when it opens the store. It cannot be undone: make a backup before. No broker may
+    be running on it.
     """
     old, new = _ask(lambda: sqlite.upgrade(path))
     if old == new:

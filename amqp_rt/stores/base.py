@@ -30,6 +30,7 @@ __all__ = [
     "PIECE_MAX",
     "RECORD_MAX",
     "SEQUENCE_MAX",
+    "SHARED_MIN",
     "Batch",
     "Chunk",
     "Damage",
@@ -51,6 +52,9 @@ NODE_MAX: Final = 2**23 - 1
 #: Bytes of one head, payload, piece, chunk or fact, and the highest index of a piece.
 RECORD_MAX: Final = 64 * 1024 * 1024
 PIECE_MAX: Final = 2**20 - 1
+#: Bytes from which a payload that several messages of a batch share is counted, and should be written,
+#: once. Below, looking it up costs more than writing it again.
+SHARED_MIN: Final = 1024
 
 
 class StoreFull(AmqpError):
@@ -93,6 +97,9 @@ class Stored(Struct, gc=False):
     payload: bytes
     #: How many pieces there are.
     pieces: int = 0
+    #: The same positive number for messages whose payload is kept once for all of them; 0 if the store
+    #: does not say.
+    body: int = 0
 
 
 class Head(Struct, gc=False):
@@ -147,6 +154,9 @@ class Batch:
 
     What is put and removed before the batch is committed never reaches the store: a message that
     was consumed while its neighbours were written costs nothing.
+
+    Several messages share a payload if it is the same object, as it is when a message goes to several
+    queues.
     """
 
     def __init__(self) -> None:
@@ -168,8 +178,12 @@ class Batch:
         self.cleared: set[int] = set()
         #: Node, first and last place of messages that go.
         self.dropped: list[tuple[int, int, int]] = []
-        #: Bytes of what is to be written.
+        #: Bytes of what is to be written; a shared payload counts once.
         self.size = 0
+        #: A payload of ``SHARED_MIN`` bytes or more was put at several places.
+        self.shares = False
+        #: The payloads of that size, by identity.
+        self._large: dict[int, bytes] = {}
 
     def __bool__(self) -> bool:
         return bool(
@@ -191,7 +205,14 @@ class Batch:
         """Keep a message. One that is *spilled* is here only to save memory: it is gone when the
         store is opened again."""
         self.puts[node, sequence] = (head, payload, spilled)
-        self.size += len(head) + len(payload)
+        size = len(payload)
+        if size >= SHARED_MIN:
+            if id(payload) in self._large:
+                self.shares = True
+                size = 0
+            else:
+                self._large[id(payload)] = payload
+        self.size += len(head) + size
 
     def piece(self, node: int, sequence: int, index: int, data: bytes) -> None:
         """Keep a piece of the message that will be put, with an empty payload, at this place.
@@ -220,7 +241,10 @@ class Batch:
             # With pieces, or put by an earlier batch.
             self.removes.add(place)
         else:
-            self.size -= len(known[0]) + len(known[1])
+            self.size -= len(known[0])
+            if not self.shares:
+                self.size -= len(known[1])
+                self._large.pop(id(known[1]), None)
 
     def move(self, node: int, sequence: int, to: int, to_sequence: int, head: bytes) -> None:
         """Give a message that an earlier batch put, with its pieces, another place and head."""
@@ -320,7 +344,7 @@ class Store(Protocol):
         Raises:
             StoreBusy: Another process has it.
             StoreFailed: It cannot be read or written at all; the text says what to do.
-            AmqpError: It was written by a later release, or needs ``amqp-rt store upgrade``.
+            AmqpError: It was written by a later release.
         """
 
     def commit(self, batch: Batch) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from .base import (
+    SHARED_MIN,
     Batch,
     Chunk,
     Head,
@@ -77,8 +78,10 @@ class MemoryStore:
 
     def __init__(self, *, size_max: int | None = None) -> None:
         self.size_max = size_max
-        #: Bytes of messages, pieces, chunks and facts.
+        #: Bytes of messages, pieces, chunks and facts; a shared payload counts once.
         self.size = 0
+        #: identity of a payload of ``SHARED_MIN`` bytes or more → messages that have it
+        self._sharers: dict[int, int] = {}
         self._open = False
         self._clean = True
         self._nodes: dict[int, _Node] = {}
@@ -187,16 +190,38 @@ class MemoryStore:
         if found is None:
             found = self._nodes[node] = _Node()
         known = found.messages.get(sequence)
+        self._count(head, payload)
         if known is not None:
-            self.size -= len(known[0]) + len(known[1])
+            self._discount(known)
         found.put(sequence, (head, payload, spilled))
-        self.size += len(head) + len(payload)
+
+    def _count(self, head: bytes, payload: bytes) -> None:
+        """Add a message to ``size``."""
+        self.size += len(head)
+        if len(payload) < SHARED_MIN:
+            self.size += len(payload)
+            return
+        sharers = self._sharers.get(id(payload), 0)
+        self._sharers[id(payload)] = sharers + 1
+        if not sharers:
+            self.size += len(payload)
+
+    def _discount(self, message: tuple[bytes, bytes, bool]) -> None:
+        """Subtract a message from ``size``."""
+        head, payload, _ = message
+        self.size -= len(head)
+        if len(payload) >= SHARED_MIN:
+            sharers = self._sharers.pop(id(payload)) - 1
+            if sharers:
+                self._sharers[id(payload)] = sharers
+                return
+        self.size -= len(payload)
 
     def _remove(self, node: int, sequence: int) -> None:
         found = self._nodes.get(node)
         message = None if found is None else found.pop(sequence)
         if message is not None:
-            self.size -= len(message[0]) + len(message[1])
+            self._discount(message)
         self._drop_pieces(node, sequence)
 
     def _drop_pieces(self, node: int, sequence: int) -> None:

@@ -445,7 +445,8 @@ def copy(pages: Pages, roots: dict[str, int], db: apsw.Connection | None) -> lis
     lost_bodies: list[Lost] = []
     scratch = apsw.Connection("")  # which lies on the disk if it is large
     try:
-        # Places of messages with pieces, and how many pieces of each body were read.
+        # Places of messages with pieces, or -1 for a shared body, which has one; and how many pieces of
+        # each body were read.
         scratch.execute("CREATE TABLE whole (body INTEGER PRIMARY KEY, pieces INTEGER NOT NULL)")
         for table in _COLUMNS:
             lost = _copy_table(pages, table, roots[table], db, scratch)
@@ -546,7 +547,7 @@ def _incomplete(
     reason = "; ".join(sorted(reasons)) or "pieces of it are missing"
     broken: list[Any] = scratch.execute(
         "SELECT m.place FROM messages m LEFT JOIN bodies b ON b.place = m.place"
-        " LEFT JOIN whole w ON w.body = b.value WHERE m.value IS NOT w.pieces"
+        " LEFT JOIN whole w ON w.body = b.value WHERE abs(m.value) IS NOT w.pieces"
     ).fetchall()
     for (place,) in broken:
         node, sequence = place >> _BITS, place & SEQUENCE_MAX

@@ -8,6 +8,9 @@ is opened; what is damaged is put aside, what can be read is saved, what cannot 
 Where a message is makes its row: ``node << 40 | sequence``, so that what is appended to one node lies
 together. What goes in masses, such as a node of a million messages or a message of a gigabyte, is
 marked as gone in the commit and deleted by :meth:`SQLiteStore.tidy` in steps.
+
+A payload that several messages share is written once, as the only piece of a body to which each of
+them refers, and is deleted with the last of them (decision 0031).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from . import salvage
 from .base import (
     PIECE_MAX,
     SEQUENCE_MAX,
+    SHARED_MIN,
     Batch,
     Chunk,
     Damage,
@@ -51,12 +55,33 @@ _log = logging.getLogger("amqp_rt.store")
 
 #: ``AMQP``: what ``file`` shows of a store, and what tells it from other SQLite files.
 APPLICATION_ID: Final = 0x414D5150
-#: What turns a store of version n, counted from 1, into one of version n + 1, in order.
-MIGRATIONS: Final[tuple[str, ...]] = ()
+#: Bits of a sequence number and of the index of a piece.
+_BITS: Final = SEQUENCE_MAX.bit_length()
+_PIECE_BITS: Final = PIECE_MAX.bit_length()
+
+#: Several messages may have one body. With the last of them its first piece is deleted at once, as the
+#: payload of any message is; what has more pieces is large, and is deleted in steps.
+_SHARED_BODIES: Final = f"""
+CREATE INDEX bodies_by_body ON bodies (body);
+CREATE TRIGGER body_freed AFTER DELETE ON bodies
+WHEN NOT EXISTS (SELECT 1 FROM bodies WHERE body = OLD.body)
+BEGIN
+    DELETE FROM pieces WHERE id = OLD.body << {_PIECE_BITS};
+    INSERT OR REPLACE INTO dead
+        SELECT OLD.body << {_PIECE_BITS}, OLD.body << {_PIECE_BITS} | {PIECE_MAX} WHERE EXISTS (
+            SELECT 1 FROM pieces WHERE id
+            BETWEEN OLD.body << {_PIECE_BITS} AND OLD.body << {_PIECE_BITS} | {PIECE_MAX}
+        );
+END;
+"""  # noqa: S608
+#: What turns a store of version n, counted from 1, into one of version n + 1, in order. New tables come
+#: after all others, so that tables begin at the same pages as in a new store (:func:`roots`).
+MIGRATIONS: Final[tuple[str, ...]] = (_SHARED_BODIES,)
 VERSION: Final = 1 + len(MIGRATIONS)
 
 #: Each table has a plain rowid: pages of such a table can be understood one by one.
-SCHEMA: Final = """
+SCHEMA: Final = (
+    """
 CREATE TABLE state (id INTEGER PRIMARY KEY, clean INTEGER NOT NULL) STRICT;
 CREATE TABLE messages (
     place INTEGER PRIMARY KEY, pieces INTEGER NOT NULL, size INTEGER NOT NULL,
@@ -83,6 +108,8 @@ CREATE TABLE dead (first INTEGER PRIMARY KEY, last INTEGER NOT NULL) STRICT;
 CREATE UNIQUE INDEX facts_by_key ON facts (kind, key);
 INSERT INTO state VALUES (1, 1);
 """
+    + _SHARED_BODIES
+)
 
 #: The same columns as in the store itself, in a file that lives as long as it is open.
 _SPILL_SCHEMA: Final = """
@@ -92,9 +119,8 @@ CREATE TABLE spill.spilled (
 ) STRICT;
 """
 
-#: Bits of a sequence number and of the index of a piece.
-_BITS: Final = SEQUENCE_MAX.bit_length()
-_PIECE_BITS: Final = PIECE_MAX.bit_length()
+#: In place of the number of pieces: the payload is the first piece of a body that others may have too.
+_SHARED: Final = -1
 #: Frames in the log before they are copied into the database.
 CHECKPOINT_FRAMES: Final = 1000
 #: Bytes of a log file that stay allocated once its frames have been copied.
@@ -157,6 +183,9 @@ class SQLiteStore:
         self._trimmed: set[int] = set()
         self._has_bodies = False
         self._next_body = 0
+        #: identity → payload and body, of those that the last batch with messages shared: a message that
+        #: goes to many queues may take several batches.
+        self._shared: dict[int, tuple[bytes, int]] = {}
         self._spilling = False
 
     def __repr__(self) -> str:
@@ -187,7 +216,13 @@ class SQLiteStore:
         with _CopyLock(self.path):
             opened = self._verified()
         db = self._connection
-        _refuse_version(self.path, db.pragma("user_version"))
+        version = self._migrate(db, MIGRATIONS)
+        if version < VERSION:
+            _log.warning(
+                "store upgraded: %s: version %d of its schema is now %d, which earlier releases"
+                " cannot open",
+                *(self.path, version, VERSION),
+            )
         db.execute("UPDATE state SET clean = 0")
         self._full = not self._set_aside()
         self._load()
@@ -283,8 +318,7 @@ class SQLiteStore:
         )
         if orphans:
             with db:
-                for place in orphans:
-                    self._drop_body(place)
+                db.executemany("DELETE FROM bodies WHERE place = ?", [(each,) for each in orphans])
 
     def close(self) -> None:
         db = self._db
@@ -346,8 +380,11 @@ class SQLiteStore:
                     damage = damage or [_harmless(reason)]
                 size = self.path.stat().st_size
                 if damage:
-                    return Contents(VERSION, False, size, -1, -1, -1, -1, tuple(damage))
+                    version = salvage.version(self.path) or VERSION
+                    return Contents(version, False, size, -1, -1, -1, -1, tuple(damage))
                 db = self._connection
+                version = db.pragma("user_version")
+                _refuse_version(self.path, version)
                 counts: list[Any] = db.execute(
                     "SELECT (SELECT count(*) FROM messages),"
                     " (SELECT count(DISTINCT place >> ?) FROM messages),"
@@ -355,7 +392,7 @@ class SQLiteStore:
                     (_BITS,),
                 ).fetchall()
                 messages, nodes, facts, logs = counts[0]
-                return Contents(VERSION, clean, size, messages, nodes, facts, logs, ())
+                return Contents(version, clean, size, messages, nodes, facts, logs, ())
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"{self.path} cannot be read: {error}") from error
         finally:
@@ -370,20 +407,29 @@ class SQLiteStore:
         try:
             with _CopyLock(self.path):
                 self._connect()
-                db = self._connection
-                version: int = db.pragma("user_version")
-                if version > 1 + len(migrations):
-                    raise _wrong_version(self.path, version)
-                with db:
-                    for step in migrations[version - 1 :]:
-                        db.execute(step)
-                    db.pragma("user_version", 1 + len(migrations))
+                version = self._migrate(self._connection, migrations)
                 self._disconnect(checkpoint=True)
                 return version, 1 + len(migrations)
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"{self.path} cannot be upgraded: {error}") from error
         finally:
             self._let_go()
+
+    def _migrate(self, db: apsw.Connection, migrations: tuple[str, ...]) -> int:
+        """Take those of *migrations* that are left, in one transaction, and return the version that the
+        store had before.
+
+        Raises:
+            AmqpError: It was written by a later release.
+        """
+        version: int = db.pragma("user_version")
+        _refuse_version(self.path, version, 1 + len(migrations))
+        if version <= len(migrations):
+            with db:
+                for step in migrations[version - 1 :]:
+                    db.execute(step)
+                db.pragma("user_version", 1 + len(migrations))
+        return version
 
     # -- trouble -----------------------------------------------------------------------------------
 
@@ -529,7 +575,7 @@ class SQLiteStore:
         if batch.pieces:
             self._put_pieces(db, batch.pieces)
         if batch.puts:
-            self._put(db, batch.puts)
+            self._put(db, batch)
         if batch.updates:
             updates = [
                 (head, _place(*place))
@@ -544,11 +590,8 @@ class SQLiteStore:
                 db.execute(f"UPDATE {table} SET head = ? WHERE place = ?", (head, place))  # noqa: S608
         if batch.removes:
             places = [(_place(*place),) for place in batch.removes]
-            for table in self._tables():
+            for table in (*self._tables(), "bodies") if self._has_bodies else self._tables():
                 db.executemany(f"DELETE FROM {table} WHERE place = ?", places)  # noqa: S608
-            if self._has_bodies:
-                for (place,) in places:
-                    self._drop_body(place)
         for (kind, key), value in batch.facts.items():
             if value is None:
                 db.execute("DELETE FROM facts WHERE kind = ? AND key = ?", (kind, key))
@@ -571,18 +614,36 @@ class SQLiteStore:
         for table in (*self._tables(), "bodies"):
             db.execute(f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?", (to, place))  # noqa: S608
 
-    def _put(
-        self, db: apsw.Connection, puts: dict[tuple[int, int], tuple[bytes, bytes, bool]]
-    ) -> None:
+    def _put(self, db: apsw.Connection, batch: Batch) -> None:
+        puts = batch.puts
         durable: list[_Row] = []
         spilled: list[_Row] = []
+        sharers: list[_Row] = []
+        if self._has_bodies:
+            places = [(_place(*place),) for place in puts]
+            for table in self._tables():
+                db.executemany(
+                    "DELETE FROM bodies WHERE place = ?1 AND EXISTS"  # noqa: S608
+                    f" (SELECT 1 FROM {table} WHERE place = ?1 AND pieces < 0)",
+                    places,
+                )
+        if batch.shares or self._shared:
+            self._share(db, puts)
+        shared = self._shared
         for (node, sequence), (head, payload, volatile) in puts.items():
             place = node << _BITS | sequence
             size = len(payload)
             pieces = 0
-            if not size and self._has_bodies:
-                pieces, size = self._count_pieces(db, place)
+            if not size:
+                if self._has_bodies:
+                    pieces, size = self._count_pieces(db, place)
+            elif shared and id(payload) in shared:
+                sharers.append((place, shared[id(payload)][1]))
+                pieces, payload = _SHARED, b""
             (spilled if volatile else durable).append((place, pieces, size, head, payload))
+        if sharers:
+            self._has_bodies = True
+            db.executemany("INSERT OR REPLACE INTO bodies VALUES (?, ?)", sharers)
         if self._spilling:
             gone = [(row[0],) for row in durable]
             db.executemany("DELETE FROM spilled WHERE place = ?", gone)
@@ -592,6 +653,29 @@ class SQLiteStore:
             db.executemany("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?, ?)", spilled)
         if durable:
             db.executemany("INSERT OR REPLACE INTO messages VALUES (?, ?, ?, ?, ?)", durable)
+
+    def _share(
+        self, db: apsw.Connection, puts: dict[tuple[int, int], tuple[bytes, bytes, bool]]
+    ) -> None:
+        """Write the payloads that several of *puts* have, or that the batch before has written."""
+        counts: dict[int, int] = {}
+        large: dict[int, bytes] = {}
+        for _, payload, _ in puts.values():
+            if len(payload) >= SHARED_MIN:
+                counts[id(payload)] = counts.get(id(payload), 0) + 1
+                large[id(payload)] = payload
+        before, self._shared = self._shared, {}
+        for key, payload in large.items():
+            if key in before:
+                self._shared[key] = before[key]
+            elif counts[key] > 1:
+                self._shared[key] = payload, self._next_body
+                self._next_body += 1
+        # What is there stays; what the batch before has written may have gone with its last message.
+        db.executemany(
+            "INSERT OR IGNORE INTO pieces VALUES (?, ?)",
+            [(body << _PIECE_BITS, payload) for payload, body in self._shared.values()],
+        )
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -625,17 +709,6 @@ class SQLiteStore:
             bodies[place] = body
             rows.append((body << _PIECE_BITS | index, data))
         db.executemany("INSERT OR REPLACE INTO pieces VALUES (?, ?)", rows)
-
-    def _drop_body(self, place: int) -> None:
-        """The pieces of a message are gone; :meth:`tidy` deletes them."""
-        db = self._connection
-        body = self._body(db, place)
-        if body is not None:
-            db.execute("DELETE FROM bodies WHERE place = ?", (place,))
-            db.execute(
-                "INSERT OR REPLACE INTO dead VALUES (?, ?)",
-                (body << _PIECE_BITS, body << _PIECE_BITS | PIECE_MAX),
-            )
 
     # -- what goes in masses -----------------------------------------------------------------------
 
@@ -697,16 +770,14 @@ class SQLiteStore:
             end = _step_end(db, table, "size", start, end)
         if kind == _MESSAGES and self._has_bodies:
             end = _step_end(db, "bodies", "0", start, end)
-            for place in list(
-                _column(db, "SELECT place FROM bodies WHERE place BETWEEN ? AND ?", (start, end))
-            ):
-                self._drop_body(place)
+            tables = *tables, "bodies"
         for table in tables:
             db.execute(f"DELETE FROM {table} WHERE place BETWEEN ? AND ?", (start, end))  # noqa: S608
         self._set_cleared(db, kind, node, (end & SEQUENCE_MAX) + 1, last)
 
     def tidy(self) -> bool:
         db = self._usable()
+        self._shared = {}
         try:
             with db:
                 more = self._tidy(db)
@@ -833,8 +904,13 @@ class SQLiteStore:
             for start, end in self._segments(node, first):
                 cursor = db.execute(sql, (start, end, count - len(found)))
                 for place, pieces, head, payload in cursor:
-                    found.append(Stored(place & SEQUENCE_MAX, head, payload, pieces))
-                    size += len(payload)
+                    stored = (
+                        Stored(place & SEQUENCE_MAX, head, payload, pieces)
+                        if pieces >= 0
+                        else self._read_shared(db, place, head)
+                    )
+                    found.append(stored)
+                    size += len(stored.payload)
                     if size >= size_max:
                         cursor.close(True)
                         return found
@@ -851,11 +927,34 @@ class SQLiteStore:
                 if self._is_gone(node, sequence):
                     continue
                 place = _place(node, sequence)
-                for _, pieces, head, payload in db.execute(sql, (place, place)):
-                    found.append(Stored(sequence, head, payload, pieces))
+                rows: list[_Row] = db.execute(sql, (place, place)).fetchall()
+                for _, pieces, head, payload in rows:
+                    found.append(
+                        Stored(sequence, head, payload, pieces)
+                        if pieces >= 0
+                        else self._read_shared(db, place, head)
+                    )
         except apsw.Error as error:
             raise self._unreadable(error) from error
         return found
+
+    def _read_shared(self, db: apsw.Connection, place: int, head: bytes) -> Stored:
+        """Read a message the payload of which others may have too.
+
+        Raises:
+            StoreDamaged: The payload is not there.
+        """
+        row = db.execute(
+            "SELECT data, body FROM bodies JOIN pieces ON id = body << ? WHERE place = ?",
+            (_PIECE_BITS, place),
+        ).fetchone()
+        if row is None:
+            self._damaged = True
+            raise StoreDamaged(
+                f"{self.path}: message {place & SEQUENCE_MAX} of node {place >> _BITS} has lost its"
+                " payload; opening it again saves what can be read"
+            )
+        return Stored(place & SEQUENCE_MAX, head, row[0], 0, row[1])
 
     def heads(self, node: int, first: int = 0) -> Iterator[Head]:
         # By pages, so that no reader is left open between two calls.
@@ -866,7 +965,7 @@ class SQLiteStore:
                 sql = self._select("place, head, size, pieces", "LIMIT ?3")
                 rows += self._rows(sql, (start, end, _STEP_ROWS - len(rows)))
             for place, head, size, pieces in rows:
-                yield Head(place & SEQUENCE_MAX, head, size, pieces)
+                yield Head(place & SEQUENCE_MAX, head, size, max(pieces, 0))
             if len(rows) < _STEP_ROWS:
                 return
             first = (rows[-1][0] & SEQUENCE_MAX) + 1
@@ -889,8 +988,13 @@ class SQLiteStore:
     def piece(self, node: int, sequence: int, index: int) -> bytes:
         if not 0 <= index <= PIECE_MAX or self._is_gone(node, sequence):
             return b""
+        own = " AND ".join(
+            f"NOT EXISTS (SELECT 1 FROM {table} WHERE place = ?3 AND pieces < 0)"  # noqa: S608
+            for table in self._tables()
+        )
         rows = self._rows(
-            "SELECT data FROM pieces WHERE id = (SELECT body << ? | ? FROM bodies WHERE place = ?)",
+            "SELECT data FROM pieces WHERE id ="  # noqa: S608
+            f" (SELECT body << ?1 | ?2 FROM bodies WHERE place = ?3 AND {own})",
             (_PIECE_BITS, index, _place(node, sequence)),
         )
         return rows[0][0] if rows else b""
@@ -1030,6 +1134,8 @@ def connect(files: Files, path: Path) -> apsw.Connection:
         db.pragma("synchronous", "FULL")
         db.pragma("journal_size_limit", _LOG_BYTES)
         db.pragma("cache_size", -_CACHE_BYTES // 1024)
+        # A row of bodies that is replaced frees its body as one that is deleted.
+        db.pragma("recursive_triggers", True)
         db.wal_autocheckpoint(0)
         # macOS: only this waits for the disk itself.
         db.pragma("fullfsync", True)
@@ -1100,25 +1206,23 @@ def refuse_foreign(path: Path) -> None:
         raise StoreFailed(f"{path} is no store: give another path, or move that file away")
 
 
-def _refuse_version(path: Path, version: int | None) -> None:
-    """Look whether this release can read a store of schema *version*, None if that is not known.
+def _refuse_version(path: Path, version: int | None, latest: int = VERSION) -> None:
+    """Check that this release can read a store of schema *version*, None if that is not known.
 
     Raises:
         AmqpError: It cannot.
     """
-    if version is not None and version != VERSION:
-        raise _wrong_version(path, version)
-
-
-def _wrong_version(path: Path, version: int) -> AmqpError:
-    if version >= VERSION:
-        text = f"a later release: version {version} of its schema, and this release knows {VERSION}"
-    else:
-        text = (
-            f"an earlier release: version {version} of its schema, and this release needs {VERSION};"
-            f" amqp-rt store upgrade {path} brings it there"
+    if version is not None and version < 1:
+        raise AmqpError(
+            f"{path} has version {version} of its schema, which no release has written",
+            condition="amqp:not-allowed",
         )
-    return AmqpError(f"{path} was written by {text}", condition="amqp:not-allowed")
+    if version is not None and version > latest:
+        raise AmqpError(
+            f"{path} was written by a later release: version {version} of its schema, and this release"
+            f" knows {latest}",
+            condition="amqp:not-allowed",
+        )
 
 
 def _verify(db: apsw.Connection, path: Path) -> str:
@@ -1130,8 +1234,9 @@ def _verify(db: apsw.Connection, path: Path) -> str:
     if told != "ok":
         return str(told).replace("\n", "; ")
     broken = db.execute(
-        "SELECT count(*) FROM messages WHERE pieces > 0 AND NOT EXISTS"
-        " (SELECT 1 FROM bodies WHERE bodies.place = messages.place)"
+        "SELECT count(*) FROM messages WHERE pieces <> 0 AND NOT EXISTS"
+        " (SELECT 1 FROM bodies JOIN pieces ON id = body << ? WHERE bodies.place = messages.place)",
+        (_PIECE_BITS,),
     ).get
     return f"{broken} messages have lost their pieces" if broken else ""
 

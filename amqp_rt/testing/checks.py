@@ -311,6 +311,57 @@ def messages_move_with_their_pieces(store: Store) -> None:
         _reopen(store)
 
 
+def messages_may_share_a_payload(store: Store) -> None:
+    payload = _payload(1, 5000)
+
+    def fill(batch: Batch) -> None:
+        for node in range(1, 8):
+            batch.put(node, 1, b"h%d" % node, payload)
+        assert batch.size < 2 * len(payload), "a shared payload counts once"
+
+    def change(batch: Batch) -> None:
+        batch.put(1, 1, b"h1", b"its own")
+        batch.update(2, 1, b"h2, updated")
+        batch.remove(3, 1)
+        batch.clear(4)
+        batch.drop(5, 0, 9)
+        batch.move(6, 1, 16, 2, b"h6, moved")
+
+    def judge(node: int, sequence: int, head: bytes) -> None:
+        (found,) = store.messages(node, 0, 10, 2**40)
+        assert (found.sequence, found.head, found.payload, found.pieces) == (
+            sequence,
+            head,
+            payload,
+            0,
+        )
+        assert store.read(node, [sequence]) == [found]
+        (known,) = store.heads(node)
+        assert (known.head, known.size, known.pieces) == (head, len(payload), 0)
+        assert store.summary(node) == (1, len(payload), sequence, sequence)
+        assert store.piece(node, sequence, 0) == b""
+        bodies.add(found.body)
+
+    bodies: set[int] = set()
+    _commit(store, fill)
+    for _ in range(2):
+        for node in range(1, 8):
+            judge(node, 1, b"h%d" % node)
+        assert len(bodies) == 1, "equal numbers for what is shared"
+        _reopen(store)
+    _commit(store, change)
+    for _ in range(2):
+        assert store.messages(1, 0, 10, 2**40)[0].payload == b"its own"
+        judge(2, 1, b"h2, updated")
+        assert [_sequences(store, node) for node in (3, 4, 5, 6)] == [[], [], [], []]
+        judge(16, 2, b"h6, moved")
+        judge(7, 1, b"h7")
+        assert len(bodies) == 1
+        while store.tidy():
+            pass
+        _reopen(store)
+
+
 def moved_messages_survive_the_clearing_of_their_old_node(store: Store) -> None:
     _fill(store, 1, 1, 2, 3)
 
@@ -654,6 +705,7 @@ STORE_CHECKS: Final[tuple[Callable[[Store], None], ...]] = (
     pieces_without_message_are_dropped,
     put_and_removed_at_once_leaves_no_piece,
     messages_move_with_their_pieces,
+    messages_may_share_a_payload,
     moved_messages_survive_the_clearing_of_their_old_node,
     spilled_messages_are_gone_when_opened_again,
     spilled_messages_are_cleared,

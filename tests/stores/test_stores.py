@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from amqp_rt.stores.base import Batch, Chunk, Opened, Store, StoreFull
+from amqp_rt.stores.base import SHARED_MIN, Batch, Chunk, Opened, Store, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.testing.checks import STORE_CHECKS, check_store
@@ -67,6 +67,38 @@ def test_a_memory_store_that_is_full_still_gives_back() -> None:
     assert store.summary(1) == (1, 10, 2, 2)
 
 
+def test_a_memory_store_counts_a_shared_payload_once() -> None:
+    store = MemoryStore(size_max=3_000)
+    store.open()
+    payload = bytes(2_000)
+    batch = Batch()
+    for node in range(10):
+        batch.put(node, 1, b"h", payload)
+    store.commit(batch)
+    assert store.size == 2_010
+    for left in range(10, 0, -1):
+        batch = Batch()
+        batch.remove(left - 1, 1)
+        store.commit(batch)
+        assert store.size == (2_000 + left - 1 if left > 1 else 0)
+
+
+def test_a_batch_counts_what_is_left_in_it() -> None:
+    batch = Batch()
+    one, other = bytes(2_000), bytes(3_000)
+    for payload in (one, other):
+        batch.put(1, len(payload), b"h", payload)
+        batch.remove(1, len(payload))
+        assert (batch.size, batch.shares) == (0, False)
+    batch.put(1, 1, b"h", one)
+    assert (batch.size, batch.shares) == (2_001, False)
+    batch.put(2, 1, b"h", one)
+    batch.put(3, 1, b"h", one[: SHARED_MIN - 1])
+    assert (batch.size, batch.shares) == (2_002 + SHARED_MIN, True)
+    batch.remove(1, 1)
+    assert batch.size == 2_001 + SHARED_MIN
+
+
 def test_a_memory_store_that_was_abandoned_is_not_clean() -> None:
     store = MemoryStore()
     store.open()
@@ -85,6 +117,9 @@ def test_a_memory_store_that_was_abandoned_is_not_clean() -> None:
 NODES = st.integers(0, 3)
 SEQUENCES = st.integers(0, 12)
 DATA = st.binary(max_size=12) | st.integers(0, 9000).map(lambda size: b"%d" % size * (size // 4))
+
+#: Payloads that messages share, as they are the same objects.
+SHARED = st.sampled_from([bytes([n]) * (SHARED_MIN + n) for n in range(3)])
 
 
 class Model(RuleBasedStateMachine):
@@ -124,7 +159,7 @@ class Model(RuleBasedStateMachine):
                 continue
             named.add(place)
             if kind in "ps" and place not in staged:
-                head, payload = data.draw(DATA), data.draw(DATA)
+                head, payload = data.draw(DATA), data.draw(DATA | SHARED)
                 if place in messages and messages[place][3]:
                     continue  # Pieces and a payload exclude each other.
                 batch.put(*place, head, payload or b"-", spilled=kind == "s")

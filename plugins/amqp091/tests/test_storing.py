@@ -21,6 +21,7 @@ from amqp_rt import Broker
 from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.stores.memory import MemoryStore
+from amqp_rt.stores.sqlite import SQLiteStore
 
 PEERS = Path(__file__).parent / "peers"
 PERSISTENT = m.BasicProperties(delivery_mode=2)
@@ -453,3 +454,131 @@ def test_confirms_are_said_in_the_order_of_their_numbers() -> None:
     assert acknowledgements(client) == [(3, True)]
     published_as_one(client, ("b", TRANSIENT), ("a", TRANSIENT), ("b", TRANSIENT))
     assert acknowledgements(client) == [(6, True)]
+
+
+# --- One body in many queues ---
+
+_MIB = 1024 * 1024
+_NAMES = [f"q{number}" for number in range(100)]
+
+
+@asynccontextmanager
+async def kept_world(path: Path) -> AsyncIterator[tuple[World, Client, SQLiteStore]]:
+    """A broker on the store *path*, and a client of it."""
+    store = SQLiteStore(path)
+    journal = Journal(store)
+    world = World(volatile=False, journal=journal)
+    await world.host.restore()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.run)
+        yield world, world.connect(), store
+        await world.host.wait_kept()
+        nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await journal.close()
+
+
+async def published_to_all(world: World, client: Client, body: bytes, how: str) -> None:
+    """Have all queues get *body* by one message, and wait until they have kept it."""
+    if how == "fanout":
+        client.publish(1, "", body, exchange="amq.fanout", properties=PERSISTENT)
+    else:
+        headers: dict[str, object] = {how: _NAMES[1:]}
+        properties = m.BasicProperties(delivery_mode=2, headers=headers)
+        client.publish(1, _NAMES[0], body, properties=properties)
+    while sum(world.host.stats(name).available for name in _NAMES) < len(_NAMES):
+        await trio.testing.wait_all_tasks_blocked()
+        await world.host.wait_kept()
+    assert {world.host.stats(name).available for name in _NAMES} == {1}
+
+
+async def payloads(world: World, names: list[str]) -> int:
+    """Count the payloads in memory that these queues have, with one message each."""
+    found = [each for name in names for each in await world.host.peek(name, 9)]
+    assert len(found) == len(names)
+    return len({id(each) for each in found})
+
+
+def bodies(store: SQLiteStore) -> int:
+    return int(str(store._connection.execute("SELECT count(*) FROM pieces").get))
+
+
+def size(path: Path) -> int:
+    return sum(path.with_name(path.name + each).stat().st_size for each in ("", "-wal"))
+
+
+@pytest.mark.req("B7", "B26")
+@pytest.mark.parametrize("how", ["fanout", "CC", "BCC"])
+async def test_a_body_in_many_queues_is_there_once(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "store"
+    body = bytes(range(256)) * (_MIB // 256)
+    async with kept_world(path) as (world, client, store):
+        client.say(1, *(m.QueueDeclare(queue=name, durable=True) for name in _NAMES))
+        client.say(1, *(m.QueueBind(queue=name, exchange="amq.fanout") for name in _NAMES))
+        await published_to_all(world, client, body, how)
+        assert await payloads(world, _NAMES) == 1
+        assert size(path) < 4 * _MIB
+        assert bodies(store) == 1
+    async with kept_world(path) as (world, client, store):
+        assert await payloads(world, _NAMES) == 1
+        client.take()
+        client.say(1, *(m.QueuePurge(queue=name) for name in _NAMES[2:]))
+        client.take()
+        client.say(1, m.BasicGet(queue=_NAMES[1], no_ack=True))
+        assert [each.body == body for each in client.contents()] == [True]
+        await world.host.wait_kept()
+        assert bodies(store) == 1
+    async with kept_world(path) as (world, client, store):
+        client.say(1, m.BasicGet(queue=_NAMES[0], no_ack=True))
+        assert [each.body == body for each in client.contents()] == [True]
+        await world.host.wait_kept()
+        assert bodies(store) == 0
+
+
+_EXPIRY = 50
+
+
+@pytest.mark.req("B7", "B26")
+async def test_a_shared_body_survives_what_becomes_of_its_other_messages(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    async with kept_world(path) as (world, client, store):
+        client.say(
+            1,
+            m.QueueDeclare(queue="dead", durable=True),
+            m.QueueDeclare(queue="short", durable=True, arguments={"x-message-ttl": _EXPIRY}),
+            m.QueueDeclare(
+                queue="failing",
+                durable=True,
+                arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"},
+            ),
+        )
+        for name in ("purged", "deleted", "moved", "target", "left"):
+            client.say(1, m.QueueDeclare(queue=name, durable=True))
+        for name in ("short", "failing", "purged", "deleted", "moved", "left"):
+            client.say(1, m.QueueBind(queue=name, exchange="amq.fanout"))
+        body = bytes(_MIB)
+        client.publish(1, "", body, exchange="amq.fanout", properties=PERSISTENT)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await world.host.wait_kept()
+        assert bodies(store) == 1
+        client.take()
+        client.say(1, m.QueuePurge(queue="purged"), m.QueueDelete(queue="deleted"))
+        client.say(1, m.BasicGet(queue="failing"))
+        client.say(1, m.BasicReject(delivery_tag=1, requeue=False))
+        assert await world.host.move("moved", "target", 1) == 1
+        world.now += _EXPIRY / 1000 + 1
+        world.host.tick()
+        await world.host.wait_kept()
+    async with kept_world(path) as (world, client, store):
+        counts = {
+            name: world.host.stats(name).available
+            for name in ("short", "failing", "purged", "moved", "dead", "target", "left")
+        }
+        assert counts == {
+            **dict.fromkeys(("short", "failing", "purged", "moved"), 0),
+            **dict.fromkeys(("dead", "target", "left"), 1),
+        }
+        client.say(1, *(m.BasicGet(queue=each, no_ack=True) for each in ("dead", "target", "left")))
+        assert [each.body == body for each in client.contents()] == [True] * 3
+        await world.host.wait_kept()
+        assert bodies(store) == 0

@@ -1116,7 +1116,20 @@ class _CopyLock:
         self._lock.release()
 
 
+def _refuse_folder(path: Path, what: str) -> None:
+    """Check that the folder of *path* is there. None is made, since the path may be mistyped.
+
+    Raises:
+        StoreFailed: It is not; *what* says what cannot be done.
+    """
+    if not path.parent.is_dir():
+        raise StoreFailed(
+            f"{what}: there is no folder {path.parent}; make it, or give another path"
+        )
+
+
 def _take(lock: FileLock, path: Path) -> None:
+    _refuse_folder(path, f"{path} cannot be opened")
     try:
         free = lock.acquire()
     except OSError as error:
@@ -1360,6 +1373,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
     refuse_foreign(source)
     if target.exists():
         raise StoreFailed(f"{target} is there already")
+    _refuse_folder(target, f"{source} could not be copied to {target}")
     made = _beside(target, ".new")
     try:
         with _CopyLock(source, _COPY_PATIENCE_S):

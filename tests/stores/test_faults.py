@@ -543,8 +543,18 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(StoreFailed, match="is no store"):
             SQLiteStore(path).open()
         assert path.read_bytes() == before
-    with pytest.raises(StoreFailed, match="cannot be opened"):
-        SQLiteStore(tmp_path / "no folder" / "store").open()
+
+
+def test_a_path_without_its_folder_is_refused_and_makes_none(tmp_path: Path) -> None:
+    store = known_store(tmp_path / "store", 1)
+    store.close()
+    for mistyped in (tmp_path / "no" / "such", tmp_path / "store"):
+        sentence = f"there is no folder {mistyped}; make it, or give another path"
+        with pytest.raises(StoreFailed, match=f"store cannot be opened: {sentence}"):
+            SQLiteStore(mistyped / "store").open()
+        with pytest.raises(StoreFailed, match=f"could not be copied to .*copy: {sentence}"):
+            sqlite.backup(store.path, mistyped / "copy")
+    assert not (tmp_path / "no").exists()
 
 
 def set_version(path: Path, version: int) -> None:

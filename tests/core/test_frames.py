@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from amqp_rt.core.frames import (
     Fault,
     FrameBuffer,
     any_transfer,
+    connection_fault,
     disposition_frame,
     encode_state,
     final_frame,
@@ -26,6 +28,7 @@ from amqp_rt.core.frames import (
     later_transfer,
     read_disposition,
     read_transfer,
+    session_fault,
 )
 from amqp_rt.core.performatives import (
     PERFORMATIVES,
@@ -269,6 +272,71 @@ def test_dispositions_are_read_fast_as_slow(
         )
 
 
+#: The usual encodings of each field of a transfer and of a disposition, with octets that all differ.
+_HANDLES = (b"\x43", b"\x52\x07", b"\x70\x01\x02\x03\x04")
+_NUMBERS = (b"\x43", b"\x52\x09", b"\x70\x05\x06\x07\x08", b"\x40")
+_FLAGS = (b"\x41", b"\x42", b"\x40")
+_TRANSFER = (
+    _HANDLES,
+    _NUMBERS,
+    (b"\xa0\x03tag", b"\xa0\x00", b"\x40"),
+    (b"\x43", b"\x52\x0b", b"\x40"),
+    _FLAGS,
+    _FLAGS,
+)
+_DISPOSITION = (_FLAGS[:2], _HANDLES, _NUMBERS, _FLAGS, (b"\x40", b"\x00\x53\x24\x45"))
+_SURPLUS = (b"", b"\x40", b"\x40\x40\x42\x42\x40")
+
+
+def usual(code: int, values: tuple[tuple[bytes, ...], ...], at_least: int) -> Iterator[bytes]:
+    """Each usual encoding of a performative, with as few fields as it may have and with more."""
+    descriptor = bytes((0, 0x53, code))
+    for count in range(at_least, len(values) + 1):
+        for chosen in product(*values[:count]):
+            for more in _SURPLUS if count == len(values) else _SURPLUS[:1]:
+                body = b"".join(chosen) + more
+                each = count + len(more)
+                yield descriptor + bytes((0xC0, len(body) + 1, each)) + body
+                yield descriptor + b"\xd0" + struct.pack(">II", len(body) + 4, each) + body
+
+
+@pytest.mark.req("X3", "T7")
+def test_every_usual_transfer_and_disposition_is_read_as_the_composite_says() -> None:
+    for data in usual(0x14, _TRANSFER, 1):
+        end = 9 + len(data)
+        data = bytes(9) + data + b"\x70more"
+        expected = outcome(lambda data=data, end=end: slow_transfer(data, 9, end))
+        assert read_transfer(data, 9, end, DEFAULT_LIMITS) == expected
+        # The payload lies behind a transfer.
+        assert read_transfer(data, 9, len(data), DEFAULT_LIMITS) == expected
+    for data in usual(0x15, _DISPOSITION, 2):
+        end = 9 + len(data)
+        data = bytes(9) + data + b"\x70more"
+        fast = outcome(lambda data=data, end=end: read_disposition(data, 9, end, DEFAULT_LIMITS))
+        assert fast == outcome(lambda data=data, end=end: slow_disposition(data, 9, end))
+
+
+@pytest.mark.req("X3", "T7")
+@pytest.mark.parametrize(
+    "octets",
+    [
+        # A size of 16 MiB and more, and the performatives beside it.
+        b"\x00\x53\x14\xd0\x01\x00\x00\x05\x00\x00\x00\x01\x43",
+        b"\x00\x53\x13\xc0\x02\x01\x43",
+        b"\x00\x53\x15\xc0\x02\x01\x43",
+    ],
+)
+def test_what_is_no_transfer_is_not_read_as_one(octets: bytes) -> None:
+    with pytest.raises(DecodeError):
+        read_transfer(octets, 0, len(octets), DEFAULT_LIMITS)
+
+
+def test_a_fault_says_what_it_ends_and_why() -> None:
+    for fault, scope in ((connection_fault, "connection"), (session_fault, "session")):
+        found = fault("amqp:invalid-field", "words")
+        assert (found.scope, found.condition) == (scope, "amqp:invalid-field")
+
+
 # --- writing -----------------------------------------------------------------------------------
 
 u32 = st.integers(0, 0xFFFFFFFF)
@@ -361,3 +429,11 @@ def test_last_words_fit_the_smallest_frame(error: Error | None) -> None:
         assert (error.description or "").startswith(found.error.description)
         # The caller's error is as it was.
         assert said.error is error
+
+
+@pytest.mark.req("X4")
+def test_a_condition_is_kept_up_to_128_characters() -> None:
+    for length, kept in ((128, True), (129, False)):
+        condition = "x" * length
+        _, found = read_frame(final_frame(1, Close(Error(condition, "d" * 900)), 512))
+        assert found.error.condition == (condition if kept else "amqp:internal-error")

@@ -662,7 +662,19 @@ class BrokerHost:
             return
         else:
             self._make(virtual_host, declared)
+            self._log_node("declared", declared, virtual_host)
         self._make_dead(virtual_host, declared)
+
+    def _log_node(
+        self, event: str, declared: Declaration, virtual_host: str, why: str = ""
+    ) -> None:
+        """Log what has happened to a node, if the log may have the line: peers can make many."""
+        left_out = self._log_limiter.admit((event, virtual_host), self.clock.monotonic())
+        if left_out is not None:
+            host = f" of virtual host {virtual_host!r}" if virtual_host else ""
+            _log.info(
+                "node %s: %s %.200r%s%s%s", event, declared.kind, declared.name, host, why, left_out
+            )
 
     def declare_transient(
         self,
@@ -694,6 +706,8 @@ class BrokerHost:
         self._make(virtual_host, declared, owner, transient=True).reserved = reserved
         if owner is not None:
             self._dynamic[owner] += 1
+        else:
+            self._log_node("declared", declared, virtual_host)
         self._make_dead(virtual_host, declared)
 
     def has(self, address: str, *, virtual_host: str = "") -> bool:
@@ -837,7 +851,10 @@ class BrokerHost:
             return
         if dead is not None and dead not in self._spaces[virtual_host]:
             # Whoever declares it later says what it is like.
-            self._make(virtual_host, Queue(dead)).found = True
+            node = self._make(virtual_host, Queue(dead))
+            node.found = True
+            why = f", for the dead letters of {declared.name!r:.200}"
+            self._log_node("made", node.declared, virtual_host, why)
 
     def _call(self, virtual_host: str, declared: Declaration, before: Declaration | None) -> None:
         """Let the aliases of *declared* mean it, instead of those that it had *before*.
@@ -1183,6 +1200,8 @@ class BrokerHost:
 
     def _delete(self, space: dict[str, _Node], node: _Node) -> int:
         del space[node.declared.name]
+        if node.owner is None:
+            self._log_node("deleted", node.declared, node.virtual_host)
         self._call(node.virtual_host, Declaration(node.declared.name), node.declared)
         self._count -= 1
         self._disown(node)
@@ -1576,9 +1595,7 @@ class BrokerHost:
             return None
         node = self._make(virtual_host, declared)
         self._make_dead(virtual_host, declared)
-        left_out = self._log_limiter.admit(("made", virtual_host), self.clock.monotonic())
-        if left_out is not None:
-            _log.info("node made: %s %.200r, on its first use%s", declared.kind, address, left_out)
+        self._log_node("made", declared, virtual_host, ", on its first use")
         return node
 
     def _partition(self, virtual_host: str, log: _Node, address: str, partition: int) -> _Node:

@@ -16,7 +16,7 @@ from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.errors import AmqpError, DeliveryRejected, LinkDetached, LocalProtocolError
 from amqp_rt.fronts.base import RCV_SECOND
-from amqp_rt.limits import DEFAULT_LIMITS
+from amqp_rt.limits import DEFAULT_LIMITS, Limits
 from amqp_rt.stores.base import Batch, Damage, Opened, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
 
@@ -449,6 +449,31 @@ async def test_what_was_kept_and_what_is_made_on_use_is_logged(
     assert lines == [
         "node made: queue 'jobs-1', on its first use",
         "store read: 1 nodes, 1 messages in queues",
+    ]
+
+
+async def test_nodes_that_are_declared_and_deleted_are_logged_a_few_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "amqp_rt.broker")
+    async with Broker(limits=Limits(log_lines_max=2)) as broker, broker.local() as peer:
+        manager = peer.management()
+        await manager.create(Queue("jobs", dead_letter="dead"))
+        await manager.create(Queue("jobs", dead_letter="dead"))
+        await manager.delete(Queue, "jobs")
+        async with peer.receiver(dynamic=True):
+            pass
+        await broker.declare(Topic("t"), virtual_host="v")
+        for _ in range(3):
+            await broker.declare(Topic("t"))
+            await broker.delete("t")
+    assert [each.getMessage() for each in caplog.records] == [
+        "node declared: queue 'jobs'",
+        "node made: queue 'dead', for the dead letters of 'jobs'",
+        "node deleted: queue 'jobs'",
+        "node declared: topic 't' of virtual host 'v'",
+        "node declared: topic 't'",
+        "node deleted: topic 't'",
     ]
 
 

@@ -509,3 +509,19 @@ def test_a_fault_in_the_sweep_of_one_queue_keeps_no_other_and_ends_no_node(
     assert "ZeroDivisionError: a bug" in caplog.text
     assert [node.name for node in world.host.nodes()] == ["bad", "stays"]
     assert [world.host.stats(name).failure for name in ("bad", "stays")] == [None, None]
+
+
+def test_queues_that_clients_declare_and_delete_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "amqp_rt.broker")
+    client = World().connect()
+    client.say(1, m.QueueDeclare(queue="jobs", durable=True), m.QueueDeclare(queue="mine"))
+    # The broker names these, and they go with their connection.
+    client.say(1, m.QueueDeclare(exclusive=True))
+    client.say(1, m.QueueDelete(queue="jobs"))
+    assert [each.getMessage() for each in caplog.records] == [
+        "node declared: queue 'jobs'",
+        "node declared: queue 'mine'",
+        "node deleted: queue 'jobs'",
+    ]

@@ -382,6 +382,11 @@ class _Users(_Collection):
         )
 
     async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
+        await self._store(name, attributes, virtual_host, new=True)
+
+    async def _store(
+        self, name: str, attributes: Mapping[str, Any], virtual_host: str, *, new: bool
+    ) -> None:
         if virtual_host:
             raise AmqpError(
                 "users are managed from the default virtual host",
@@ -397,15 +402,32 @@ class _Users(_Collection):
                 "a user has one attribute to give: password, a text", condition="amqp:invalid-field"
             ) from None
         async with self._changing:
+            # Another change may have come first: a user that was deleted must not come back.
+            if new and name in users:
+                raise AmqpError(
+                    f"there is a user {name!r:.100} already", condition="amqp:precondition-failed"
+                )
+            if not new:
+                self._check_there(name)
             await trio.to_thread.run_sync(users.store, name, given.password)
 
+    def _check_there(self, name: str) -> None:
+        """Refuse to go on with a user that has been deleted meanwhile.
+
+        Raises:
+            AmqpError: There is no such user.
+        """
+        if name not in (self._in.container.users or ()):
+            raise AmqpError(f"there is no user {name!r:.100}", condition="amqp:not-found")
+
     async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        await self.create(name, attributes, virtual_host)
+        await self._store(name, attributes, virtual_host, new=False)
 
     async def delete(self, name: str, virtual_host: str) -> None:
         container = self._in.container
         assert container.users is not None
         async with self._changing:
+            self._check_there(name)
             await trio.to_thread.run_sync(container.users.forget, name)
         gone = Error("amqp:unauthorized-access", "the user has been deleted")
         for each in container.connections:

@@ -126,7 +126,11 @@ def _in_a_thread(users: Users) -> Verifier:
             await trio.lowlevel.checkpoint()
             return user
         async with gate.turn(network_of(host_in(peer.address))):
-            return await trio.to_thread.run_sync(users.check, user, password, limiter=limiter)
+            found = await trio.to_thread.run_sync(users.check, user, password, limiter=limiter)
+            if found is not None and not users.recall(user, password):
+                # The user was deleted, or the password changed, during the check.
+                return None
+            return found
 
     return verify
 

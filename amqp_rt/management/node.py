@@ -410,6 +410,8 @@ class Management:
         plan = asked.managed.planned(asked.name, given, new=new)
         if plan.passages and self._may_declare is not None:
             refused = await self._may_declare(asked.peer, plan.passages)
+            # A token may have expired meanwhile.
+            self._check(asked.peer, Rights.MANAGE, asked.name)
             if refused is None and asked.managed.planned(asked.name, given, new=new) != plan:
                 raise _Failed(
                     409, f"{asked.name!r:.50} or a node that it names has changed: ask again"

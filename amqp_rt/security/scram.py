@@ -290,7 +290,14 @@ class _Exchange:
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
         if self._secret is not None:
-            return self._judge(response or b"")
+            step = self._judge(response or b"")
+            if (
+                isinstance(step, Success)
+                and await self._find(self._user, self._hash) != self._secret
+            ):
+                # The user was deleted, or the password changed, while the client thought.
+                return Failure(f"the password of {self._user!r:.100} has changed", self._user)
+            return step
         if response is None:
             return Challenge(b"")
         try:

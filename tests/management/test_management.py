@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 from brokers import client_of
 
 from amqp_rt.broker.nodes import Log, Queue, Topic
@@ -403,6 +405,60 @@ async def test_users() -> None:
         with pytest.raises(AuthenticationFailed):
             async with as_user(broker, "shop"):
                 pass
+
+
+class SlowUsers(Users):
+    """Users whose changes a test lets go on."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.go = threading.Event()
+
+    def store(self, user: str, password: str) -> None:
+        assert self.go.wait(10)
+        super().store(user, password)
+
+    def forget(self, user: str) -> None:
+        assert self.go.wait(10)
+        super().forget(user)
+
+
+@pytest.mark.req("G2")
+@pytest.mark.parametrize(
+    ("first", "second", "status", "password"),
+    [
+        ("CREATE", "CREATE", 409, "first"),
+        ("DELETE", "UPDATE", 404, None),
+        ("DELETE", "DELETE", 404, None),
+        ("UPDATE", "UPDATE", 200, "second"),
+    ],
+)
+async def test_changes_of_one_user_at_the_same_time(
+    first: str, second: str, status: int, password: str | None
+) -> None:
+    users = SlowUsers({"root": "r"} if first == "CREATE" else {"root": "r", "ann": "old"})
+    access = Access([Rule("*", Rights.MANAGE, users=("root",))])
+    answers: dict[str, int] = {}
+    async with (
+        Broker("b", users=users, access=access, plain_in_clear=True) as broker,
+        broker.local() as root,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def change(operation: str, password: str) -> None:
+            body = None if operation == "DELETE" else {"password": password}
+            asked = {"type": "amqp_rt.user", "name": "ann"}
+            answers[password] = (await ask(root, operation, body, **asked))[0]
+
+        nursery.start_soon(change, first, "first")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(change, second, "second")
+        await trio.testing.wait_all_tasks_blocked()
+        users.go.set()
+    assert answers == {"first": {"CREATE": 201, "DELETE": 204}.get(first, 200), "second": status}
+    assert ("ann" in users) == (password is not None)
+    if password is not None:
+        assert users.check("ann", password) == "ann"
 
 
 @pytest.mark.req("G2", "SE2")

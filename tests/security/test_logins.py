@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 import trio
 import trio.testing
 import wire
+from stalls import beside
 
 from amqp_rt.addresses import parse_url
 from amqp_rt.container.container import Container
-from amqp_rt.container.logins import FairGate
+from amqp_rt.container.logins import FairGate, _in_a_thread
 from amqp_rt.container.tokens import Sas
 from amqp_rt.core.frames import SASL_HEADER
 from amqp_rt.core.sasl_frames import SaslInit, SaslResponse
@@ -428,6 +430,41 @@ async def test_no_log_and_no_error_shows_a_secret(caplog: pytest.LogCaptureFixtu
     assert "login from 127.0.0.1" in text
     for secret in ("pw-right", "pw-wrong", "t0ken", "sig="):
         assert secret not in text
+
+
+class SlowUsers(Users):
+    """Users whose checks come to their end when a test says so."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.checked, self.go = threading.Event(), threading.Event()
+
+    def check(self, user: str, password: str) -> str | None:
+        found = super().check(user, password)
+        self.checked.set()
+        assert self.go.wait(10)
+        return found
+
+
+@pytest.mark.req("SE2")
+@pytest.mark.parametrize("change", ["delete", "password", None])
+async def test_a_user_that_changes_while_the_password_is_checked_is_not_let_in(
+    change: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "users"
+    path.write_text(password_line("ada", "pw") + "\n", "utf-8")
+    users = SlowUsers()
+    users.load(path)
+    verify = _in_a_thread(users)
+    async with trio.open_nursery() as nursery:
+        answer = beside(nursery, verify, "ada", "pw", Peer())
+        await trio.to_thread.run_sync(users.checked.wait, 10)
+        if change == "delete":
+            users.forget("ada")
+        elif change == "password":
+            users.store("ada", "new")
+        users.go.set()
+        assert await answer.get() == (None if change else "ada")
 
 
 @pytest.mark.req("SE18")

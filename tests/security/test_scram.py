@@ -99,6 +99,22 @@ async def exchange(client: Scram, server: Any) -> Any:
     return step
 
 
+@pytest.mark.req("SE3", "SE2")
+@pytest.mark.parametrize("change", ["delete", "password"])
+async def test_a_user_that_changes_between_the_steps_of_a_login_is_not_let_in(change: str) -> None:
+    users = Users({"ada": "pw"})
+    client = Scram("ada", "pw", "SHA-256")
+    running = server_of(users, "SHA-256").begin()
+    step = await running.respond(client.initial(), PEER)
+    if change == "delete":
+        users.remove("ada")
+    else:
+        users.add("ada", "new")
+    step = await running.respond(client.respond(step.data), PEER)
+    assert isinstance(step, Failure)
+    assert "has changed" in step.why
+
+
 @pytest.mark.req("SE3")
 @pytest.mark.parametrize("hash_name", HASHES)
 @pytest.mark.parametrize("user", ["ada", "a,b=c", "Zo\u00eb", "\u2168"])

@@ -412,7 +412,7 @@ class BrokerHost:
         self.clock = clock or RunClock()
         self.memory = Memory(limits.broker_bytes_max)
         self._auto_create = auto_create
-        self._door = Door(annotations, limits)
+        self.door = Door(annotations, limits)
         self.journal = journal
         if journal is not None:
             journal.on_given_up = self._detach_consumers
@@ -1088,7 +1088,7 @@ class BrokerHost:
         inlet = Inlet(
             intake,
             place,
-            self._door,
+            self.door,
             self.clock.wall,
             ttl_s=ttl_s,
             ledger=ledger,
@@ -1611,7 +1611,7 @@ class BrokerHost:
         inlet = Inlet(
             log.intake,
             place,
-            self._door,
+            self.door,
             self.clock.wall,
             ledger=ledger,
             transactions=self.transactions,

@@ -20,7 +20,7 @@ from ..codec.sections import (
     walk_head,
     write_annotations,
 )
-from ..errors import AmqpError
+from ..errors import AmqpError, DecodeError
 from ..fronts.base import Payload
 from ..limits import DEFAULT_LIMITS, Limits
 from ..loglimit import LogLimiter
@@ -260,6 +260,25 @@ class Door:
             entry.sequence = LATER
             entry.due = due
         return entry
+
+    def without_delivery_annotations(self, payload: bytes, message_format: int) -> bytes:
+        """Remove the delivery annotations, which end here (§3.2.2), from a message for several nodes.
+
+        :meth:`admit` would remove them at each node, and make a copy for each. What it refuses is
+        returned as it came.
+        """
+        if message_format != MESSAGE_FORMAT:
+            return payload
+        try:
+            head = walk_head(payload, self.limits)
+            if (
+                not head.delivery_annotations
+                or check_annotations(head, self.annotations, limits=self.limits) is not None
+            ):
+                return payload
+        except DecodeError:
+            return payload
+        return head.header + head.message_annotations + head.rest
 
 
 def departing(entry: Entry, now: float) -> Payload:

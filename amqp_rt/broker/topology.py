@@ -638,7 +638,10 @@ class ExchangeInlet:
         elif len(found) == 1 and len(names) < _QUEUES_OF_A_STEP:
             found[0][1].deliver(link, [delivery])
         else:
-            copies = Copies(delivery, len(found))
+            payload = host.door.without_delivery_annotations(
+                delivery.payload, delivery.message_format
+            )
+            copies = Copies(delivery, len(found), payload)
             for at, (name, inlet) in enumerate(found, 1):
                 copy = Copy(copies)
                 try:
@@ -674,11 +677,12 @@ class Copies:
     does the delivery is released, as one is that goes nowhere.
     """
 
-    __slots__ = ("awaited", "delivery", "outcome")
+    __slots__ = ("awaited", "delivery", "outcome", "payload")
 
-    def __init__(self, delivery: IncomingDelivery, awaited: int) -> None:
+    def __init__(self, delivery: IncomingDelivery, awaited: int, payload: bytes) -> None:
         self.delivery = delivery
         self.awaited = awaited
+        self.payload = payload
         self.outcome: Any = None
 
     def settle(self, outcome: Any) -> None:
@@ -702,7 +706,7 @@ def _is_gone(outcome: Any) -> bool:
 class Copy:
     """One delivery of :class:`Copies`, as a node sees it."""
 
-    __slots__ = ("_copies", "context", "local_state", "settled")
+    __slots__ = ("_copies", "context", "local_state", "payload", "settled")
 
     aborted = False
     complete = True
@@ -710,6 +714,8 @@ class Copy:
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
+        #: The same object for all queues, which then have one body in memory and in the store.
+        self.payload = copies.payload
         self.settled = copies.delivery.settled
         self.context: Any = None
         self.local_state: Any = None

@@ -104,7 +104,7 @@ async def test_a_dead_letter_is_held_against_so_many_bindings(
         exchanges = broker.topologies.space("").exchanges
         for number in range(300):
             exchanges.bind("amq.fanout", Destination(f"q{number}"), "", {})
-        entry: Any = broker.host._door.admit(Message(b"x").encode(), 0, 0.0)
+        entry: Any = broker.host.door.admit(Message(b"x").encode(), 0, 0.0)
         address = exchange_address("amq.fanout")
         found = broker.topologies.letter("", address, entry)
         assert found is not None

@@ -241,6 +241,48 @@ class Link:
         self.credit = credit
 
 
+class DetachedLink(Link):
+    """One that remembers why it was detached."""
+
+    error: Any = None
+
+    def detach(self, error: Any) -> None:
+        self.attached = False
+        self.error = error
+
+
+#: Delivery annotations ``{"x-opt-a": 1}``, the same with the key ``a``, which is reserved, and a body.
+ALLOWED = b"\0Sq\xc1\x0c\x02\xa3\x07x-opt-aT\x01"
+RESERVED = b"\0Sq\xc1\x06\x02\xa3\x01aT\x01"
+BODY = b"\0Sw\xa1\1b"
+
+
+async def test_queues_share_a_message_of_1_0_without_its_delivery_annotations() -> None:
+    world = fanned_out(5)
+    link: Any = Link()
+    inlet: Any = world.topologies.inlet("", exchange_address("amq.fanout"), link)
+    delivery = Delivery(ALLOWED + BODY)
+    inlet.deliver(link, [delivery])
+    assert delivery.local_state == ACCEPTED
+    found = [each for n in range(5) for each in await world.host.peek(f"q{n}", 9)]
+    assert found == [BODY] * 5
+    assert len({id(each) for each in found}) == 1
+
+
+@pytest.mark.parametrize("payload", [RESERVED + BODY, ALLOWED[:-1], b"\0Sq\xff"])
+def test_what_a_queue_refuses_is_refused_by_all_queues_of_an_exchange(payload: bytes) -> None:
+    outcomes = []
+    for count in (1, 5):
+        world = fanned_out(count)
+        link: Any = DetachedLink()
+        inlet: Any = world.topologies.inlet("", exchange_address("amq.fanout"), link)
+        delivery = Delivery(payload)
+        inlet.deliver(link, [delivery])
+        outcomes.append((type(delivery.local_state), link.error and link.error.condition))
+        assert received(world) == 0
+    assert outcomes[0] == outcomes[1] != (type(ACCEPTED), None)
+
+
 @pytest.mark.req("N19")
 def test_a_message_of_1_0_for_very_many_queues_is_handed_out_in_turns() -> None:
     world = fanned_out(500)

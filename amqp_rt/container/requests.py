@@ -11,8 +11,9 @@ is dropped, and its credit given again.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import count
 from math import inf
@@ -250,6 +251,8 @@ class Requests:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._senders: OrderedDict[str, Sender] = OrderedDict()
+        #: Senders that tasks wait for, or begin a stream with, and how many do.
+        self._awaited: Counter[Sender] = Counter()
         self._replies: _Replies | None = None
         self._idle: list[_Parts] = []
         self._answered: deque[_Call] = deque()
@@ -403,19 +406,33 @@ class Requests:
             session.add(sender)
             self._senders[address] = sender
             self._make_room()
-        try:
-            await sender.wait_attached()
-            await sender.wait_for_room()
-        except AmqpError:
-            if self._senders.get(address) is sender:
-                del self._senders[address]
-            raise
+        with self._kept(sender):
+            try:
+                await sender.wait_attached()
+                await sender.wait_for_room()
+            except AmqpError:
+                if self._senders.get(address) is sender:
+                    del self._senders[address]
+                raise
         return sender
+
+    @contextmanager
+    def _kept(self, sender: Sender) -> Iterator[None]:
+        """Keep *sender* from being detached as idle before the task that waits in the block can use it."""
+        self._awaited[sender] += 1
+        try:
+            yield
+        finally:
+            self._awaited[sender] -= 1
+            if not self._awaited[sender]:
+                del self._awaited[sender]
 
     def _make_room(self) -> None:
         """Detach the senders that have not been used for longest, if they are idle."""
         surplus = len(self._senders) - _SENDERS_MAX
         for address, sender in list(self._senders.items())[: max(0, surplus)]:
+            if sender in self._awaited:
+                continue
             if not sender.pending and (sender.attached or sender.closed):
                 del self._senders[address]
                 sender.abandon()
@@ -463,7 +480,12 @@ class Requests:
             parts = _Parts(session, name, stream.credit)
             session.add(parts)
         try:
-            await parts.wait_attached()
+            while not parts.attached:
+                with self._kept(sender):
+                    await parts.wait_attached()
+                if not sender.attached or sender.pending >= _PENDING_MAX:
+                    # Things have changed while the reply link attached.
+                    sender = await self._sender(stream.address)
             call = self._request(
                 sender, parts.address, stream.args, stream.deadline, stream.properties
             )

@@ -360,6 +360,34 @@ async def test_a_node_that_never_settles_costs_no_memory() -> None:
         await node.far.until(lambda: len(node.given_up) > 300)
 
 
+@pytest.mark.req("A6")
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_calls_to_many_addresses_at_once_do_not_detach_the_senders_of_each_other(
+    streamed: bool,
+) -> None:
+    answers: list[str] = []
+
+    async with Container("c") as c, c.local() as peer:
+
+        @c.rpc("of/{name}")
+        def own(name: str) -> str:
+            return name
+
+        async def ask(number: int, times: int) -> None:
+            # Those that start later make senders in the very pass in which the others wake.
+            for _ in range(times):
+                await trio.lowlevel.checkpoint()
+            if streamed:
+                answers.extend([each async for each in peer.stream(f"of/{number}")])
+            else:
+                answers.append(await peer.call(f"of/{number}"))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(ask, number, number // 5)
+    assert sorted(answers) == sorted(map(str, range(100)))
+
+
 async def test_senders_of_calls_are_kept_within_bounds() -> None:
     node = Node(echoing)
     async with connected(node.far) as peer:

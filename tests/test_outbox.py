@@ -245,3 +245,53 @@ async def test_killed_at_every_step(tmp_path: Path, long_run: bool) -> None:
             if code:
                 await work(url, database)
             await settle(database)
+
+
+@pytest.mark.req("R14")
+async def test_objects_of_sqlalchemy_and_messages_happen_together() -> None:
+    orm = pytest.importorskip("sqlalchemy.orm")
+    alchemy = pytest.importorskip("sqlalchemy")
+    registry = orm.registry()
+    table = alchemy.Table(
+        "orders", registry.metadata, alchemy.Column("body", alchemy.String, primary_key=True)
+    )
+
+    class Order:
+        def __init__(self, body: str) -> None:
+            self.body = body
+
+    registry.map_imperatively(Order, table)
+    # The outbox begins and commits the transactions: the driver is to begin none by itself.
+    engine = alchemy.create_engine("sqlite://", connect_args={"isolation_level": None})
+    async with Broker(volatile=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("orders"), Queue("invoices"))
+        with engine.connect() as connection, orm.Session(connection) as session:
+            registry.metadata.create_all(connection)
+            connection.commit()
+            outbox = Outbox(connection.connection.driver_connection, "shop")
+
+            async def process(delivery: Delivery, amount: float, divisor: float) -> None:
+                async with outbox.transaction() as work:
+                    assert work.accept(delivery)
+                    session.add(Order(str(delivery.body)))
+                    session.flush()
+                    work.send("invoices", f"{amount / divisor:g} for {delivery.body}")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(outbox.run, peer)
+                async with peer.sender("orders") as out, peer.receiver("orders") as orders:
+                    await out.send("a", message_id="1")
+                    delivery = await orders.receive()
+                    with pytest.raises(ZeroDivisionError):
+                        await process(delivery, 1, 0)
+                    session.rollback()
+                    assert session.query(Order).count() == 0
+                    session.rollback()
+                    await process(delivery, 1, 1)
+                    session.commit()
+                await outbox.flush()
+                nursery.cancel_scope.cancel()
+            assert [order.body for order in session.query(Order)] == ["a"]
+            assert await drained(peer, "invoices") == ["1 for a"]
+            assert await drained(peer, "orders") == []
+    engine.dispose()

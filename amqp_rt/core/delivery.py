@@ -137,11 +137,11 @@ class Delivery:
         return type(self.local_state) is TransactionalState and not self.local_settled
 
     def update(self, state: Any) -> None:
-        """Say *state* without settling (§2.6.12). On a link that is gone it is in vain.
+        """Say *state* without settling (§2.6.12).
 
         Raises:
-            LocalProtocolError: An outcome has been said, the delivery is settled, or the state is
-                larger than the peer's frames.
+            LocalProtocolError: An outcome has been said, the delivery is settled, its link has gone,
+                or the state is larger than the peer's frames.
             EncodeError: The state has no encoding.
         """
         if (

@@ -9,14 +9,22 @@ import pytest
 from wire import BEGIN, OPEN, begun, closed_with, frame, opened, said, server
 
 from amqp_rt.core.engine import Engine
-from amqp_rt.core.frames import AMQP_HEADER, SASL_HEADER, TLS_HEADER, performative_frame
+from amqp_rt.core.frames import (
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    SASL_HEADER,
+    TLS_HEADER,
+    performative_frame,
+)
 from amqp_rt.core.performatives import (
     Attach,
     Begin,
     Close,
     Detach,
     End,
+    Flow,
     Open,
+    Transfer,
 )
 from amqp_rt.core.sasl_frames import (
     SaslInit,
@@ -33,6 +41,7 @@ from amqp_rt.termini import Source, Target
 from amqp_rt.testing.octets import composite, encode_frame
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.testing.script import Script
+from amqp_rt.values import Symbol
 
 # --- headers -----------------------------------------------------------------------------
 
@@ -567,3 +576,76 @@ def test_a_dial_option_waits_for_the_peers_header() -> None:
     eager = amqp10.client(amqp10.ClientOptions(container_id="c"), 0.0)
     assert len(said(eager)) == 2
     assert performative_frame(0, Close()) == frame(Close())
+
+
+# --- What single octets and moments decide ---
+
+
+def attach(**fields: Any) -> Attach:
+    """The attach of a peer that sends."""
+    return Attach(
+        name="l",
+        handle=0,
+        role=False,
+        source=Source(),
+        target=Target(address="q"),
+        initial_delivery_count=0,
+        **fields,
+    )
+
+
+@pytest.mark.req("X5")
+def test_a_close_is_answered_on_channel_0() -> None:
+    engine = begun()
+    engine.receive(frame(Close()), 0.0)
+    assert said(engine) == [(0, Close())]
+
+
+@pytest.mark.req("X6")
+def test_an_empty_frame_is_sent_only_when_nothing_else_was() -> None:
+    engine = server()
+    engine.receive(AMQP_HEADER + frame(Open(container_id="p", idle_time_out=8000)) + BEGIN, 0.0)
+    engine.take()
+    engine.tick(engine.deadline)
+    engine.sessions[0].end()
+    engine.take()
+    quiet = []
+    for _ in range(2):
+        engine.tick(engine.deadline)
+        quiet.append(b"".join(engine.take()))
+    assert quiet == [b"", EMPTY_FRAME]
+
+
+def test_output_is_announced_before_anything_has_come() -> None:
+    engine = amqp10.client(amqp10.ClientOptions(container_id="c"), 0.0)
+    engine.take()
+    told: list[bool] = []
+    engine.on_output = lambda: told.append(True)
+    engine.begin()
+    assert told == [True]
+
+
+@pytest.mark.req("X3", "T7")
+def test_a_transfer_whose_descriptor_is_written_at_length_is_taken() -> None:
+    engine = begun()
+    (event,) = engine.receive(frame(attach()), 0.0)
+    assert isinstance(event, AttachRequested)
+    endpoint = Recorder()
+    event.link.accept(endpoint)
+    event.link.grant(1)
+    octets = frame(Transfer(0, 0, b"tag", 0, True), payload=b"x")
+    long = octets[8:].replace(b"\x00\x53\x14", b"\x00\x80" + bytes(7) + b"\x14", 1)
+    engine.receive(struct.pack(">IBBH", len(long) + 8, 2, 0, 0) + long, 0.0)
+    assert [each.payload for each in endpoint.deliveries] == [b"x"]
+
+
+@pytest.mark.req("X26")
+def test_an_attach_counts_alike_wherever_it_lies_in_what_has_come() -> None:
+    kept = []
+    for before in (0, 50):
+        engine = begun()
+        flow = Flow(next_incoming_id=0, incoming_window=9, next_outgoing_id=0, outgoing_window=9)
+        properties = {Symbol(f"key-{n}"): "x" * 200 for n in range(20)}
+        engine.receive(frame(flow) * before + frame(attach(properties=properties)), 0.0)
+        kept.append(engine.kept)
+    assert kept[0] == kept[1] > 0

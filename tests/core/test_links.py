@@ -571,6 +571,38 @@ def test_a_state_that_is_no_outcome_leaves_it_unsettled() -> None:
     assert len(said(engine)) == 1
 
 
+@pytest.mark.req("X19", "X21")
+def test_a_link_is_writable_while_the_window_and_the_unsettled_allow() -> None:
+    engine = begun(limits=Limits(unsettled_max=2))
+    attach = Attach(name="l", handle=0, role=True, target=Q)
+    (event,) = engine.receive(frame(attach), 0.0)
+    assert isinstance(event, AttachRequested)
+    link = event.link
+    link.accept(Recorder())
+    window = {"next_incoming_id": 0, "next_outgoing_id": 0, "outgoing_window": 9}
+    engine.receive(
+        frame(Flow(incoming_window=0, handle=0, delivery_count=0, link_credit=9, **window)), 0.0
+    )
+    assert not link.writable
+    engine.receive(frame(Flow(incoming_window=9, **window)), 0.0)
+    assert link.writable
+    for _ in range(2):
+        link.send(b"x")
+    assert not link.writable
+
+
+@pytest.mark.req("X21", "R3")
+def test_nothing_is_said_of_a_delivery_whose_link_has_gone() -> None:
+    engine = begun()
+    _, endpoint = receiving(engine)
+    engine.receive(transfer(0), 0.0)
+    (delivery,) = endpoint.deliveries
+    engine.receive(frame(Detach(0, True)), 0.0)
+    assert delivery.local_settled
+    with pytest.raises(LocalProtocolError, match="is settled"):
+        delivery.update(Received(0, 5))
+
+
 @pytest.mark.req("X21", "R3")
 def test_a_state_follows_an_outcome_only_within_a_transaction() -> None:
     engine = begun()

@@ -426,6 +426,18 @@ def test_an_outcome_that_was_said_while_suspended_is_said_again(second: bool) ->
 
 
 @pytest.mark.req("M26")
+def test_a_resumed_transfer_may_ask_to_be_settled_first() -> None:
+    engine = begun()
+    link = asked(engine, sends=True, unsettled={tag(1): None}, rcv_settle_mode=1)
+    memory = {tag(1): Unsettled(tag=tag(1), state=ACCEPTED, payload=PAYLOAD)}
+    link.accept(Recorder(), unsettled=memory)
+    engine.take()
+    engine.receive(transfer(0, b"", tag=tag(1), resume=True, rcv_settle_mode=0), 0.0)
+    (said_again,) = [p for _, p in said(engine) if isinstance(p, Disposition)]  # type: ignore[misc]
+    assert (said_again.state, said_again.settled) == (ACCEPTED, True)
+
+
+@pytest.mark.req("M26")
 def test_a_resumed_message_is_complete_and_fills_the_frames_of_the_peer() -> None:
     engine = begun()
     link = asked(engine, sends=False, unsettled={})

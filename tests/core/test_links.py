@@ -571,6 +571,14 @@ def test_a_state_that_is_no_outcome_leaves_it_unsettled() -> None:
     assert len(said(engine)) == 1
 
 
+def test_a_link_counts_as_a_consumer_whether_it_has_credit_or_not() -> None:
+    joined = Joined()
+    joined.pump()
+    joined.client.begin().attach_receiver("l", Recorder(), source=Source(address="q"))
+    joined.pump()
+    assert joined.links[-1].idle is False
+
+
 @pytest.mark.req("X19", "X21")
 def test_a_link_is_writable_while_the_window_and_the_unsettled_allow() -> None:
     engine = begun(limits=Limits(unsettled_max=2))

@@ -426,6 +426,16 @@ def test_an_outcome_that_was_said_while_suspended_is_said_again(second: bool) ->
 
 
 @pytest.mark.req("M26")
+def test_what_is_given_up_is_settled_for_its_owner() -> None:
+    local, remote, _, _ = AS_SENDER[11]
+    engine, endpoint = begun(), Recorder()
+    link = asked(engine, sends=False, unsettled={tag(11): remote})
+    link.accept(endpoint, unsettled={tag(11): Unsettled(tag=tag(11), state=local, payload=PAYLOAD)})
+    engine.receive(flow(1), 0.0)
+    assert [(each.state, each.settled) for each in endpoint.outcomes] == [(ACCEPTED, True)]
+
+
+@pytest.mark.req("M26")
 def test_a_resumed_transfer_may_ask_to_be_settled_first() -> None:
     engine = begun()
     link = asked(engine, sends=True, unsettled={tag(1): None}, rcv_settle_mode=1)

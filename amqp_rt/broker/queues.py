@@ -51,6 +51,9 @@ _PLACE: Final = (1 << _PLACE_BITS) - 1
 #: Messages that one consumer gets in a row when no other waits.
 _RUN: Final = 64
 
+#: Messages that are delivered in one turn of the event loop, if credit has come for more.
+_DELIVERED: Final = 1_000
+
 #: Messages that the filters of one consumer look at in a row.
 _LOOKS: Final = 1_000
 
@@ -323,6 +326,9 @@ class MessageQueue(DistributionNode):
         #: It is being delivered, or must not be: see :meth:`conclude_left`.
         self._pumping: bool = False
         self._left: deque[_Left] = deque()
+        #: As much was delivered as may be in one turn, and when there was as much.
+        self._exhausted: bool = False
+        self._enough: int = 0
         #: What the queue held when it was deleted, as far as it has not been freed.
         self._trash: list[Any] = []
         self._freed: bool = False
@@ -869,7 +875,9 @@ class MessageQueue(DistributionNode):
         """There is no more for *subscription* now: a link that is drained gives its credit back."""
         link = subscription.link
         # What is being requeued is for it, too.
-        looking = bool(self._left) or (self.unfinished and subscription.selective)
+        looking = (
+            self._exhausted or bool(self._left) or (self.unfinished and subscription.selective)
+        )
         if self.paged and not looking:
             looking = self._awaits_reading(subscription)
         if link.draining and not looking and (link.credit <= 0 or link.writable):
@@ -880,6 +888,7 @@ class MessageQueue(DistributionNode):
         if self._pumping or self.deleted:
             return
         self._pumping = True
+        self._enough = self.counts.delivered + _DELIVERED
         try:
             if self._levels:
                 for level in self._levels:
@@ -887,13 +896,19 @@ class MessageQueue(DistributionNode):
             else:
                 self._pump_ring(self._ring)
         finally:
-            self._pumping = bool(self._left)
+            self._pumping = self._exhausted or bool(self._left)
         self._tell_of_room()
 
     def _pump_ring(self, ring: deque[Subscription]) -> None:
         passed = 0
         # Who may have nothing of what there is keeps its place, and is passed over once.
         while self.available and passed < len(ring):
+            if self.counts.delivered >= self._enough:
+                # The rest comes with the next turn, and nothing before it.
+                self._exhausted = True
+                self.memory.work -= _DELIVERED
+                self._resume_later()
+                return
             subscription = ring[0]
             served = self._serve_run(ring, subscription, 1 if len(ring) > 1 else _RUN)
             if subscription.ready:
@@ -1024,6 +1039,10 @@ class MessageQueue(DistributionNode):
             self._go_on_concluding()
         if self._trash:
             self._discard_some()
+        exhausted = self._exhausted
+        if exhausted:
+            self._exhausted = False
+            self._pumping = bool(self._left)
         if not self.deleted:
             if not self._swept:
                 self.sweep()
@@ -1032,6 +1051,8 @@ class MessageQueue(DistributionNode):
             for browser in list(self.browsers.values()):
                 self._browse(browser)
             self.pump()
+            if exhausted:
+                self._give_back_all()
             for subscription in [*self.browsers.values(), *self.consumers.values()]:
                 if subscription.selective and subscription.link is not None:
                     self._give_back(subscription)
@@ -1287,7 +1308,7 @@ class MessageQueue(DistributionNode):
         if self._left:
             self._resume_later()
         else:
-            self._pumping = False
+            self._pumping = self._exhausted
             self.concluded()
             if not self.deleted:
                 self._give_back_all()
@@ -2292,7 +2313,7 @@ class MessageQueue(DistributionNode):
             self.paged = 0
             self._all_here()
         self.bytes = self.available = self.acquired = self.pending = self.held = self.delayed = 0
-        self._pumping = False
+        self._pumping = self._exhausted = False
         self._trash = [
             self._segments,
             self._latest,

@@ -105,6 +105,9 @@ def test_unsettled(order: str, outcome: Outcome) -> None:
     def settle(unsettled: int) -> int:
         world = filled(unsettled)
         receiver = world.client().receiver("q", credit=unsettled)
+        while world.host._unfinished:
+            world.host.look_on()
+            world.pump()
         indexes = list(range(unsettled))
         if order == "newest":
             indexes.reverse()

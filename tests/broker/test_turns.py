@@ -35,7 +35,7 @@ def turn(world: World) -> bool:
     waited = bool(world.host._unfinished)
     world.host.look_on()
     world.pump()
-    return waited
+    return waited or bool(world.host._unfinished)
 
 
 def turns(world: World) -> int:
@@ -52,6 +52,13 @@ def filled(count: int = MANY, **options: Any) -> World:
     for number in range(count):
         world.host.publish("q", Message(number).encode())
     return world
+
+
+def taking(world: World, address: str = "q", **options: Any) -> Receiving:
+    """A receiver that has got what there is for it."""
+    receiver = world.client().receiver(address, **options)
+    turns(world)
+    return receiver
 
 
 def end_by_detach(receiver: Receiving) -> None:
@@ -74,7 +81,7 @@ def test_what_an_ended_link_leaves_is_requeued_in_turns_and_in_order(
     end: Callable[[Receiving], None],
 ) -> None:
     world = filled(MANY + 10)
-    receiver = world.client().receiver("q", credit=MANY)
+    receiver = taking(world, credit=MANY)
     queue = queue_of(world)
     assert (queue.available, queue.acquired) == (10, MANY)
     other = world.client().receiver("q")
@@ -108,8 +115,8 @@ def test_many_links_share_the_work_of_a_turn() -> None:
 
 def test_a_message_that_comes_meanwhile_waits_behind_those_that_come_back() -> None:
     world = filled(MANY)
-    receiver = world.client().receiver("q", credit=MANY)
-    other = world.client().receiver("q", credit=2 * MANY)
+    receiver = taking(world, credit=MANY)
+    other = taking(world, credit=2 * MANY)
     receiver.detach(closed=True)
     world.client().sender("q").send("late")
     assert other.bodies == []
@@ -119,7 +126,7 @@ def test_a_message_that_comes_meanwhile_waits_behind_those_that_come_back() -> N
 
 def test_a_drain_is_answered_when_all_has_come_back() -> None:
     world = filled(MANY)
-    receiver = world.client().receiver("q", credit=MANY)
+    receiver = taking(world, credit=MANY)
     other = world.client().receiver("q")
     receiver.detach(closed=True)
     other.link.grant(MANY + 1)
@@ -132,7 +139,7 @@ def test_a_drain_is_answered_when_all_has_come_back() -> None:
 
 def test_a_queue_is_deleted_while_messages_come_back() -> None:
     world = filled(MANY)
-    receiver = world.client().receiver("q", credit=MANY)
+    receiver = taking(world, credit=MANY)
     receiver.detach(closed=True)
     assert world.host.delete("q") == MANY
     turns(world)
@@ -141,13 +148,13 @@ def test_a_queue_is_deleted_while_messages_come_back() -> None:
 
 def test_dead_letters_of_an_ended_link_come_in_turns() -> None:
     world = filled(MANY, dead_letter="dead", max_deliveries=1)
-    receiver = world.client().receiver("q", credit=MANY, default_outcome=MODIFIED_FAILED)
+    receiver = taking(world, credit=MANY, default_outcome=MODIFIED_FAILED)
     receiver.detach(closed=True)
     dead = queue_of(world, "dead")
     assert 0 < dead.available < WORK_OF_A_TURN // 10
     turns(world)
     assert dead.available == MANY
-    assert world.client().receiver("dead", credit=MANY).bodies == list(range(MANY))
+    assert taking(world, "dead", credit=MANY).bodies == list(range(MANY))
 
 
 async def test_a_broker_that_stops_keeps_what_was_to_be_requeued() -> None:
@@ -180,9 +187,10 @@ def test_a_transaction_is_rolled_back_in_turns() -> None:
     receiver = client.receiver("q")
     receiver.link.grant(MANY, properties={"txn-id": txn_id})
     world.pump()
+    turns(world)
     queue = queue_of(world)
     assert queue.acquired == MANY
-    other = world.client().receiver("q", credit=MANY)
+    other = taking(world, credit=MANY)
     assert control.discharge(txn_id, fail=True) == "accepted"
     assert queue.acquired >= MANY - WORK_OF_A_TURN
     receiver.grant(0)
@@ -219,7 +227,7 @@ async def test_a_lease_is_extended_accepted_and_released_in_turns() -> None:
     assert 0 < queue.acquired < 1_000
     turns(world)
     assert (queue.available, queue.acquired) == (1_600, 0)
-    assert world.client().receiver("q", credit=MANY).bodies == list(range(MANY - 1_600, MANY))
+    assert taking(world, credit=MANY).bodies == list(range(MANY - 1_600, MANY))
 
 
 def test_a_deleted_queue_is_freed_in_turns() -> None:
@@ -239,7 +247,7 @@ def test_a_deleted_queue_is_freed_in_turns() -> None:
 def test_operators_work_follows_what_they_ask_for() -> None:
     world = filled(MANY)
     world.host.declare(Queue("r"))
-    receiver = world.client().receiver("q", credit=MANY)
+    receiver = taking(world, credit=MANY)
     receiver.detach(closed=True)
     turns(world)
     queue = queue_of(world)
@@ -271,7 +279,7 @@ def test_a_purge_leaves_what_comes_while_it_goes_on(priorities: int) -> None:
     for number in range(30):
         world.host.publish("q", Message(number, priority=9).encode())
     assert list(purging)[-1] == MANY
-    assert world.client().receiver("q", credit=MANY).bodies == list(range(30))
+    assert taking(world, credit=MANY).bodies == list(range(30))
 
 
 def test_messages_that_are_due_at_the_same_time_come_in_turns() -> None:
@@ -279,7 +287,7 @@ def test_messages_that_are_due_at_the_same_time_come_in_turns() -> None:
     for number in range(MANY):
         annotations = {Symbol("x-opt-delivery-delay"): 1_000}
         world.host.publish("q", Message(number, message_annotations=annotations).encode())
-    receiver = world.client().receiver("q", credit=MANY)
+    receiver = taking(world, credit=MANY)
     queue = queue_of(world)
     world.time.now += 1
     came = []
@@ -287,14 +295,14 @@ def test_messages_that_are_due_at_the_same_time_come_in_turns() -> None:
         before = queue.delayed
         world.host.tick()
         came.append(before - queue.delayed)
-    world.pump()
+    turns(world)
     assert max(came) <= WORK_OF_A_TURN
     assert receiver.bodies == list(range(MANY))
 
 
 def test_deliveries_whose_time_is_up_at_once_are_released_in_turns() -> None:
     world = filled(MANY, lock_s=1)
-    receiver = world.client().receiver("q", credit=MANY)
+    receiver = taking(world, credit=MANY)
     queue = queue_of(world)
     world.time.now += 1
     came = []
@@ -314,7 +322,7 @@ def test_a_large_message_takes_the_room_of_very_many_in_turns() -> None:
     assert 1 < MANY - queue.available < 100
     turns(world)
     assert queue.bytes <= 100_000
-    (last,) = world.client().receiver("q", credit=MANY).bodies[-1:]
+    (last,) = taking(world, credit=MANY).bodies[-1:]
     assert last == bytes(99_000)
 
 
@@ -340,3 +348,24 @@ def test_the_links_of_a_deleted_queue_are_detached_in_turns() -> None:
     assert 0 < sum(receiver.error is not None for receiver in receivers) < 200
     turns(world)
     assert {receiver.error for receiver in receivers} == {"amqp:resource-deleted"}
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_very_many_messages_are_delivered_in_turns(drains: bool) -> None:
+    world = filled(MANY)
+    queue = queue_of(world)
+    receiver = world.client().receiver("q")
+    receiver.link.grant(2 * MANY)
+    if drains:
+        receiver.link.drain()
+    world.pump()
+    assert MANY - 1_100 < queue.available <= MANY - 1_000
+    other = world.client().receiver("q", credit=10)
+    world.host.publish("q", Message("late").encode())
+    assert other.bodies == []
+    turns(world)
+    assert sorted([*receiver.bodies, *other.bodies], key=str) == sorted(
+        [*range(MANY), "late"], key=str
+    )
+    assert receiver.bodies == [body for body in receiver.bodies if body not in other.bodies]
+    assert receiver.link.credit == (0 if drains else 2 * MANY - len(receiver.bodies))

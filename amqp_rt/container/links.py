@@ -402,7 +402,11 @@ class LinkHandle:
         self._redirects += 1
         if self._redirects > REDIRECTS_MAX:
             return False
-        return self._session.follow(self, error)
+        if not self._session.follow(self, error):
+            return False
+        # Otherwise its session would attach it as well, on the connection after the present one.
+        self._session.remove(self)
+        return True
 
     def _interrupted(self, error: Error | None) -> None:
         """The link is gone and may come back; ``_memory`` is what it can resume then."""

@@ -802,6 +802,29 @@ async def test_a_redirected_link_goes_on_elsewhere(
 
 
 @pytest.mark.req("X27")
+async def test_a_link_that_was_redirected_is_no_link_of_the_first_connection_any_more(
+    nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    first, second = FarEnd(credit=1), FarEnd(settle=ACCEPTED, credit=10)
+    second.network = first.network
+    info = {Symbol("network-host"): "second", Symbol("address"): "q2"}
+    first.on_attach = lambda link: link.refuse(Error("amqp:link:redirect", "over there", info))
+    await nursery.start(first.listen, "first")
+    await nursery.start(second.listen, "second")
+    async with client(first, "first") as peer, peer.session() as session:
+        out = session.sender("q")
+        await out.wait_attached()
+        first.drop()
+        await until(peer, "recovering")
+        await peer.wait_open()
+        await trio.testing.wait_all_tasks_blocked()
+        assert await out.send("x") == ACCEPTED
+        # On the next first connection nothing was asked for.
+        assert (len(first.links), len(second.links)) == (1, 1)
+        assert await out.send("y") == ACCEPTED
+
+
+@pytest.mark.req("X27")
 async def test_a_link_redirected_within_the_same_place_stays_on_its_connection(
     nursery: trio.Nursery,
 ) -> None:

@@ -185,6 +185,36 @@ async def test_a_full_disk_refuses_it_and_keeps_nothing() -> None:
         assert (stats.available, stats.bytes, world.host.memory.held) == (0, 0, 0)
 
 
+async def test_a_large_message_that_is_not_settled_in_time_comes_back(
+    kept: Callable[[], Any],
+) -> None:
+    body, payload = large()
+    async with world_of(kept(), Queue("q", lock_s=30), limits=SMALL) as world:
+        await send(world, payload)
+        first = await take(world)
+        assert first.bodies == [body]
+        world.time.now += 31
+        world.host.tick()
+        await world.settle()
+        assert world.host.stats("q").requeued == 1
+        other = await take(world)
+        await world.settle()
+        assert first.bodies + other.bodies == [body, body]
+
+
+async def test_a_large_message_that_is_sent_settled_is_gone_when_it_was_read(
+    kept: Callable[[], Any],
+) -> None:
+    body, payload = large()
+    async with world_of(kept(), Queue("q"), limits=SMALL) as world:
+        await send(world, payload)
+        receiver = await take(world, snd_settle_mode=1)
+        assert receiver.bodies == [body]
+        stats = world.host.stats("q")
+        assert (stats.available, stats.acquired, stats.accepted, stats.bytes) == (0, 0, 1, 0)
+        assert world.store.summary(1)[0] == 0
+
+
 async def test_purging_leaves_a_large_message_that_is_acquired(kept: Callable[[], Any]) -> None:
     body, payload = large()
     limits = Limits(message_size_max=20_000, queue_memory_bytes_max=1_000)

@@ -711,3 +711,12 @@ def test_emptied_segments_are_given_back() -> None:
     assert counts(world) == (1_000, 0)
     world.purge("q")
     assert len(depth_of(world)._segments) == 1
+
+
+def test_a_queue_that_is_deleted_drops_what_waits_and_what_is_in_hand() -> None:
+    world = World(Queue("q"))
+    world.client().sender("q").send("a", "b", "c")
+    queue = world.host._queue("q", "")
+    assert world.client().receiver("q", credit=1).bodies == ["a"]
+    world.host.delete("q")
+    assert queue.counts.dropped == 3

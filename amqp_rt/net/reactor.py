@@ -237,18 +237,24 @@ class Reactor:
         # One at a time: each has the work of a whole turn before it.
         while True:
             await self._resumption.wait()
-            carrier = self._resuming.popleft()
-            if not carrier.over:
-                try:
-                    carrier.flush()
-                except Exception as error:
-                    carrier.fail(error)
+            self._resume_one()
             if self._resuming:
                 self._resumption.call()
+
+    def _resume_one(self) -> None:
+        # A function of its own: a local variable of the task would keep its last connection.
+        carrier = self._resuming.popleft()
+        if not carrier.over:
+            try:
+                carrier.flush()
+            except Exception as error:
+                carrier.fail(error)
 
     async def _ring(self) -> None:
         alarms = self._alarms
         while True:
+            # The task may wait for long, and must not keep the connection that it has rung last.
+            carrier = None
             deadline = alarms[0][0] if alarms else inf
             with trio.CancelScope(deadline=deadline) as self._alarm:
                 await trio.sleep_forever()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from brokers import Client, Controller, World
+from paged import Gate
 
 from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Queue
@@ -86,31 +87,17 @@ def test_a_link_that_may_come_back_does_not_keep_its_connection(
     assert [each() for each in refs if each() is not None] == []
 
 
-class SlowStore:
-    """An executor whose commits wait for a sign."""
-
-    def __init__(self) -> None:
-        self.open = trio.Event()
-
-    async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
-        if getattr(call, "__name__", "") == "commit":
-            await self.open.wait()
-        await trio.lowlevel.checkpoint()
-        return call(*args)
-
-
 async def test_a_message_that_is_stored_after_the_loss_does_not_keep_its_connection(
     autojump_clock: Any,
 ) -> None:
-    slow = SlowStore()
-    here = World(journal=Journal(MemoryStore(), slow))
+    gate = Gate()
+    here = World(journal=Journal(MemoryStore(), gate))
     async with trio.open_nursery() as nursery:
         await here.host.restore()
         nursery.start_soon(here.host.run)
-        slow.open.set()
         here.host.declare(Queue("q"))
         await here.host.wait_kept()
-        slow.open = trio.Event()
+        gate.opened = trio.Event()
         client = here.client("c")
         sender = client.sender(None, name="l", target=Target(address="q", timeout=600))
         sending = sender.link.send(Message("m", durable=True).encode())
@@ -120,7 +107,7 @@ async def test_a_message_that_is_stored_after_the_loss_does_not_keep_its_connect
         vars(client.joined).clear()
         # What its sender is to hear is not known yet.
         assert server() is not None
-        slow.open.set()
+        gate.opened.set()
         await here.host.wait_kept()
         await trio.sleep(5)
         assert server() is None

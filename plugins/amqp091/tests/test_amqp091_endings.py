@@ -8,14 +8,19 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import trio
+from amqp_rt_amqp091 import Front, connect
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.frames import FRAME_MIN_SIZE, content_frames
 from worlds091 import Client, World
 
+from amqp_rt import Broker
 from amqp_rt.broker.nodes import Queue
+from amqp_rt.errors import AmqpError
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +164,39 @@ def test_nothing_of_a_connection_waits_for_the_collector(
     assert engine.finished
     del engine, client
     assert [name for name, each in refs.items() if each() is not None] == []
+
+
+@pytest.mark.parametrize("end", ["close", "cut", "by the broker"])
+async def test_nothing_of_a_connection_over_tcp_waits_for_the_collector(end: str) -> None:
+    async with Broker(fronts=[Front()], volatile=True, users={"ada": "pw"}) as broker:
+        (url,) = await broker.listen("amqp://127.0.0.1:0")
+        refs: dict[str, weakref.ref[Any]] = {}
+
+        async def client(*, task_status: trio.TaskStatus[None]) -> None:
+            where = url.replace("://", "://ada:pw@")
+            async with connect(where) as peer, peer.channel() as channel:
+                refs["client"] = weakref.ref(peer._engine)
+                await channel.declare_queue("q", durable=True)
+                await channel.publish(b"x" * 1000, key="q")
+                async with channel.consume("q") as deliveries:
+                    await deliveries.__anext__()
+                    (connection,) = broker.container.connections
+                    refs["connection"] = weakref.ref(connection)
+                    refs["engine"] = weakref.ref(connection.engine)
+                    if end == "by the broker":
+                        connection.close()
+                    del connection, deliveries
+                    task_status.started()
+                    if end != "close":
+                        await trio.sleep_forever() if end == "cut" else await peer._over.wait()
+
+        async with trio.open_nursery() as nursery:
+            with suppress(AmqpError):
+                await nursery.start(client)
+            if end == "cut":
+                nursery.cancel_scope.cancel()
+        with trio.move_on_after(5):
+            while any(each() is not None for each in refs.values()):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert len(refs) == 3
+        assert [name for name, each in refs.items() if each() is not None] == []

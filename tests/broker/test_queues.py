@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from brokers import World
 
+from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.core.performatives import RECEIVER
 from amqp_rt.fronts.base import RCV_SECOND, SND_SETTLED
@@ -720,3 +721,15 @@ def test_a_queue_that_is_deleted_drops_what_waits_and_what_is_in_hand() -> None:
     assert world.client().receiver("q", credit=1).bodies == ["a"]
     world.host.delete("q")
     assert queue.counts.dropped == 3
+
+
+def test_room_counts_messages_that_are_being_written() -> None:
+    world = World(Queue("q", length_max=2, overflow="reject"))
+    queue = world.host._queue("q", "")
+    assert queue.fits(1)
+    for _ in range(2):
+        queue.reserve(Entry(b"x"))
+    assert not queue.fits(1)
+    # Not one message more than there is memory for.
+    world.host.memory.held = world.host.memory.limit
+    assert queue.room() == 0

@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 import pytest
+import scramp
 
 from amqp_rt.errors import AuthenticationFailed
 from amqp_rt.events import Peer
@@ -291,3 +292,40 @@ def test_names_in_one_form() -> None:
     for text in ("\u0007", "\u0627\u0031"):
         with pytest.raises(ValueError, match="characters"):
             saslprep(text)
+
+
+@pytest.mark.req("SE3")
+@pytest.mark.parametrize("hash_name", HASHES)
+@pytest.mark.parametrize(("user", "password"), [("user", "pencil"), ("a=b,c", "pässword")])
+async def test_another_client_logs_in(hash_name: str, user: str, password: str) -> None:
+    secret = make_secret(password, hash_name, iterations=4096)
+
+    async def find(name: str, wanted: str) -> ScramSecret | None:
+        return secret if (name, wanted) == (user, hash_name) else None
+
+    for given, succeeds in ((password, True), ("wrong", False)):
+        client = scramp.ScramClient([f"SCRAM-{hash_name}"], user, given)
+        server = ScramServer(hash_name, find).begin()
+        challenge = await server.respond(client.get_client_first().encode(), PEER)
+        assert isinstance(challenge, Challenge)
+        client.set_server_first(challenge.data.decode())
+        step = await server.respond(client.get_client_final().encode(), PEER)
+        if succeeds:
+            assert isinstance(step, Success)
+            # Raises unless the server has proved that it knows the password.
+            client.set_server_final((step.data or b"").decode())
+        else:
+            assert isinstance(step, Failure)
+
+
+@pytest.mark.req("SE3")
+@pytest.mark.parametrize("hash_name", HASHES)
+def test_another_server_lets_our_client_in(hash_name: str) -> None:
+    mechanism = scramp.ScramMechanism(f"SCRAM-{hash_name}")
+    stored = mechanism.make_auth_info("pässword", iteration_count=4096)
+    server = mechanism.make_server({"a=b,c": stored}.__getitem__)
+    client = Scram("a=b,c", "pässword", hash_name)
+    server.set_client_first(client.initial().decode())
+    final = client.respond(server.get_server_first().encode())
+    server.set_client_final(final.decode())
+    client.finish(server.get_server_final().encode())

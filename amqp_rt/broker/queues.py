@@ -93,7 +93,7 @@ class Memory:
         self.limit = limit
         self.held: int = 0
         #: What may still be done in this turn of the event loop of work that can wait for a later one;
-        #: whoever gives such work its turns fills it up again.
+        #: the host, which gives such work its turns, fills it up again.
         self.work: int = WORK_OF_A_TURN
         #: Called one by one when there is room again.
         self.waiting: dict[Any, Callable[[], None]] = {}
@@ -656,7 +656,7 @@ class MessageQueue(DistributionNode):
     def tick(self) -> None:
         """Do what is due: deliver what was delayed, and release what is locked for too long.
 
-        Of very much the rest is done at once when the others have had their turn: the alarm says so.
+        Work beyond one turn is left to the next: the alarm is then due at once.
         """
         self.alarm = inf
         if self.deleted:

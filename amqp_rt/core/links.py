@@ -1029,7 +1029,7 @@ class ReceiverLink(Link):
             if not streamed and not delivery.settled:
                 payload = b"".join(delivery._chunks)
                 if payload:
-                    # The delivery itself, which nobody has in hand, would keep the link.
+                    # The delivery itself, which no handler has seen, would keep the link.
                     self._partial = Unsettled(
                         tag=delivery.tag,
                         payload=payload,

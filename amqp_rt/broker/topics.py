@@ -266,12 +266,13 @@ class MessageTopic:
             "amqp:resource-limit-exceeded",
             "the subscriber did not keep up and its backlog is full",
         )
-        consumers = list(queue.consumers.values())
+        # Closing takes the links from their subscriptions.
+        links = [each.link for each in queue.consumers.values() if each.link is not None]
         on_given_up = self.given_up.get(identity)
         self.close(identity)
-        for consumer in consumers:
-            if consumer.link is not None:
-                consumer.link.detach(error)
+        for link in links:
+            if link.attached:
+                link.detach(error)
         if on_given_up is not None:
             on_given_up(error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import trio
 from brokers import Client, Controller, World
 from paged import Gate
+from references import reference
 
 from amqp_rt.broker.journal import Journal
 from amqp_rt.broker.nodes import Queue
@@ -78,8 +78,8 @@ def test_a_link_that_may_come_back_does_not_keep_its_connection(
     here = World(Queue("q"))
     client = here.client("c")
     use(client)
-    refs: list[weakref.ref[Any]] = [weakref.ref(client.joined.server)]
-    refs += [weakref.ref(session) for session in client.joined.server.sessions.values()]
+    refs: list[Callable[[], Any]] = [reference(client.joined.server)]
+    refs += [reference(session) for session in client.joined.server.sessions.values()]
     client.cut()
     # The test's own ends refer to each other.
     vars(client.joined).clear()
@@ -102,7 +102,7 @@ async def test_a_message_that_is_stored_after_the_loss_does_not_keep_its_connect
         sender = client.sender(None, name="l", target=Target(address="q", timeout=600))
         sending = sender.link.send(Message("m", durable=True).encode())
         here.pump()
-        server = weakref.ref(client.joined.server)
+        server = reference(client.joined.server)
         client.cut()
         vars(client.joined).clear()
         # What its sender is to hear is not known yet.

@@ -6,14 +6,14 @@ A connection has buffers, and a broker may go on for long before Python looks fo
 from __future__ import annotations
 
 import gc
-import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import trio
 from certificates import certificates
+from references import reference
 
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.container.connections import Connection
@@ -37,16 +37,16 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-def kept(connection: Connection) -> dict[str, weakref.ref[Any]]:
+def kept(connection: Connection) -> dict[str, Callable[[], Any]]:
     """The objects of a connection, by what they are."""
     engine: Any = connection.engine
-    found = {"connection": weakref.ref(connection), "engine": weakref.ref(engine)}
+    found = {"connection": reference(connection), "engine": reference(engine)}
     for session in engine.sessions.values():
-        found[f"session {session.channel}"] = weakref.ref(session)
+        found[f"session {session.channel}"] = reference(session)
         for link in session.links.values():
-            found[f"link {link.name}"] = weakref.ref(link)
+            found[f"link {link.name}"] = reference(link)
             if link.endpoint is not None:
-                found[f"endpoint {link.name}"] = weakref.ref(link.endpoint)
+                found[f"endpoint {link.name}"] = reference(link.endpoint)
     return found
 
 
@@ -85,7 +85,7 @@ async def test_nothing_of_a_connection_waits_for_the_collector(
     async with Broker("b", tls=ServerTls(KNOWN.server)) as broker:
         await broker.declare(Queue("q"), Topic("t"), Log("log"))
         (url,) = await broker.listen(f"{door}://{where}")
-        refs: dict[str, weakref.ref[Any]] = {}
+        refs: dict[str, Callable[[], Any]] = {}
 
         async def client(*, task_status: trio.TaskStatus[None]) -> None:
             async with (

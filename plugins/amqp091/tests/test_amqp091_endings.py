@@ -6,7 +6,6 @@ A connection has buffers, and a broker may go on for long before Python looks fo
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -16,6 +15,7 @@ import trio
 from amqp_rt_amqp091 import Front, connect
 from amqp_rt_amqp091 import methods as m
 from amqp_rt_amqp091.frames import FRAME_MIN_SIZE, content_frames
+from references import reference
 from worlds091 import Client, World
 
 from amqp_rt import Broker
@@ -151,14 +151,14 @@ def test_nothing_of_a_connection_waits_for_the_collector(
     client = world.connect()
     use(client)
     engine: Any = client.engine
-    refs: dict[str, weakref.ref[Any]] = {
-        "engine": weakref.ref(engine),
-        "topology": weakref.ref(engine.topology),
+    refs: dict[str, Callable[[], Any]] = {
+        "engine": reference(engine),
+        "topology": reference(engine.topology),
     }
     for session in engine.sessions.values():
-        refs[f"channel {session.number}"] = weakref.ref(session)
+        refs[f"channel {session.number}"] = reference(session)
         for link in session.links.values():
-            refs[f"link {link.name}"] = weakref.ref(link)
+            refs[f"link {link.name}"] = reference(link)
     session = link = None
     end(client)
     assert engine.finished
@@ -170,19 +170,19 @@ def test_nothing_of_a_connection_waits_for_the_collector(
 async def test_nothing_of_a_connection_over_tcp_waits_for_the_collector(end: str) -> None:
     async with Broker(fronts=[Front()], volatile=True, users={"ada": "pw"}) as broker:
         (url,) = await broker.listen("amqp://127.0.0.1:0")
-        refs: dict[str, weakref.ref[Any]] = {}
+        refs: dict[str, Callable[[], Any]] = {}
 
         async def client(*, task_status: trio.TaskStatus[None]) -> None:
             where = url.replace("://", "://ada:pw@")
             async with connect(where) as peer, peer.channel() as channel:
-                refs["client"] = weakref.ref(peer._engine)
+                refs["client"] = reference(peer._engine)
                 await channel.declare_queue("q", durable=True)
                 await channel.publish(b"x" * 1000, key="q")
                 async with channel.consume("q") as deliveries:
                     await deliveries.__anext__()
                     (connection,) = broker.container.connections
-                    refs["connection"] = weakref.ref(connection)
-                    refs["engine"] = weakref.ref(connection.engine)
+                    refs["connection"] = reference(connection)
+                    refs["engine"] = reference(connection.engine)
                     if end == "by the broker":
                         connection.close()
                     del connection, deliveries

@@ -130,15 +130,14 @@ types: .venv/ready
 	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
 	$(BIN)/mypy $(filter-out %.egg-info,$(wildcard plugins/*/amqp_rt_*))
 
-# Both suites at once, since most of their time is spent waiting. What the compiled one has said comes
-# after the other.
+# Both suites at once, since much of their time is spent waiting; the compiled one begins with its wheels. What
+# it has said comes after the other.
 .PHONY: suites
 suites: .venv/flights peers
 	@if ! command -v cc gcc clang >/dev/null; then \
 	  $(call passed_over,no C compiler: the compiled modules are not tested); $(MAKE) unit; \
 	else \
-	  $(MAKE) .venv-compiled/ready; \
-	  $(MAKE) tests-compiled &>.build/tests-compiled.log & beside=$$!; \
+	  $(MAKE) .venv-compiled/ready tests-compiled &>.build/tests-compiled.log & beside=$$!; \
 	  trap 'kill $$beside 2>/dev/null || true' EXIT; \
 	  $(MAKE) unit; \
 	  echo 'waiting for the tests on the compiled wheel'; \

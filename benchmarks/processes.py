@@ -58,10 +58,34 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
             start_new_session=True,
         )
         atexit.register(_guard.__exit__, None, None, None)
-    # Ctrl-C is for the parent, which ends its children itself.
-    process = subprocess.Popen(command, start_new_session=True, **options)
-    _tell_guard("+", process.pid)
+    with _signals_held():
+        # Ctrl-C is for the parent, which ends its children itself.
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        _tell_guard("+", process.pid)
     return process
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Handle signals that end this process when the block has ended.
+
+    A child that is started and not known to the guard yet would outlive an exception of a handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda came, _frame: held.append(came))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def _tell_guard(what: str, pid: int) -> None:

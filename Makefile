@@ -137,6 +137,7 @@ suites: .venv/flights peers
 	@if ! command -v cc gcc clang >/dev/null; then \
 	  $(call passed_over,no C compiler: the compiled modules are not tested); $(MAKE) unit; \
 	else \
+	  mkdir -p .build; \
 	  $(MAKE) .venv-compiled/ready tests-compiled &>.build/tests-compiled.log & beside=$$!; \
 	  trap 'kill $$beside 2>/dev/null || true' EXIT; \
 	  $(MAKE) unit; \

@@ -55,6 +55,8 @@ class _Consumer:
             _NOTHING,
             relay=relay,
         )
+        if self._relay is not None:
+            self._relay.bindings[self] = binding
         if self.route.kind == "source":
             feed = _ConsumerFeed(binding, self)
             core.attach_sender(
@@ -171,17 +173,25 @@ class _Relay:
         self.session = session
         self.name = session.connection.new_name("replies")
         self.reply_link: ReplyLink | None = None
+        #: What the consumers' handlers are called with now: their replies go to ``reply_link``.
+        self.bindings: dict[_Consumer, Binding] = {}
         self._answered = trio.Event()
         self._error: AmqpError | None = None
 
     def attach(self, core: Any) -> None:
         """Attach on *core*, the engine's session."""
         self.reply_link = _RelayLink(self)
+        for binding in self.bindings.values():
+            binding.relay = self.reply_link
         core.attach_sender(self.name, self.reply_link, source=Source(), target=Target())
 
     def lost(self, error: AmqpError) -> None:
-        """The session is gone for good."""
-        self.answered(error)
+        """The session is gone for good, or the link does not come back."""
+        if not self._answered.is_set():
+            self.answered(error)
+        elif not self.session.going:
+            log.warning("replies cannot be sent any more: %s", error)
+            self.session.connection.container.fail(error)
 
     def answered(self, error: AmqpError | None = None) -> None:
         """The peer has said whether it has an anonymous terminus."""
@@ -189,16 +199,19 @@ class _Relay:
             self._error = error
             self._answered.set()
 
-    def detached(self, error: Error | None) -> None:
+    def detached(self, error: Error | None, closed: bool) -> None:
         """The peer ended the link, or the connection went."""
         session = self.session
-        if not self._answered.is_set():
-            self.answered(gone(LinkRefused, error, "the anonymous terminus"))
-        elif not session.going:
-            # The consumers reply on this very link.
-            why = gone(LinkDetached, error, "the anonymous terminus")
-            log.warning("replies cannot be sent any more: %s", why)
-            session.connection.container.fail(why)
+        if session.going and self._answered.is_set():
+            return
+        attached = self._answered.is_set()
+        why = gone(LinkDetached if attached else LinkRefused, error, "the anonymous terminus")
+        if is_passing(error, closed):
+            returns = session.returns(self, why, ended=False)
+        else:
+            returns = attached and error is None and session.returns(self, why, ended=True)
+        if not returns:
+            self.lost(why)
 
     async def wait_attached(self) -> None:
         """Wait for the peer's answer.
@@ -223,7 +236,7 @@ class _RelayLink(ReplyLink):
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         super().on_detached(link, error, closed)
-        self._relay.detached(error)
+        self._relay.detached(error, closed)
 
 
 async def consume(connection: Connection, workers: Iterable[Workers]) -> None:

@@ -520,6 +520,32 @@ async def test_nodes_are_served_again(how: str, autojump_clock: Clock) -> None:
     assert taken == ["x0", "x1", "x2"]
 
 
+@pytest.mark.req("X25")
+async def test_replies_go_on_when_their_link_is_back(autojump_clock: Clock) -> None:
+    @rpc("q")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    far = FarEnd(settle=ACCEPTED, credit=10)
+    async with client(far, double) as (_, peer):
+        await peer.serve()
+        requests, answers = far.link, far.links[0]
+        heard = far.recorders[0]
+        for number in range(3):
+            await far.until(lambda: requests.credit)
+            requests.send(Message(number, reply_to="back", message_id="m").encode())
+            await far.until(lambda heard=heard: heard.deliveries)
+            (delivery,) = heard.deliveries
+            assert Message.decode(delivery.payload).body == 2 * number
+            count = len(far.links)
+            answers.detach(FORCED)
+            await trio.sleep(6)
+            # Only this link was attached again.
+            assert len(far.links) == count + 1
+            answers, heard = far.link, far.heard
+            assert requests.attached
+
+
 @pytest.mark.req("X25", "X26")
 @pytest.mark.parametrize("nodes", ["node", "rpc"])
 async def test_a_node_whose_link_ends_for_good_ends_serve(

@@ -440,6 +440,10 @@ def test_an_interrupted_thread_gives_back_what_comes_all_the_same() -> None:
     over = threading.Event()
 
     async def take() -> Delivery:
+        # A signal that comes just before the thread blocks is only handled when it wakes up.
+        while sys._current_frames()[thread].f_code.co_name != "wait":  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        await trio.sleep(0.1)
         signal.pthread_kill(thread, signal.SIGINT)
         with contextlib.suppress(trio.Cancelled):
             await trio.sleep_forever()

@@ -10,7 +10,7 @@ from ..codec.composites import encode_composite
 from ..errors import LocalProtocolError
 from ..events import Peer
 from ..outcomes import Error, Received
-from ..termini import Coordinator
+from ..termini import Coordinator, Source, Target
 from ..unsettled import Unsettled, UnsettledMap
 from . import serial
 from .delivery import Delivery, Sending, is_outcome
@@ -233,6 +233,7 @@ class Link:
         self.desired_capabilities = attach.desired_capabilities
         self.snd_settle_mode = attach.snd_settle_mode
         self.rcv_settle_mode = attach.rcv_settle_mode
+        _check_termini(attach)
         self.source = attach.source
         self.target = attach.target
         if attach.snd_settle_mode > SND_MIXED or attach.rcv_settle_mode > RCV_SECOND:
@@ -1068,6 +1069,19 @@ class ReceiverLink(Link):
             flow.properties = self._flow_properties
             self._flow_properties = None
         return flow
+
+
+def _check_termini(attach: Attach) -> None:
+    """Refuse termini of types that only an extension knows (§3.5): the fields take any value.
+
+    Raises:
+        Fault: One of them is no terminus of the standard.
+    """
+    source, target = attach.source, attach.target
+    if source is not None and not isinstance(source, Source):
+        raise link_fault("amqp:not-implemented", "the source is of a type that is not known here")
+    if target is not None and not isinstance(target, Target | Coordinator):
+        raise link_fault("amqp:not-implemented", "the target is of a type that is not known here")
 
 
 def _misplaced_received() -> Fault:

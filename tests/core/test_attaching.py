@@ -31,6 +31,7 @@ from amqp_rt.outcomes import ACCEPTED, Error, Modified, rejected
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.transactions import TransactionalState
+from amqp_rt.values import Described, Symbol, ULong
 
 Q = Target(address="q")
 FROM_Q = Source(address="q")
@@ -230,6 +231,28 @@ def test_a_settle_mode_that_does_not_exist_is_refused(modes: dict[str, int], sen
     assert detach.error.condition == "amqp:invalid-field"
     engine.receive(frame(Detach(0, True)), 0.0)
     check(engine)
+
+
+@pytest.mark.req("X12", "X26")
+@pytest.mark.parametrize(
+    "terminus", [Described(ULong(0x99), []), Described(Symbol("x"), 1), "q", 7]
+)
+@pytest.mark.parametrize("end", ["source", "target"])
+@pytest.mark.parametrize("sender", [True, False])
+def test_a_terminus_of_an_unknown_type_is_refused(terminus: Any, end: str, sender: bool) -> None:
+    engine = begun()
+    assert engine.receive(attach(sender=sender, **{end: terminus}), 0.0) == []
+    (_, refusal), (_, detach) = said(engine)  # type: ignore[misc]
+    assert (refusal.source, refusal.target) == (None, None)
+    assert detach.error.condition == "amqp:not-implemented"
+    assert end in detach.error.description
+    engine.receive(frame(Detach(0, True)), 0.0)
+    check(engine)
+    endpoint = Recorder()
+    engine.sessions[0].attach_receiver("l", endpoint, source=FROM_Q)
+    engine.take()
+    engine.receive(attach("l", sender=True, **{"source": FROM_Q, end: terminus}), 0.0)
+    assert detached_with(engine) == "amqp:not-implemented"
 
 
 @pytest.mark.req("X26")

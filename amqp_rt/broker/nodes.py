@@ -160,6 +160,8 @@ class Addressed(Declaration, frozen=True, kw_only=True):
 def _at_least(name: str, value: float | None, least: float) -> None:
     if value is None:
         return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a number, not {value!r}")
     if value < least:
         raise ValueError(f"{name} is at least {least}, not {value}")
     if name.endswith("_s"):

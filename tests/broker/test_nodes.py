@@ -437,3 +437,9 @@ def test_an_alias_means_one_node() -> None:
     for name in ("", "q", "x" * 1_025):
         with pytest.raises(ValueError, match="an alias is another address"):
             Queue("q", aliases=(name,))
+
+
+@pytest.mark.parametrize("value", ["5", True, b"1"])
+def test_a_number_has_to_be_one(value: Any) -> None:
+    with pytest.raises(TypeError, match="ttl_s is a number, not "):
+        Queue("q", ttl_s=value)

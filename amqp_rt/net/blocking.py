@@ -81,7 +81,7 @@ def _encrypted(
     Raises:
         OSError: One clause says why not.
     """
-    from .tls import client_layer
+    from .tls import ENDED, MAYBE, client_layer
 
     layer = client_layer(tls, host)
     data: bytes | None = None
@@ -98,7 +98,7 @@ def _encrypted(
             return layer
         data = sock.recv(READ_SIZE)
         if not data:
-            raise ConnectionError("the peer ended the TLS handshake; does it speak TLS there?")
+            raise ConnectionError(ENDED + MAYBE)
 
 
 def dial_blocking(url: Url, *, timeout_s: float = 10.0) -> socket.socket:

@@ -17,7 +17,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 from .endpoints import check_scheme, is_local, reason
 from .memory import MemoryNetwork
 from .preamble import HEADER_SIZE, TLS_HEADER
-from .tls import NO_TLS, ClientTls, client_layer, encrypt
+from .tls import ENDED, MAYBE, NO_TLS, ClientTls, client_layer, encrypt
 from .websocket import nothing, request_websocket
 
 #: Opens a stream to what a URL names, over a transport that is not ours. An OSError is a failed attempt.
@@ -109,6 +109,8 @@ async def dial(
         why = error.description
         if url.scheme in _WITHOUT_TLS and why == NO_TLS:
             why += f"; without TLS the scheme is {_WITHOUT_TLS[url.scheme]}://"
+        elif why == ENDED:
+            why += MAYBE
         raise ConnectFailed(f"cannot connect to {url}: {why}", condition=error.condition) from error
     return Dialled(stream=stream, local=local, secure=secure, trust=trust)
 

@@ -74,17 +74,19 @@ class Crowd:
             if not strangers:
                 del self.strangers_by_network[network]
 
-    def drop_stranger(self) -> None:
-        """End the oldest connection that has not logged in, of the address that has most of them.
+    def drop_stranger(self, network: str | None = None) -> None:
+        """End the oldest connection of *network* that has not logged in.
 
-        So that an attacker with many connections pushes out its own, and not those of others who are
-        about to log in.
+        Without *network* it is the one that has most of them: an attacker with many connections
+        pushes out its own, and not those of others who are about to log in.
         """
-        network, strangers = max(
-            self.strangers_by_network.items(),
-            # Of equal addresses the one with the oldest connection.
-            key=lambda each: (len(each[1]), -next(iter(each[1]))),
-        )
+        if network is None:
+            network, _ = max(
+                self.strangers_by_network.items(),
+                # Of equal addresses the one with the oldest connection.
+                key=lambda each: (len(each[1]), -next(iter(each[1]))),
+            )
+        strangers = self.strangers_by_network[network]
         number = next(iter(strangers))
         strangers[number].cancel()
         self.leave(network, number)
@@ -116,14 +118,15 @@ class Door:
         return (
             not crowd.blocks(network)
             and crowd.by_network[network] < limits.connections_per_address_max
-            and crowd.strangers_of(network) < limits.connections_unauthenticated_per_address_max
+            and limits.connections_unauthenticated_per_address_max > 0
         )
 
     async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
         """Run one connection within the bounds; above them the stream is dropped at once.
 
-        Where there are too many that have not logged in, one of those is dropped instead: refusing
-        the new one would let a peer that fills the places keep all others out.
+        Where there are too many that have not logged in, of the same address or of all, the oldest
+        of those is dropped instead: refusing the new one would let a peer that fills the places keep
+        all others out, and those behind the same address (NAT) as well.
         """
         if not self.admits(host):
             # One line for a flood, not one for each of its connections.
@@ -136,11 +139,14 @@ class Door:
             return
         self._refusing = False
         network, crowd = network_of(host), self.crowd
-        if crowd.strangers >= self.limits.connections_unauthenticated_max:
+        limits = self.limits
+        of_address = limits.connections_unauthenticated_per_address_max
+        crowded = host not in _NO_ADDRESS and crowd.strangers_of(network) >= of_address
+        if crowded or crowd.strangers >= limits.connections_unauthenticated_max:
             level = logging.DEBUG if self._dropping else logging.WARNING
             log.log(level, "connections that have not logged in are dropped: there are too many")
             self._dropping = True
-            crowd.drop_stranger()
+            crowd.drop_stranger(network if crowded else None)
         else:
             self._dropping = False
         self.connections += 1

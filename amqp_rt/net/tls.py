@@ -289,6 +289,13 @@ class TlsLayer:
         return self._tls.selected_alpn_protocol()
 
 
+#: A peer that does not speak TLS ends the connection, and so does one that admits no more of them:
+#: TLS need not be the cause.
+ENDED: Final = "the peer closed the connection during the TLS handshake and did not say why"
+#: What a client may add to that.
+MAYBE: Final = "; it may not speak TLS there, or may refuse this connection"
+
+
 async def encrypt(
     stream: trio.abc.Stream, layer: TlsLayer, *, received: bytes = b"", within: float
 ) -> LayeredStream:
@@ -318,7 +325,7 @@ async def encrypt(
                     return LayeredStream(stream, layer, received=layer.pending())
                 data = bytes(await stream.receive_some(READ_SIZE))
                 if not data:
-                    why = "the peer ended the TLS handshake; does it speak TLS there?"
+                    why = ENDED
                     break
     except OSError as error:
         why = str(error)

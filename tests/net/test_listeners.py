@@ -23,6 +23,7 @@ from amqp_rt.net.listeners import (
     Door,
     Serve,
     bound_address,
+    network_of,
     open_tcp,
     open_unix,
     serve_memory,
@@ -299,10 +300,18 @@ async def test_no_place_for_strangers_lets_nobody_in(visitors: Visitors) -> None
 async def test_strangers_of_one_address_are_bounded(
     visitors: Visitors, crowd: list[str], other: str
 ) -> None:
-    assert [await visitors.come(host) for host in crowd] == [True, True, False]
     assert await visitors.come(other)
-    visitors.log_in[1]()
-    assert await visitors.come(crowd[0])
+    for host in crowd:
+        assert await visitors.come(host)
+    # The oldest of the same address has made room, and none of others, which were there before.
+    assert await ask(visitors.ends[1]) == b""
+    strangers = visitors.door.crowd
+    assert [strangers.strangers_of(network_of(each)) for each in (crowd[0], other)] == [2, 1]
+    # A connection that has logged in keeps its place, whatever comes after it.
+    visitors.log_in[2]()
+    for _ in range(5):
+        assert await visitors.come(crowd[0])
+    assert (visitors.door.connections, strangers.strangers) == (4, 3)
 
 
 @pytest.mark.req("L6")
@@ -333,8 +342,11 @@ async def test_what_is_bounded_is_bounded_over_all_doors(
     assert [await one.come(hosts[0]), await other.come(hosts[1]), await one.come(hosts[2])] == [
         True
     ] * 3
-    assert not await one.come(hosts[0])
-    assert not await other.come(hosts[0])
+    # The oldest that has not logged in makes room, at whichever door it came in; otherwise none does.
+    makes_room = limits.connections_per_address_max > 3
+    assert await other.come(hosts[0]) is makes_room
+    assert await one.come(hosts[0]) is makes_room
+    assert crowd.by_network[hosts[0]] == 3
     # What is a listener's own is not shared.
     alone = Visitors(Door(Limits(connections_max=1), crowd), nursery)
     assert await alone.come("198.51.100.1") is True

@@ -257,6 +257,10 @@ class Limits(Struct, frozen=True, gc=False):
     lease_ttl_max_s: float = 604_800.0
     #: Times that a message was given up, of which it tells in its annotations.
     dead_letter_history_max: int = 16
+    #: Times that a message is dead-lettered in a row without a consumer, and copies of it that exchanges
+    #: may make on that way, after the first of them.
+    dead_letter_hops_max: int = 128
+    dead_letter_copies_max: int = 1_000
     #: Bytes to which modified outcomes may let the annotations of a message grow.
     annotations_max: int = 64 * KIB
     #: Transactions of one session that are not discharged.

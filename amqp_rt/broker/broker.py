@@ -45,7 +45,7 @@ from ..values import Int, Symbol
 from .claims import check_claims
 from .clocks import RunClock
 from .duplicates import DUPLICATES, Duplicates
-from .entries import Door, Entry, dead_letter, departing
+from .entries import Door, Entry, Moves, dead_letter, departing, moves_after
 from .journal import Journal, QueueLedger, Unit
 from .keyed import marker
 from .leases import Leases, LeaseState
@@ -1309,7 +1309,13 @@ class BrokerHost:
             why = f"it is too large for {node.declared.name!r}, which is not in the store"
             self._log_drop(declared.name, entry, reason, error, why)
             return False
-        letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
+        moves = moves_after(entry, declared.name, reason)
+        if moves is not None and moves.leads_back(node.declared.name, self.limits):
+            self._log_cycle(node.declared.name, declared.name, entry, reason)
+            return False
+        letter = dead_letter(
+            entry, declared.name, reason, error, self.clock.wall(), self.limits, moves
+        )
         unit = None if self.journal is None else self.journal.joins
         if unit is not None and node.ledger is None:
             # Nothing of a transaction is seen before it is kept.
@@ -1328,9 +1334,16 @@ class BrokerHost:
         if reason not in ("expired", "overflow"):
             self._log_drop(name, entry, reason, error, why)
 
+    def _log_cycle(self, name: str, source: str, entry: Entry, reason: str) -> None:
+        """Warn that *entry* does not come to the node *name*, to which it would move in a cycle."""
+        why = f"{reason} in {source!r}"
+        # Each of n queues may lead back to all others: lines are counted by where they lead.
+        self._log_drop(name, entry, "dead-letter cycle", None, why, key="cycle")
+
     def _log_drop(
-        self, name: str, entry: Entry, reason: str, error: Error | None, why: str
-    ) -> None:
+        self, name: str, entry: Entry, reason: str, error: Error | None, why: str,
+        key: object = None,
+    ) -> None:  # fmt: skip
         """Warn that *entry* has been dropped at the node *name*, if the log may have the line."""
         log_loss(
             _log,
@@ -1342,6 +1355,7 @@ class BrokerHost:
             message_format=entry.message_format,
             why=why,
             error=error,
+            key=key,
         )
 
     def _bury_in(
@@ -1354,19 +1368,46 @@ class BrokerHost:
         error: Error | None,
     ) -> bool:
         """Put a dead letter into each of the nodes of *names*, but the one that gave it up."""
-        letter = dead_letter(entry, declared.name, reason, error, self.clock.wall(), self.limits)
-        unit = None if self.journal is None else self.journal.joins
-        buried = False
+        moves = moves_after(entry, declared.name, reason)
+        nodes: list[_Node] = []
         for name in names:
             node = space.get(name)
             if node is None or name == declared.name or entry.pieces or node.is_sealed:
                 continue
-            buried = True
+            if moves is not None and moves.leads_back(node.declared.name, self.limits):
+                self._log_cycle(name, declared.name, entry, reason)
+            else:
+                nodes.append(node)
+        if moves is not None and nodes:
+            nodes = self._within_copies(declared, entry, moves, nodes)
+            moves = moves.copied(len(nodes))
+        if not nodes:
+            return False
+        letter = dead_letter(
+            entry, declared.name, reason, error, self.clock.wall(), self.limits, moves
+        )
+        unit = None if self.journal is None else self.journal.joins
+        for node in nodes:
             if unit is not None and node.ledger is None:
                 unit.then(partial(node.inlet.take, letter.again()))
             else:
                 node.inlet.take(letter.again())
-        return buried
+        return True
+
+    def _within_copies(
+        self, declared: Queue, entry: Entry, moves: Moves, nodes: list[_Node]
+    ) -> list[_Node]:
+        """Return those of *nodes* to which a dead letter may go without too many copies of it.
+
+        Without a bound, n queues that are bound to each other's exchange would make about n! of one
+        message, although none comes to a queue twice.
+        """
+        most = max(1, self.limits.dead_letter_copies_max // moves.copies)
+        if moves.copies == 1 or len(nodes) <= most:
+            return nodes
+        why = "dead_letter_copies_max is reached; its queues dead-letter to each other"
+        self._log_drop(declared.name, entry, "dead-letter copies", None, why)
+        return nodes[:most]
 
     def _sender(self, space: dict[str, _Node], declared: Queue, entry: Entry) -> _Node | None:
         """The node to which a message that was given up is returned, None if it names none.

@@ -32,7 +32,7 @@ from ..message import (
     merge_annotations,
 )
 from ..outcomes import Error
-from .expiry import NEVER, dead_letter_annotations, expiry, remaining_ms
+from .expiry import AUTOMATIC, NEVER, dead_letter_annotations, expiry, remaining_ms
 from .schedule import Due, due_of
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "NOWHERE",
     "Door",
     "Entry",
+    "Moves",
     "Unwelcome",
     "annotate",
     "annotated",
@@ -56,6 +57,34 @@ NOWHERE: Final = -1
 LATER: Final = -2
 #: Octets of annotations that are compared with those of the message before.
 _PLAIN_MAX: Final = 1_024
+
+
+class Moves(Struct, gc=False, frozen=True, array_like=True):
+    """Automatic dead-lettering of a message since it was published, or since a consumer gave it up.
+
+    Kept beside the message and not in its annotations, which its publisher may write.
+    """
+
+    #: The queues that gave it up, the oldest first.
+    queues: tuple[str, ...]
+    #: An upper bound of the copies that were made of it on the way.
+    copies: int = 1
+
+    def leads_back(self, queue: str, limits: Limits) -> bool:
+        """Return whether *queue* gave the message up before, or whether it has moved too often."""
+        return queue in self.queues or len(self.queues) > limits.dead_letter_hops_max
+
+    def copied(self, copies: int) -> Moves:
+        """Return the moves of each of so many *copies*."""
+        return self if copies == 1 else Moves(self.queues, self.copies * copies)
+
+
+def moves_after(entry: Entry, source: str, reason: str) -> Moves | None:
+    """Return the moves of *entry* after the queue *source* gives it up, None for those of a consumer."""
+    if reason not in AUTOMATIC:
+        return None
+    before = entry.moves
+    return Moves((source,)) if before is None else Moves((*before.queues, source), before.copies)
 
 
 class Entry(Struct, gc=False):
@@ -94,6 +123,8 @@ class Entry(Struct, gc=False):
     origin: tuple[int, int] | None = None
     #: Who sent it may send to its ``reply-to`` too.
     returnable: bool = False
+    #: How it came here without a consumer, None if it did not.
+    moves: Moves | None = None
 
     def again(self) -> Entry:
         """The same message for another node."""
@@ -113,6 +144,7 @@ class Entry(Struct, gc=False):
             pieces=self.pieces,
             origin=self.origin,
             returnable=self.returnable,
+            moves=self.moves,
         )
 
 
@@ -136,6 +168,7 @@ class _Known(Struct, gc=False, array_like=True):
     rest: int = 0
     pieces: int = 0
     returnable: bool = False
+    moves: Moves | None = None
 
 
 _head_encoder = msgspec.msgpack.Encoder()
@@ -161,6 +194,7 @@ def head_of(entry: Entry) -> bytes:
             entry.rest,
             entry.pieces,
             entry.returnable,
+            entry.moves,
         )
     )
 
@@ -191,6 +225,7 @@ def restored(node: int, sequence: int, head: bytes, payload: bytes) -> Entry:
         pieces=known.pieces,
         origin=(node, sequence) if known.pieces else None,
         returnable=known.returnable,
+        moves=known.moves,
     )
 
 
@@ -333,13 +368,14 @@ def dead_letter(
     error: Error | None,
     now: float,
     limits: Limits = DEFAULT_LIMITS,
+    moves: Moves | None = None,
 ) -> Entry:
     """The message for a dead-letter address, with its past in its message annotations.
 
     It has no time to live any more: otherwise what expired would be lost on the way.
     """
     if entry.message_format != MESSAGE_FORMAT:
-        return Entry(entry.payload, entry.message_format)
+        return Entry(entry.payload, entry.message_format, moves=moves)
     head = walk_head(entry.payload)
     annotations = dead_letter_annotations(
         read_annotations(head.message_annotations),
@@ -370,4 +406,5 @@ def dead_letter(
         pieces=entry.pieces,
         origin=entry.origin,
         returnable=entry.returnable,
+        moves=moves,
     )

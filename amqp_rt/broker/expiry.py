@@ -21,6 +21,10 @@ REJECTED: Final = "rejected"
 EXPIRED: Final = "expired"
 MAX_DELIVERIES: Final = "max-deliveries"
 MAX_ATTEMPTS: Final = "max-attempts"
+OVERFLOW: Final = "overflow"
+
+#: Reasons that need no consumer: without a check, a message could move in a cycle for ever.
+AUTOMATIC: Final = frozenset((EXPIRED, OVERFLOW))
 
 #: Message annotations of a dead-lettered message: the address that gave it up, one of the reasons
 #: above, and what the consumer said when it rejected the message.

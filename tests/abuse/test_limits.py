@@ -238,6 +238,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "dead_letter_history_max": (
         "broker/test_queues.py::test_a_message_that_was_given_up_often_tells_of_the_last_times",
     ),
+    "dead_letter_hops_max": ("broker/test_dead_letter_cycles.py::test_a_chain_ends_at_the_bound",),
+    "dead_letter_copies_max": (
+        "../plugins/amqp091/tests/test_turns.py::test_the_copies_that_dead_letters_make_are_bounded",
+    ),
     "retry_pause_s": (
         "broker/test_pauses.py::test_pauses_double_from_the_second_failure_up_to_a_maximum",
     ),

@@ -207,6 +207,46 @@ def test_a_dead_letter_goes_to_the_first_queues_of_very_many(
     assert "use fewer bindings" in caplog.text
 
 
+def looped(queues: int, limits: Limits | None = None) -> World:
+    """A broker whose queues expire to ``amq.fanout``, which leads to all of them."""
+    world = fanned_out(0, limits)
+    here = world.topologies.of(Peer(), object())
+    for number in range(queues):
+        world.host.declare(Queue(f"q{number}", ttl_s=1, dead_letter=exchange_address("amq.fanout")))
+        here.bind_queue(f"q{number}", "amq.fanout", "", {})
+    return world
+
+
+def lap(world: World) -> int:
+    """Let all messages expire once. Returns how many there are then."""
+    world.now += 1.1
+    alarms = world.host._alarms
+    # What is too much for one turn stays due.
+    while world.host._unfinished or (alarms and alarms[0][0] <= world.now):
+        world.host.tick()
+        world.host.look_on()
+    return sum(world.host.stats(node.name).available for node in world.host.nodes())
+
+
+@pytest.mark.req("N11")
+def test_one_message_does_not_multiply_in_a_cycle_of_dead_letters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = looped(4)
+    world.connect().publish(1, "q0", b"x")
+    assert [lap(world) for _ in range(5)] == [3, 6, 6, 0, 0]
+    assert "dead-letter cycle" in caplog.text
+
+
+@pytest.mark.req("N11")
+def test_the_copies_that_dead_letters_make_are_bounded() -> None:
+    for most, counts in ((120, [5, 20, 60, 120, 120]), (59, [5, 20, 40, 40, 40])):
+        world = looped(6, Limits(dead_letter_copies_max=most))
+        world.connect().publish(1, "q0", b"x")
+        assert [lap(world) for _ in range(5)] == counts
+        assert lap(world) == 0
+
+
 # --- From AMQP 1.0 ---
 
 

@@ -204,6 +204,9 @@ class _Node:
         self.on_left: Callable[[Any], None] | None = None
         #: It was found in the store, or made for dead letters, and nobody has declared it since.
         self.found = False
+        #: Made for dead letters or on its first use, and not declared since, or only by a declaration
+        #: that does not outlive the process. Kept in the store.
+        self.implicit = False
         self.virtual_host = virtual_host
         #: Of its links those that may come back, attached or not.
         self.termini: dict[Terminus, None] = {}
@@ -253,6 +256,7 @@ class _Described(Struct, array_like=True):
     virtual_host: str
     kind: str
     declared: dict[str, Any]
+    implicit: bool = False
 
 
 def _alike(one: Declaration, other: Declaration) -> bool:
@@ -288,9 +292,9 @@ def _locked(node: _Node, terms: Terms) -> bool:
     return isinstance(node.held, MessageQueue) and node.held.locked(terms.exclusive)
 
 
-def _described(declared: Declaration, virtual_host: str) -> bytes:
+def _described(declared: Declaration, virtual_host: str, *, implicit: bool) -> bytes:
     fields = msgspec.structs.asdict(declared)
-    return msgspec.msgpack.encode(_Described(virtual_host, declared.kind, fields))
+    return msgspec.msgpack.encode(_Described(virtual_host, declared.kind, fields, implicit))
 
 
 def _check_incarnation(address: str, log: MessageLog, incarnation: str | None) -> None:
@@ -501,7 +505,7 @@ class BrokerHost:
                 raise AmqpError(
                     f"the store has a node that this release does not understand: {error}"
                 ) from error
-            node = self._make(kept.virtual_host, declared, number=number)
+            node = self._make(kept.virtual_host, declared, number=number, implicit=kept.implicit)
             node.found = True
             if isinstance(node.held, MessageQueue):
                 await self._restore_queue(journal, number, node.held)
@@ -651,7 +655,7 @@ class BrokerHost:
             raise known.failure
         if known is not None and known.found and _alike(known.declared, declared):
             # What the application says now counts, not what it said before it was restarted.
-            known.found = False
+            known.found = known.implicit = False
             self._redeclare(known, declared, virtual_host)
         elif known is not None:
             if known.declared != declared:
@@ -763,8 +767,58 @@ class BrokerHost:
             )
         virtual_host = self._existing(virtual_host)
         self._check_addresses(virtual_host, declared)
+        node.implicit = False
         self._redeclare(node, declared, virtual_host)
         self._make_dead(virtual_host, declared)
+
+    def is_implicit(self, name: str, *, virtual_host: str = "") -> bool:
+        """Return whether node *name* was made for dead letters or on its first use, and not declared."""
+        node = self._space(virtual_host).get(name)
+        return node is not None and node.implicit
+
+    def adopt(
+        self,
+        declared: Declaration,
+        *,
+        durable: bool,
+        reserved: Any = None,
+        virtual_host: str = "",
+    ) -> None:
+        """Give the implicit node of that name its first declaration; messages and links stay.
+
+        The node stays in the store even if it is not *durable*, so that dead letters outlive a restart;
+        the first declaration after the restart counts again. *reserved* is the connection that alone
+        may receive from it.
+
+        Raises:
+            AmqpError: It cannot become that, or others use a queue that is to be exclusive.
+        """
+        node = self._find(self._space(virtual_host), declared.name)
+        if not _alike(node.declared, declared):
+            raise AmqpError(
+                f"{declared.name!r} was made without a declaration and cannot become {declared!r}:"
+                " delete it first, and declare it before the queues whose dead letters it gets",
+                condition="amqp:precondition-failed",
+            )
+        if reserved is not None and (self._holds_anything(node) or node.termini or node.links()):
+            # The queue would be deleted with its connection, and what others have put there too.
+            raise AmqpError(
+                f"queue {declared.name!r} cannot become exclusive: it has messages or links",
+                condition="amqp:resource-locked",
+            )
+        virtual_host = self._existing(virtual_host)
+        self._check_addresses(virtual_host, declared)
+        node.found = False
+        node.implicit = not durable
+        self._redeclare(node, declared, virtual_host)
+        node.reserved = reserved
+        self._make_dead(virtual_host, declared)
+
+    @staticmethod
+    def _holds_anything(node: _Node) -> bool:
+        held = node.held
+        delayed = held.delayed if isinstance(held, MessageQueue) else 0
+        return bool(held.available or held.acquired or delayed)
 
     def declaration(self, address: str, *, virtual_host: str = "") -> Declaration:
         """What a node is declared as.
@@ -851,7 +905,7 @@ class BrokerHost:
             return
         if dead is not None and dead not in self._spaces[virtual_host]:
             # Whoever declares it later says what it is like.
-            node = self._make(virtual_host, Queue(dead))
+            node = self._make(virtual_host, Queue(dead), implicit=True)
             node.found = True
             why = f", for the dead letters of {declared.name!r:.200}"
             self._log_node("made", node.declared, virtual_host, why)
@@ -909,7 +963,8 @@ class BrokerHost:
         elif isinstance(declared, Log) and isinstance(held, MessageLog):
             held.keep(declared.max_age_s, declared.max_bytes)
         if node.number and self.journal is not None:
-            self.journal.loose.keep(NODE, key_of(node.number), _described(declared, virtual_host))
+            described = _described(declared, virtual_host, implicit=node.implicit)
+            self.journal.loose.keep(NODE, key_of(node.number), described)
 
     def delete(self, address: str, *, virtual_host: str = "") -> int:
         """Delete a node with its messages; its links are detached. How many messages it had.
@@ -992,6 +1047,7 @@ class BrokerHost:
         number: int = 0,
         *,
         transient: bool = False,
+        implicit: bool = False,
     ) -> _Node:
         """A new node; with *number* it is in the store already, and a *transient* one never is."""
         transient = transient or owner is not None
@@ -1015,7 +1071,8 @@ class BrokerHost:
         if journal is not None and not transient:
             if new:
                 number = self._number
-                journal.loose.keep(NODE, key_of(number), _described(declared, virtual_host))
+                described = _described(declared, virtual_host, implicit=implicit)
+                journal.loose.keep(NODE, key_of(number), described)
             # Each partition of a log has a number of its own.
             taken = declared.partitions if isinstance(declared, Log) else 1
             self._number = max(self._number, number + taken)
@@ -1101,6 +1158,7 @@ class BrokerHost:
         if not isinstance(held, MessageLog):
             inlet.on_expiring = partial(self._expiring.__setitem__, held, None)
         node = _Node(declared, held, intake, inlet, owner, ledger, number, virtual_host)
+        node.implicit = implicit
         space[declared.name] = node
         self._count += 1
         return node
@@ -1634,7 +1692,9 @@ class BrokerHost:
         declared = None if self._auto_create is None else self._auto_create(address)
         if declared is None or (kind is not None and declared.kind != kind) or reserved(address):
             return None
-        node = self._make(virtual_host, declared)
+        node = self._make(virtual_host, declared, implicit=True)
+        # Whatever declares it first says what it is like, as for a queue made for dead letters.
+        node.found = True
         self._make_dead(virtual_host, declared)
         self._log_node("made", declared, virtual_host, ", on its first use")
         return node

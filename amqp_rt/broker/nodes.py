@@ -157,6 +157,10 @@ class Addressed(Declaration, frozen=True, kw_only=True):
                 )
 
 
+#: The largest number of a declaration: stores and peers have 64 bits for it.
+NUMBER_MAX: Final = 2**63 - 1
+
+
 def _at_least(name: str, value: float | None, least: float) -> None:
     if value is None:
         return
@@ -166,6 +170,8 @@ def _at_least(name: str, value: float | None, least: float) -> None:
         raise ValueError(f"{name} is at least {least}, not {value}")
     if name.endswith("_s"):
         check_seconds(name, value, least=least)
+    elif value > NUMBER_MAX:
+        raise ValueError(f"{name} is at most {NUMBER_MAX}, not {value}")
 
 
 class Queue(Addressed, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ it goes with its last consumer, is kept here.
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from ..fronts.base import (
     ReceivingEndpoint,
     ReceivingLink,
 )
-from ..limits import Limits
+from ..limits import SECONDS_MAX, Limits
 from ..loglimit import LogLimiter
 from ..message import Message
 from ..outcomes import RELEASED, Accepted, Error, Rejected, rejected
@@ -755,13 +756,20 @@ class Topology:
         _check_texts(name, wanted.arguments, self._host.limits)
         if wanted.durable and not wanted.exclusive:
             self._check_store(f"queue {name!r:.100}")
+        implicit = False
         if name:
             found = self._host.name_of(name, virtual_host=self._virtual_host)
             if found is not None:
                 self._judge(Rights.MANAGE, name)
-                self._equal(found, wanted)
-                return self.queue(name)
-            if name.startswith(RESERVED):
+                # The first declaration of a queue that was made for dead letters or on its first use
+                # says what it is like, so that the order of declarations makes no difference.
+                implicit = self._known(found) is None and self._host.is_implicit(
+                    found, virtual_host=self._virtual_host
+                )
+                if not implicit or found != name:
+                    self._equal(found, wanted)
+                    return self.queue(name)
+            elif name.startswith(RESERVED):
                 raise AmqpError(
                     f"names that begin with {RESERVED!r} are the broker's, such as {name!r}",
                     condition="amqp:unauthorized-access",
@@ -778,7 +786,14 @@ class Topology:
         node = self._node_of(name, wanted)
         self._judge_passages(passages_of(node, None, self._exists), waiting=True)
         owner = self._connection if wanted.exclusive else None
-        if wanted.exclusive or not wanted.durable:
+        if implicit:
+            self._host.adopt(
+                node,
+                durable=wanted.durable and not wanted.exclusive,
+                reserved=owner,
+                virtual_host=self._virtual_host,
+            )
+        elif wanted.exclusive or not wanted.durable:
             # It need not outlive the process, nor does what is in it.
             self._host.declare_transient(
                 node,
@@ -795,12 +810,21 @@ class Topology:
     def _node_of(self, name: str, wanted: QueueDeclaration) -> Declaration:
         kind = wanted.arguments.get("x-queue-type")
         make = self._all.queue_types.get(kind) if isinstance(kind, str) else None
-        return _node_of(name, wanted) if make is None else make(replace(wanted, name=name))
+        try:
+            return _node_of(name, wanted) if make is None else make(replace(wanted, name=name))
+        except ValueError as error:
+            raise _wrong(f"queue {name!r:.100}: {error}") from error
 
     def _equal(self, name: str, wanted: QueueDeclaration) -> None:
         """Refuse a declaration that differs from what there is (errata: 405 before 406)."""
         known = self._known(name)
         if known is None:
+            if wanted.exclusive:
+                raise AmqpError(
+                    f"queue {wanted.name!r} exists and is not exclusive: use another name, or delete"
+                    " it first",
+                    condition="amqp:resource-locked",
+                )
             # It was declared in another way, with other words.
             return
         for field in ("durable", "exclusive", "auto_delete", "arguments"):
@@ -1026,14 +1050,14 @@ class Topology:
         return self._host.relay(queue, link)
 
     def _judge_look(self, address: str) -> None:
-        """Who has no right there at all does not learn whether there is something."""
-        refused: Error | None = None
+        """Refuse a peer without any right at *address*, which does not learn whether it exists."""
         for wanted in (Rights.LISTEN, Rights.SEND, Rights.MANAGE):
-            refused = self._all.decide(self._peer, wanted, address)
-            if refused is None:
+            if self._all.decide(self._peer, wanted, address) is None:
                 return
-        assert refused is not None
-        raise refused.raised_as(AmqpError)
+        raise AmqpError(
+            f"{address!r} is not for you: it takes the right to listen, to send or to manage",
+            condition="amqp:unauthorized-access",
+        )
 
     def _judge(self, wanted: Rights, address: str) -> None:
         refused = self._all.decide(self._peer, wanted, address)
@@ -1095,7 +1119,7 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
         age = given.get("x-max-age")
         return Log(name, max_bytes=size, max_age_s=None if age is None else _age(age))
     options: dict[str, Any] = {}
-    ttl = _number(given, "x-message-ttl")
+    ttl = _number(given, "x-message-ttl", most=_MILLISECONDS_MAX)
     if ttl is not None:
         options["ttl_s"] = ttl / 1000
     options["length_max"] = _number(given, "x-max-length", least=0) or None
@@ -1113,7 +1137,7 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
             raise _wrong(f"x-max-priority is at most 255, not {most}")
         # From ten on a priority means itself, and not how far it is from the middle one.
         options["priorities"] = max(most + 1, 10)
-    returns = _number(given, "x-delivery-limit", least=0)
+    returns = _number(given, "x-delivery-limit", least=0, most=_NUMBER_MAX - 1)
     # Clients of 0-9-1 requeue what they merely give back: only the limit they ask for holds.
     options["max_deliveries"] = 0 if returns is None else returns + 1
     single = given.get("x-single-active-consumer", False)
@@ -1131,16 +1155,23 @@ def _node_of(name: str, wanted: QueueDeclaration) -> Declaration:
         options["dead_letter"] = key
     elif exchange is not None:
         options["dead_letter"] = exchange_address(str(exchange), str(key or ""))
-    _number(given, "x-expires")
+    _number(given, "x-expires", most=_MILLISECONDS_MAX)
     return Queue(name, **options)
 
 
-def _number(given: Mapping[str, object], name: str, least: int = 0) -> int | None:
+#: The largest number that 0-9-1 can carry, and the longest time that a node can have.
+_NUMBER_MAX: Final = 2**63 - 1
+_MILLISECONDS_MAX: Final = int(SECONDS_MAX) * 1000
+
+
+def _number(
+    given: Mapping[str, object], name: str, least: int = 0, most: int = _NUMBER_MAX
+) -> int | None:
     value = given.get(name)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _wrong(f"{name} is a whole number from {least}, not {value!r:.50}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _wrong(f"{name} is a whole number from {least} to {most}, not {value!r:.50}")
     return int(value)
 
 
@@ -1149,9 +1180,15 @@ _UNITS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 
 
 def _age(value: object) -> float:
     """``x-max-age`` of a stream in seconds, such as ``7D``."""
-    if isinstance(value, str) and value[:-1].isdigit() and value[-1] in _UNITS:
-        return max(0.001, int(value[:-1][:9]) * _UNITS[value[-1]])
-    raise _wrong(f"x-max-age is a number with Y, M, D, h, m or s behind it, not {value!r:.50}")
+    # Nineteen digits are more than any time that is allowed has.
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,19}[YMDhms]", value):
+        age = int(value[:-1]) * _UNITS[value[-1]]
+        if age <= SECONDS_MAX:
+            return max(0.001, age)
+    raise _wrong(
+        "x-max-age is a number with Y, M, D, h, m or s behind it, and at most"
+        f" {SECONDS_MAX:.0f}s, not {value!r:.50}"
+    )
 
 
 def _wrong(why: str) -> AmqpError:

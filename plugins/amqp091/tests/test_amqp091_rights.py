@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -223,3 +224,23 @@ async def test_where_the_application_is_asked_no_dead_letter_is_declared() -> No
         async with eve.channel() as channel:
             await channel.declare_queue("eve-2")
             await channel.bind_queue("eve-2", "eve")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "right"),
+    [
+        (lambda channel: channel.get("payments"), "the right to listen$"),
+        (lambda channel: channel.get("nothing"), "the right to listen$"),
+        (
+            lambda channel: channel.declare_queue("payments", passive=True),
+            "the right to listen, to send or to manage",
+        ),
+    ],
+)
+@pytest.mark.req("SE17")
+async def test_a_refused_look_names_the_right_that_it_takes(attempt: Attempt, right: str) -> None:
+    async with bank() as (_, _, eve), eve.channel() as channel:
+        with pytest.raises(AmqpError) as caught:
+            await attempt(channel)
+        assert caught.value.condition == UNAUTHORIZED
+        assert re.search(right, str(caught.value.description))

@@ -372,7 +372,14 @@ class Ways(Protocol):
         """The name by which rights at *address* are given; *address* itself if it is no such address."""
 
     def letter(self, virtual_host: str, address: str, entry: Entry) -> Sequence[str] | None:
-        """The nodes that a dead letter for *address* goes to; None if it is no such address."""
+        """Return the nodes that a dead letter for *address* goes to; None if it is no such address.
+
+        Raises:
+            AmqpError: There is nothing at *address*, or the message is malformed.
+        """
+
+    def takes_no_letters(self, virtual_host: str, address: str) -> bool:
+        """Return whether *address* exists and can never lead a dead letter to a node."""
 
     async def restore(self, journal: Journal) -> None:
         """Read what was kept, once all nodes are there."""
@@ -870,6 +877,12 @@ class BrokerHost:
             )
         dead = declared.dead_letter if isinstance(declared, Queue) else None
         if dead is not None and dead.startswith(EXCHANGES):
+            if self.ways is not None and self.ways.takes_no_letters(virtual_host, dead):
+                raise AmqpError(
+                    f"{declared.name!r}: dead_letter is {dead!r}, a system exchange, which leads to services"
+                    " and never to a queue: name a queue or another exchange",
+                    condition="amqp:precondition-failed",
+                )
             dead = None
         named = [declared.name, *aliases] if dead is None else [declared.name, *aliases, dead]
         for address in named:
@@ -1354,9 +1367,13 @@ class BrokerHost:
             node = space.get(declared.dead_letter or "")
         if node is None and self.ways is not None:
             here = space.get(declared.name)
-            names = self.ways.letter(
-                "" if here is None else here.virtual_host, declared.dead_letter or "", entry
-            )
+            address = declared.dead_letter or ""
+            try:
+                names = self.ways.letter("" if here is None else here.virtual_host, address, entry)
+            except AmqpError as failure:
+                why = f"its dead-letter address {address!r} leads nowhere: {failure.description}"
+                self._log_drop(declared.name, entry, reason, error, why)
+                return False
             if names is not None:
                 return self._bury_in(space, declared, entry, names, reason, error)
         if node is None:
@@ -1428,18 +1445,23 @@ class BrokerHost:
         """Put a dead letter into each of the nodes of *names*, but the one that gave it up."""
         moves = moves_after(entry, declared.name, reason)
         nodes: list[_Node] = []
+        cycle = False
         for name in names:
             node = space.get(name)
             if node is None or name == declared.name or entry.pieces or node.is_sealed:
                 continue
             if moves is not None and moves.leads_back(node.declared.name, self.limits):
                 self._log_cycle(name, declared.name, entry, reason)
+                cycle = True
             else:
                 nodes.append(node)
         if moves is not None and nodes:
             nodes = self._within_copies(declared, entry, moves, nodes)
             moves = moves.copied(len(nodes))
         if not nodes:
+            if not cycle:
+                why = f"its dead-letter address {declared.dead_letter!r} leads to no queue that takes it"
+                self._log_drop(declared.name, entry, reason, error, why)
             return False
         letter = dead_letter(
             entry, declared.name, reason, error, self.clock.wall(), self.limits, moves

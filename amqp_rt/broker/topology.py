@@ -281,37 +281,51 @@ class Topologies:
         return ExchangeInlet(self, virtual_host, *found)
 
     def letter(self, virtual_host: str, address: str, entry: Entry) -> list[str] | None:
-        """The queues that a dead letter for the exchange at *address* goes to."""
+        """Return the queues that a dead letter for the exchange at *address* goes to.
+
+        None if that is no address of an exchange.
+
+        Raises:
+            AmqpError: There is no such exchange, or the message is malformed.
+        """
         found = split_exchange(address)
         if found is None:
             return None
         name, key = found
-        try:
-            view = MessageView(entry, self.host.limits)
-            if not key:
-                key = str(view.message_annotations().get(_ROUTING_KEY) or "")
-            headers = view.application_properties()
-            exchanges = self.space(virtual_host).exchanges
-            if exchanges.find(name).type == SYSTEM:
-                return []
-            # A dead letter is written together with its removal, so that all of it is done now. The
-            # bound keeps a single one from holding up the whole broker.
-            left = self.host.limits.dead_letter_looks_max
-            names: dict[str, None] = {}
-            for work in exchanges.routing(name, (key,), headers, names):
-                left -= work * LOOKS_OF_A_FRAME
-                if left <= 0:
-                    _log.warning(
-                        "dead letter not sent to all queues: exchange %r: the search was ended after %d"
-                        " bindings; use fewer bindings for dead letters",
-                        name,
-                        self.host.limits.dead_letter_looks_max,
-                    )
-                    break
-            return list(names)
-        except AmqpError as error:
-            _log.warning("dead letter not routed: exchange %r: %s", name, error)
+        view = MessageView(entry, self.host.limits)
+        if not key:
+            key = str(view.message_annotations().get(_ROUTING_KEY) or "")
+        headers = view.application_properties()
+        exchanges = self.space(virtual_host).exchanges
+        if exchanges.find(name).type == SYSTEM:
             return []
+        # A dead letter is written together with its removal, so that all of it is done now. The
+        # bound keeps a single one from holding up the whole broker.
+        left = self.host.limits.dead_letter_looks_max
+        names: dict[str, None] = {}
+        for work in exchanges.routing(name, (key,), headers, names):
+            left -= work * LOOKS_OF_A_FRAME
+            if left <= 0:
+                _log.warning(
+                    "dead letter not sent to all queues: exchange %r: the search was ended after %d"
+                    " bindings; use fewer bindings for dead letters",
+                    name,
+                    self.host.limits.dead_letter_looks_max,
+                )
+                break
+        return list(names)
+
+    def takes_no_letters(self, virtual_host: str, address: str) -> bool:
+        """Return whether *address* is that of a system exchange, which has no queues."""
+        found = split_exchange(address)
+        try:
+            return (
+                found is not None
+                and self.space(virtual_host).exchanges.find(found[0]).type == SYSTEM
+            )
+        except AmqpError:
+            # An exchange may be declared after the queue that names it.
+            return False
 
     def routing(
         self, virtual_host: str, name: str, key: str, payload: bytes, found: dict[str, None]

@@ -8,6 +8,7 @@ import pytest
 
 from amqp_rt import Broker, Limits, Message
 from amqp_rt.broker.bindings import Destination
+from amqp_rt.broker.nodes import Queue
 from amqp_rt.broker.topology import Topology, exchange_address
 from amqp_rt.errors import AmqpError
 from amqp_rt.events import Peer
@@ -117,3 +118,37 @@ async def test_a_dead_letter_is_held_against_so_many_bindings(
         assert found is not None
         assert len(found) == 90
         assert not caplog.text
+
+
+@pytest.mark.req("N12")
+async def test_a_dead_letter_that_an_exchange_leads_nowhere_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Broker() as broker:
+        here = topology(broker)
+        here.declare_exchange(Exchange(name="bare", type="direct"))
+        for name, exchange in (("a", "bare"), ("b", "later"), ("c", "missing")):
+            dead = {"x-dead-letter-exchange": exchange, "x-max-length": 1}
+            here.declare_queue(QueueDeclaration(name=name, arguments=dead))
+        here.declare_exchange(Exchange(name="later", type="system"))
+        for name in ("a", "b", "c"):
+            for number in range(2):
+                broker.host.publish(name, Message(b"x", message_id=f"m{number}").encode())
+        lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(lines) == 3
+    for name, line in zip("abc", lines, strict=True):
+        assert f"overflow at '{name}'" in line
+        assert "'m0'" in line
+        assert ("leads to no queue" in line) == (name != "c")
+    assert "no exchange 'missing'" in lines[2]
+
+
+@pytest.mark.req("N12")
+async def test_a_system_exchange_is_no_place_for_dead_letters() -> None:
+    async with Broker() as broker:
+        here = topology(broker)
+        here.declare_exchange(Exchange(name="services", type="system"))
+        with pytest.raises(AmqpError, match="leads to services") as caught:
+            await broker.declare(Queue("q", dead_letter=exchange_address("services", "key")))
+        assert caught.value.condition == "amqp:precondition-failed"
+        assert not broker.host.has("q")

@@ -141,6 +141,21 @@ async def test_what_a_filter_took_out_of_turn_comes_back_at_its_place(
         assert world.store.summary(1)[0] == 0
 
 
+@pytest.mark.req("B7")
+async def test_what_came_back_is_delivered_before_what_is_in_the_store_behind_it(
+    kept: Callable[[], Any],
+) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(300), application_properties={"n": 0})
+        await world.put(*range(300, 310), application_properties={"n": 1})
+        one = await world.take(1, filter=selector("n = 1"))
+        one.settle(RELEASED)
+        await world.settle()
+        one.grant(2)
+        await world.settle()
+        assert one.bodies == [300, 300, 301]
+
+
 @pytest.mark.req("B24", "B22")
 async def test_a_browser_sees_everything_and_leaves_it(kept: Callable[[], Any]) -> None:
     async with world_of(kept(), Queue("q")) as world:

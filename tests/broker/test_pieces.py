@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from brokers import Controller
 from paged import PagedWorld, large, world_of
 
 from amqp_rt.broker.nodes import Queue
@@ -317,3 +318,23 @@ async def test_browsers_that_are_past_its_place_see_it_too(kept: Callable[[], An
         await world.settle()
         assert (world.host.stats("q").bytes, world.host.memory.held) == (0, 0)
         assert world.store.summary(1)[0] == 0
+
+
+@pytest.mark.req("R5", "R7")
+async def test_a_large_message_that_a_transaction_acquired_is_available_after_a_rollback() -> None:
+    body, payload = large()
+    async with world_of(MemoryStore(), Queue("q"), limits=SMALL) as world:
+        await send(world, payload)
+        client = world.client(limits=CLIENT)
+        control = Controller(client)
+        receiver = client.receiver("q")
+        txn_id = control.declare()
+        receiver.link.grant(1, properties={"txn-id": txn_id})
+        await world.settle()
+        assert receiver.bodies == [body]
+        assert world.host.stats("q").acquired == 1
+        assert control.discharge(txn_id, fail=True) == "accepted"
+        await world.settle()
+        stats = world.host.stats("q")
+        assert (stats.available, stats.acquired) == (1, 0)
+        assert receiver.endpoint.deliveries[0].settled

@@ -360,3 +360,36 @@ async def test_every_message_ends_once_and_comes_in_its_turn(seed: int) -> None:
             others = next(each for each in receivers if each is not receiver)
             new = [body for body in dict.fromkeys(receiver.bodies) if body not in others.bodies]
             assert new == sorted(new)
+
+
+@pytest.mark.req("B7")
+async def test_a_delayed_message_behind_those_in_the_store_waits_over_a_restart(
+    kept: Callable[[], Any],
+) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put(*range(100))
+        await world.put("late", message_annotations={"x-opt-delivery-delay": 60_000})
+        assert world.host.stats("q").delayed == 1
+    async with world_of(kept()) as world:
+        assert (world.host.stats("q").available, world.host.stats("q").delayed) == (100, 1)
+        receiver = await world.take(0)
+        for _ in range(12):
+            receiver.grant(10)
+            await world.settle()
+        assert receiver.bodies == list(range(100))
+        world.time.now += 61
+        world.host.tick()
+        await world.settle()
+        assert receiver.bodies == [*range(100), "late"]
+
+
+@pytest.mark.req("B7")
+async def test_annotations_of_a_modified_outcome_are_stored(kept: Callable[[], Any]) -> None:
+    async with world_of(kept(), Queue("q")) as world:
+        await world.put("m")
+        receiver = await world.take(1)
+        receiver.settle(Modified(message_annotations={Symbol("x-opt-seen"): "yes"}))
+        await world.settle()
+    async with world_of(kept()) as world:
+        receiver = await world.take(1)
+        assert receiver.messages[0].message_annotations["x-opt-seen"] == "yes"

@@ -60,6 +60,20 @@ def test_what_is_released_has_not_failed(outcome: Outcome) -> None:
         fail(receiver, outcome=outcome)
 
 
+def test_what_is_released_after_failures_is_not_paused() -> None:
+    world = World(Queue("q"), limits=Limits(retry_pause_s=10))
+    world.client().sender("q").send("m")
+    receiver = world.client().receiver("q", credit=20)
+    fail(receiver)
+    fail(receiver)
+    advance(world, 10)
+    assert len(receiver.messages) == 3
+    fail(receiver, outcome=RELEASED)
+    assert len(receiver.messages) == 4
+    fail(receiver, outcome=Modified())
+    assert len(receiver.messages) == 5
+
+
 def test_without_a_pause_a_failed_message_is_retried_at_once() -> None:
     world = World(Queue("q"), limits=Limits(retry_pause_s=0))
     world.client().sender("q").send("m")

@@ -194,10 +194,12 @@ mutation-score: .venv/mutation
 	.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(filter-out $(COMPILED),$(PLUGINS)))
 	touch $@
 
-# What starts Spark, whole examples, pages or benchmarks runs the same Python either way, and takes a third of
-# the time: long runs repeat it on the compiled wheel.
+# What tests the Spark plug-in, whole examples, pages or benchmarks runs the same Python either way, and takes a
+# third of the time: long runs repeat it on the compiled wheel.
+TWICE := tests $(wildcard plugins/*/tests)
 ifneq ($(AMQP_RT_LONG),1)
-ONCE := -m 'not spark' $(addprefix --ignore=$(CURDIR)/tests/,benchmarks test_docs.py test_examples.py testing/test_guide.py)
+TWICE := $(filter-out $(SPARK)/tests,$(TWICE))
+ONCE := $(addprefix --ignore=$(CURDIR)/tests/,benchmarks test_docs.py test_examples.py testing/test_guide.py)
 endif
 
 # From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.
@@ -212,7 +214,7 @@ tests-compiled:
 	mkdir -p .build/empty
 	cd .build/empty && AMQP_RT_EXPECT=compiled $(CURDIR)/.venv-compiled/bin/pytest \
 	  --deselect tests/testing/test_conformance_kit.py::test_other_brokers_depart_where_we_know \
-	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) $(ONCE) $(addprefix $(CURDIR)/,tests $(wildcard plugins/*/tests))
+	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) $(ONCE) $(addprefix $(CURDIR)/,$(TWICE))
 
 .PHONY: docs
 docs: .venv/ready

@@ -46,6 +46,7 @@ from .claims import check_claims
 from .clocks import RunClock
 from .duplicates import DUPLICATES, Duplicates
 from .entries import Door, Entry, Moves, dead_letter, departing, moves_after
+from .expiry import AUTOMATIC
 from .journal import Journal, QueueLedger, Unit
 from .keyed import marker
 from .leases import Leases, LeaseState
@@ -1406,7 +1407,7 @@ class BrokerHost:
 
     def _drop(self, name: str, entry: Entry, reason: str, error: Error | None, why: str) -> None:
         """Warn of a message that was refused; what expires or overflows goes as declared."""
-        if reason not in ("expired", "overflow"):
+        if reason not in AUTOMATIC:
             self._log_drop(name, entry, reason, error, why)
 
     def _log_cycle(self, name: str, source: str, entry: Entry, reason: str) -> None:
@@ -1416,9 +1417,14 @@ class BrokerHost:
         self._log_drop(name, entry, "dead-letter cycle", None, why, key="cycle")
 
     def _log_drop(
-        self, name: str, entry: Entry, reason: str, error: Error | None, why: str,
+        self,
+        name: str,
+        entry: Entry,
+        reason: str,
+        error: Error | None,
+        why: str,
         key: object = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Warn that *entry* has been dropped at the node *name*, if the log may have the line."""
         log_loss(
             _log,

@@ -107,11 +107,7 @@ class _Consumer:
             return
         attached = self._answered.is_set()
         why = gone(LinkDetached if attached else LinkRefused, error, self.route.address)
-        if is_passing(error, closed):
-            returns = session.returns(self, why, ended=False)
-        else:
-            returns = attached and error is None and session.returns(self, why, ended=True)
-        if not returns:
+        if not _returns(self, error, closed, why, attached=attached):
             self.over(why)
 
     async def wait_attached(self) -> None:
@@ -166,6 +162,16 @@ class _ConsumerFeed(SourceFeed):
             self._consumer.detached(error, closed)
 
 
+def _returns(
+    member: _Consumer | _Relay, error: Error | None, closed: bool, why: AmqpError, *, attached: bool
+) -> bool:
+    """Attach the link of *member* again that its peer has detached; whether that is tried."""
+    session = member.session
+    if is_passing(error, closed):
+        return session.returns(member, why, ended=False)
+    return attached and error is None and session.returns(member, why, ended=True)
+
+
 class _Relay:
     """The way for replies through the peer's anonymous terminus."""
 
@@ -201,16 +207,11 @@ class _Relay:
 
     def detached(self, error: Error | None, closed: bool) -> None:
         """The peer ended the link, or the connection went."""
-        session = self.session
-        if session.going and self._answered.is_set():
-            return
         attached = self._answered.is_set()
+        if attached and self.session.going:
+            return
         why = gone(LinkDetached if attached else LinkRefused, error, "the anonymous terminus")
-        if is_passing(error, closed):
-            returns = session.returns(self, why, ended=False)
-        else:
-            returns = attached and error is None and session.returns(self, why, ended=True)
-        if not returns:
+        if not _returns(self, error, closed, why, attached=attached):
             self.lost(why)
 
     async def wait_attached(self) -> None:

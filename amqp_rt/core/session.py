@@ -99,6 +99,8 @@ class Session:
         self._window_bytes = window_bytes
         self._held: int = 0
         self._incoming: dict[int, Delivery] = {}
+        #: What each link leaves unsettled, while all of them end.
+        self._left: dict[Link, list[Any]] | None = None
         # Links by our handle, by the peer's, and by (name, our role).
         self.links: dict[int, Link] = {}
         self._remote: dict[int, Link] = {}
@@ -706,6 +708,7 @@ class Session:
         self._remote.clear()
         self._outgoing.clear()
         self._incoming.clear()
+        self._left = None
         self._queued.clear()
         self._queued_links.clear()
         self._link_flows.clear()
@@ -729,6 +732,8 @@ class Session:
         found: list[Any] = []
         if not link.used:
             return found
+        if self.ours.stage is ENDED:
+            return self._left_by(link)
         if link.role == SENDER:
             for sending in list(self._outgoing.values()):
                 if sending.link is link:
@@ -742,6 +747,38 @@ class Session:
                     del self._incoming[delivery.delivery_id]
             # A window that was closed for the sake of these may open for other links.
             self._mark_dirty()
+        return found
+
+    def _left_by(self, link: Link) -> list[Any]:
+        """What *link* leaves unsettled, now that all links end with the session.
+
+        The deliveries are sorted by links in one pass. A search for each link would take as many passes
+        as there are links.
+        """
+        found: list[Any] = []
+        if self._left is None:
+            left: dict[Link, list[Any]] = {}
+            last: Link | None = None
+            for sending in self._outgoing.values():
+                if sending.link is not last:
+                    last = sending.link
+                    found = left.setdefault(last, [])
+                found.append(sending)
+            for delivery in self._incoming.values():
+                if delivery.link is not last:
+                    last = delivery.link
+                    found = left.setdefault(last, [])
+                found.append(delivery)
+            self._left = left
+        found = self._left.pop(link, [])
+        # The end of one link may have settled what came on another.
+        if link.role == SENDER:
+            outgoing = self._outgoing
+            return [sending for sending in found if sending.delivery_id in outgoing]
+        incoming = self._incoming
+        found = [delivery for delivery in found if delivery.delivery_id in incoming]
+        for delivery in found:
+            delivery.local_settled = True
         return found
 
     # --- output --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Container, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from struct import Struct as Layout
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -415,7 +416,6 @@ class Channel(BaseChannel):
         self.backlog_size = 0
         self.backlog.clear()
         self.unacked.clear()
-        self._deferred = None
         self._end()
 
     def _on_close(self, method: m.ChannelClose) -> None:
@@ -1089,36 +1089,24 @@ class Channel(BaseChannel):
         All of them share one payload.
         """
         topology = self.engine.topology
-        if topology is None or not method.exchange:
-            yield from self._spread_to(method, properties, body, number, ways, ())
-            return
-        with topology.deletions() as gone:
-            yield from self._spread_to(method, properties, body, number, ways, gone)
-
-    def _spread_to(
-        self,
-        method: m.BasicPublish,
-        properties: m.BasicProperties,
-        body: bytes,
-        number: int,
-        ways: list[_Way] | None,
-        gone: Container[str],
-    ) -> Generator[int, None, None]:
-        """As :meth:`_spread`; *gone* are the queues that have been deleted since that began."""
-        if ways is None:
-            ways = yield from self._find_ways(method, properties, gone)
-        said = self._prepare(method, properties, body, number, len(ways))
-        if said is None:
-            return
-        told = said[1]
-        for count, (way, link, name) in enumerate(ways, 1):
-            if name not in gone:
-                self.engine.post(way, link, IncomingDelivery(link, *said))
-            elif told is not None:
-                told(_GONE)
-            if not count % _QUEUES_OF_A_STEP:
-                self.engine.flush()
-                yield _QUEUE_WORK * _QUEUES_OF_A_STEP
+        deletions: AbstractContextManager[Container[str]] = nullcontext(())
+        if topology is not None and method.exchange:
+            deletions = topology.deletions()
+        with deletions as gone:
+            if ways is None:
+                ways = yield from self._find_ways(method, properties, gone)
+            said = self._prepare(method, properties, body, number, len(ways))
+            if said is None:
+                return
+            told = said[1]
+            for count, (way, link, name) in enumerate(ways, 1):
+                if name not in gone:
+                    self.engine.post(way, link, IncomingDelivery(link, *said))
+                elif told is not None:
+                    told(_GONE)
+                if not count % _QUEUES_OF_A_STEP:
+                    self.engine.flush()
+                    yield _QUEUE_WORK * _QUEUES_OF_A_STEP
 
     def _find_ways(
         self, method: m.BasicPublish, properties: m.BasicProperties, gone: Container[str]

@@ -372,8 +372,10 @@ class Subscription:
                 enlisted = delivery.context
                 if isinstance(enlisted, Enlisted) and not enlisted.transaction.keeps(enlisted):
                     delivery.context = enlisted.entry
-        if link.unsettled:
-            self.node.conclude_left(link.unsettled, self._end_left)
+        # Deliveries refer to their link.
+        left, link.unsettled = link.unsettled, []
+        if left:
+            self.node.conclude_left(left, self._end_left)
         if keeper is not None:
             # What an earlier link left, and this one did not get to.
             self.give_up(link.remember().values(), self.default_outcome)
@@ -382,8 +384,6 @@ class Subscription:
             keeper.left(link, closed)
             # Each refers to the other, and this to the link: no cycle is to keep them.
             self.keeper = None
-        # Deliveries refer to their link.
-        link.unsettled = []
 
 
 class Browser(Subscription):

@@ -195,17 +195,21 @@ class Terminus:
     def leave(self, link: Any) -> None:
         """Its *link* is gone: count down as soon as the policy says so."""
         self.link = None
-        policy = self.kept.expiry_policy
-        carrier: Any = None
-        if policy == SESSION_END and not link.session.ended:
-            carrier = link.session
-        elif policy == CONNECTION_CLOSE and not link.connection.over:
-            carrier = link.connection
+        carrier = self._carrier(link)
         if carrier is None:
             self.count_down()
         else:
             self._followed = carrier
             carrier.followers[self] = self.count_down
+
+    def _carrier(self, link: Any) -> Any:
+        """The session or connection of *link* whose end begins the countdown; None if it has begun."""
+        policy = self.kept.expiry_policy
+        if policy == SESSION_END and not link.session.ended:
+            return link.session
+        if policy == CONNECTION_CLOSE and not link.connection.over:
+            return link.connection
+        return None
 
     def count_down(self) -> None:
         """Expire after the timeout, at once if there is none."""
@@ -290,6 +294,19 @@ class KeptSource(Terminus):
             snd_settle_mode=terms.snd_settle_mode,
             unsettled=memory,
             **options,
+        )
+
+    def keeps(self, link: SendingLink, closed: bool) -> bool:
+        """See :meth:`Terminus.keeps`; false too if it would expire at once.
+
+        Most links are of this kind. Their state would be gathered only to be dropped.
+        """
+        return super().keeps(link, closed) and (
+            self.frozen
+            or self.is_durable
+            or self.kept.timeout > 0
+            or self.kept.expiry_policy == NEVER
+            or self._carrier(link) is not None
         )
 
     def suspended(self, link: SendingLink, memory: UnsettledMap) -> None:

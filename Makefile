@@ -29,7 +29,7 @@ passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types suites (unit compiled) docs fragments smoke'
+	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types unit compiled docs fragments smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -101,8 +101,23 @@ run: .venv/flights
 
 # ---- checks ------------------------------------------------------------------------------------
 
+# Two of these at a time, since much of their time is spent waiting.
 .PHONY: test
-test: lint types suites docs fragments smoke
+test: .venv/ready
+	@$(call beside,compiled-wheel,peers lint types)
+	@$(call beside,tests-compiled docs smoke,unit fragments)
+
+# Make the goals $(1) in the background and $(2) in the foreground. What the former say comes at the end.
+define beside
+mkdir -p .build; \
+$(MAKE) $(1) &>.build/beside.log & beside=$$!; \
+trap 'kill $$beside 2>/dev/null || true' EXIT; \
+$(MAKE) $(2); \
+echo 'waiting for: $(1)'; \
+wait $$beside && status=0 || status=$$?; \
+cat .build/beside.log; \
+exit $$status
+endef
 
 .PHONY: test-long
 test-long: .venv/fuzz
@@ -129,21 +144,6 @@ types: .venv/ready
 	$(call heading,Types)
 	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
 	$(BIN)/mypy $(filter-out %.egg-info,$(wildcard plugins/*/amqp_rt_*))
-
-# Both suites at once, since much of their time is spent waiting; the compiled one begins with its wheels. What
-# it has said comes after the other.
-.PHONY: suites
-suites: .venv/flights peers
-	@if ! command -v cc gcc clang >/dev/null; then \
-	  $(call passed_over,no C compiler: the compiled modules are not tested); $(MAKE) unit; \
-	else \
-	  mkdir -p .build; \
-	  $(MAKE) .venv-compiled/ready tests-compiled &>.build/tests-compiled.log & beside=$$!; \
-	  trap 'kill $$beside 2>/dev/null || true' EXIT; \
-	  $(MAKE) unit; \
-	  echo 'waiting for the tests on the compiled wheel'; \
-	  wait $$beside && tail -n 1 .build/tests-compiled.log || { cat .build/tests-compiled.log; exit 1; }; \
-	fi
 
 .PHONY: unit
 unit: .venv/flights peers
@@ -202,19 +202,23 @@ TWICE := $(filter-out $(SPARK)/tests,$(TWICE))
 ONCE := $(addprefix --ignore=$(CURDIR)/tests/,benchmarks test_docs.py test_examples.py testing/test_guide.py)
 endif
 
-# From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.
 .PHONY: compiled
-compiled: .venv/ready peers
-	@if ! command -v cc gcc clang >/dev/null; then $(call passed_over,no C compiler: the compiled modules are not tested); \
-	else $(MAKE) .venv-compiled/ready tests-compiled; fi
+compiled: .venv/ready peers compiled-wheel tests-compiled
 
+without_compiler = ! command -v cc gcc clang >/dev/null && $(call passed_over,no C compiler: the compiled modules are not tested)
+
+.PHONY: compiled-wheel
+compiled-wheel: .venv/ready
+	@$(without_compiler) || $(MAKE) .venv-compiled/ready
+
+# From an empty folder, so that a `python -m` in a test finds the wheel, not the tree.
 .PHONY: tests-compiled
 tests-compiled:
 	$(call heading,Tests on the compiled wheel)
 	mkdir -p .build/empty
-	cd .build/empty && AMQP_RT_EXPECT=compiled $(CURDIR)/.venv-compiled/bin/pytest \
+	@cd .build/empty && { $(without_compiler) || AMQP_RT_EXPECT=compiled $(CURDIR)/.venv-compiled/bin/pytest \
 	  --deselect tests/testing/test_conformance_kit.py::test_other_brokers_depart_where_we_know \
-	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) $(ONCE) $(addprefix $(CURDIR)/,$(TWICE))
+	  --config-file=$(CURDIR)/pyproject.toml --rootdir=$(CURDIR) $(ONCE) $(addprefix $(CURDIR)/,$(TWICE)); }
 
 .PHONY: docs
 docs: .venv/ready

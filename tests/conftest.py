@@ -6,6 +6,7 @@ on the compiled wheel; ``AMQP_RT_EXPECT`` says which one the run is meant for.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -76,6 +77,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in set(long)]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # Many tests have cycles collected, and all test modules are loaded by now: each collection would go
+    # through them.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

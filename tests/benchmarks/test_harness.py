@@ -179,6 +179,7 @@ recovery.QUICK_MAX = recovery.FULL = 300
 recovery.THROUGH = 100
 doors.MESSAGES = {{100: 500}}
 doors.WAYS = {{name: doors.WAYS[name] for name in ("amqp", "wss")}}
+attacked._FULL = attacked._MANY = 100
 attacked.ATTACKS = {{"pings": attacked.ATTACKS["pings"]}}
 from benchmarks.__main__ import main
 main(["recovery", "doors", "attacked", "seeds", "--quick", "--seconds", "0.05", "--mode", "{mode}",

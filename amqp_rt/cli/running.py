@@ -163,6 +163,9 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
             raise click.exceptions.Exit(130) from None
         if isinstance(error, SystemExit | BrokenPipeError):
             raise error from None  # Nobody reads any more: click ends without a word.
+        if isinstance(error, AmqpError) and isinstance(error.__cause__, OSError):
+            # The system said why. No peer has named a condition.
+            raise click.ClickException(error.description) from None
         if isinstance(error, AmqpError | OSError):
             raise click.ClickException(str(error)) from None
         raise

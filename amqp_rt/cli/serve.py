@@ -520,7 +520,11 @@ def load(application: str) -> Container:
     found = getattr(module, name, None)
     if not isinstance(found, Container):
         what = "nothing" if found is None else f"a {type(found).__name__}"
+        defined = [each for each, value in vars(module).items() if isinstance(value, Container)]
+        known = " or ".join(f"{path}:{each}" for each in defined)
         raise click.BadParameter(
-            f"{path} has {what} called {name!r}, not a Container", param_hint="FILE.py:container"
+            f"{path} has {what} called {name!r}, not a Container; "
+            + (f"did you mean {known}?" if known else "define one: app = Container('app')"),
+            param_hint="FILE.py:container",
         )
     return found

@@ -337,7 +337,8 @@ def test_an_applications_nodes_and_a_brokers_queues_at_one_listener(tmp_path: Pa
         code, _ = served.stop(signal.SIGINT)
     assert code == 0
     done = amqp_rt("serve", f"{tmp_path}/app.py:other")
-    assert "has a int called 'other', not a Container" in done.stderr
+    assert "has a int called 'other', not a Container; did you mean" in done.stderr
+    assert f"{tmp_path}/app.py:container?" in done.stderr
 
 
 @pytest.mark.req("SE2")

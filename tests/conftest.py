@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from references import no_collector  # noqa: F401 (a fixture)
 
 import amqp_rt
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 
 def reference(found: Any) -> Callable[[], Any]:
@@ -22,3 +24,14 @@ def reference(found: Any) -> Callable[[], Any]:
     return lambda: next(
         (each for each in gc.get_objects() if type(each) is kind and id(each) == key), None
     )
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Leave cycles alone for the time of a test, so that what is kept by one is seen."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +21,7 @@ from amqp_rt.testing.pairs import Recorder
 from amqp_rt.transactions import TransactionalState
 from amqp_rt.unsettled import Unsettled
 
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 def holds_messages(client: Client) -> None:

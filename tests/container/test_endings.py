@@ -5,8 +5,7 @@ A connection has buffers, and a broker may go on for long before Python looks fo
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,14 +26,7 @@ KNOWN = certificates()
 DOORS = ["memory", "amqp", "amqps", "ws", "wss", "amqp+unix"]
 
 
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 def kept(connection: Connection) -> dict[str, Callable[[], Any]]:

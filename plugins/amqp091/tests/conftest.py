@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pytest
 import trio
 from amqp_rt_amqp091 import Front
+from references import no_collector  # noqa: F401 (a fixture)
 
 from amqp_rt import Broker
 

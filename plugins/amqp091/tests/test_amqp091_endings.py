@@ -5,8 +5,7 @@ A connection has buffers, and a broker may go on for long before Python looks fo
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,15 +21,7 @@ from amqp_rt import Broker
 from amqp_rt.broker.nodes import Queue
 from amqp_rt.errors import AmqpError
 
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 def publishes(client: Client) -> None:

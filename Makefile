@@ -23,13 +23,14 @@ COMPILED := . $(patsubst %/setup.py,%,$(wildcard plugins/*/setup.py))
 SOURCES := $(shell find amqp_rt $(wildcard plugins/*/amqp_rt_*) -name '*.py') README.md LICENSE \
   $(addsuffix /pyproject.toml,$(COMPILED)) $(addsuffix /setup.py,$(COMPILED))
 
+comma := ,
 heading = @printf '\n== %s\n' '$(1)'
 passed_over = { echo 'passed over: $(1)'; test "$${CI:-}" != true; }
 
 .PHONY: help
 help:
 	@sed -n 's/^# make/make/p' Makefile
-	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types unit compiled docs fragments smoke'
+	@echo 'also: test-long conformance mutations mutation-score peers format, and the parts of test: lint types unit whole compiled docs fragments smoke'
 
 # ---- set-up ------------------------------------------------------------------------------------
 
@@ -105,7 +106,8 @@ run: .venv/flights
 .PHONY: test
 test: .venv/ready
 	@$(call beside,compiled-wheel,peers lint types)
-	@$(call beside,tests-compiled docs smoke,unit fragments)
+	@$(call beside,whole tests-compiled docs smoke,unit fragments)
+	$(BIN)/python docs/_tools/conformance.py --check
 
 # Make the goals $(1) in the background and $(2) in the foreground. What the former say comes at the end.
 define beside
@@ -145,15 +147,23 @@ types: .venv/ready
 	$(BIN)/mypy amqp_rt $(wildcard tests/typing)
 	$(BIN)/mypy $(filter-out %.egg-info,$(wildcard plugins/*/amqp_rt_*))
 
+# Whole programs: benchmarks, the pages of the documentation, examples. They have a lane of their own, which is
+# why what they prove is noted in a file of its own.
+WHOLE := $(addprefix tests/,benchmarks test_docs.py test_examples.py testing/test_guide.py)
+PYTEST := AMQP_RT_EXPECT=pure $(BIN)/pytest --durations=30 --durations-min=4
+
 .PHONY: unit
 unit: .venv/flights peers
 	$(call heading,Tests on plain Python)
-	AMQP_RT_EXPECT=pure $(BIN)/pytest --durations=30 --durations-min=4 tests $(wildcard plugins/*/tests) --conformance=.conformance.json
-	$(BIN)/python docs/_tools/conformance.py --check
+	$(PYTEST) --conformance=.conformance.json tests $(wildcard plugins/*/tests) $(addprefix --ignore=,$(WHOLE))
+
+.PHONY: whole
+whole: .venv/flights peers
+	$(call heading,Benchmarks$(comma) pages and examples on plain Python)
+	$(PYTEST) --conformance=.conformance-whole.json $(WHOLE)
 
 .PHONY: conformance
-conformance: .venv/flights peers
-	AMQP_RT_EXPECT=pure $(BIN)/pytest --durations=30 --durations-min=4 tests $(wildcard plugins/*/tests) --conformance=.conformance.json
+conformance: unit whole
 	$(BIN)/python docs/_tools/conformance.py
 
 # Which promise each mistake of tests/mutations.py breaks, and how the simulation notices.
@@ -194,12 +204,12 @@ mutation-score: .venv/mutation
 	.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(filter-out $(COMPILED),$(PLUGINS)))
 	touch $@
 
-# What tests the Spark plug-in, whole examples, pages or benchmarks runs the same Python either way, and takes a
-# third of the time: long runs repeat it on the compiled wheel.
+# What tests the Spark plug-in or whole programs runs the same Python either way, and takes half of the time:
+# long runs repeat it on the compiled wheel.
 TWICE := tests $(wildcard plugins/*/tests)
 ifneq ($(AMQP_RT_LONG),1)
 TWICE := $(filter-out $(SPARK)/tests,$(TWICE))
-ONCE := $(addprefix --ignore=$(CURDIR)/tests/,benchmarks test_docs.py test_examples.py testing/test_guide.py)
+ONCE := $(addprefix --ignore=$(CURDIR)/,$(WHOLE))
 endif
 
 .PHONY: compiled
@@ -253,5 +263,5 @@ smoke-pure smoke-compiled: smoke-%: .build/smoke-%/ready
 
 .PHONY: clean
 clean:
-	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules $(AMQP091)/tests/peers/node_modules .conformance.json
+	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules $(AMQP091)/tests/peers/node_modules .conformance*.json
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

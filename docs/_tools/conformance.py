@@ -1,8 +1,8 @@
 """Writes docs/conformance.md from the marks on the tests and what became of them.
 
-``pytest --conformance=.conformance.json`` notes which test proved which requirement;
-``python docs/_tools/conformance.py`` writes the page from that note, and with ``--check`` only says
-whether a claim of the page no longer holds.
+``pytest --conformance=.conformance.json`` notes which test proved which requirement; where a suite runs in
+several parts, each has a note whose name begins so. ``python docs/_tools/conformance.py`` writes the page
+from these notes, and with ``--check`` only says whether a claim of the page no longer holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 REQUIREMENTS = ROOT / "tests" / "requirements.toml"
-NOTE = ROOT / ".conformance.json"
+NOTES = ".conformance*.json"
 PAGE = ROOT / "docs" / "conformance.md"
 DECISIONS = ROOT / "docs" / "decisions"
 LEVELS = {"M": "must", "S": "should", "f": "feature"}
@@ -170,7 +170,10 @@ def check(requirements: Requirements, proofs: Proofs) -> int:
 
 
 def main() -> int:
-    proofs: Proofs = json.loads(NOTE.read_text("utf-8"))
+    proofs: Proofs = {}
+    for each in sorted(ROOT.glob(NOTES)):
+        for name, tests in json.loads(each.read_text("utf-8")).items():
+            proofs.setdefault(name, {}).update(tests)
     with REQUIREMENTS.open("rb") as file:
         requirements: Requirements = tomllib.load(file)
     if "--check" in sys.argv[1:]:

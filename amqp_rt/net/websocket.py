@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, TypeAlias
 
@@ -45,7 +46,98 @@ _TOO_BIG: Final = 1009
 
 _BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 
+#: Frames that are handed over at once: some milliseconds of work.
+_FRAMES_AT_ONCE: Final = 200
+#: What ends a handshake; h11 takes line feeds alone as well.
+_EMPTY_LINE: Final = re.compile(rb"\n\r?\n")
+#: Octets of the longest header of a frame.
+_HEADER_MAX: Final = 14
+#: The second octet of a header without the mask bit, and the size of the length that follows.
+_LENGTH_SIZES: Final = {126: 2, 127: 8}
+
 _ShakeHands: TypeAlias = Callable[[trio.Nursery, "_Octets"], Awaitable[WebSocketConnection]]
+
+
+class FrameCounter:
+    """Follows the frames of a WebSocket (RFC 6455 §5.2) from octet to octet, without a look at what they carry.
+
+    Before the first frame is the handshake, up to its empty line.
+    """
+
+    def __init__(self) -> None:
+        self._handshake = True
+        #: The end of the handshake so far, or the beginning of a frame's header.
+        self._begun = b""
+        #: Octets of the current frame's payload that are to come.
+        self._payload = 0
+
+    def reach(self, data: bytes, count: int) -> int:
+        """Return how many octets of *data*, which comes next, the next *count* frames take.
+
+        All of them, if there are no more frames in it. What follows is to be given again.
+        """
+        at = self._pass_handshake(data) if self._handshake else 0
+        end = len(data)
+        while at < end:
+            if self._payload:
+                step = min(self._payload, end - at)
+                self._payload -= step
+                at += step
+            elif self._begun or (count and end - at < _HEADER_MAX):
+                count -= not self._begun
+                at += self._go_on(data[at : at + _HEADER_MAX])
+            elif not count:
+                break
+            else:
+                count -= 1
+                second = data[at + 1]
+                size = second & 0x7F
+                at += 6 if second & 0x80 else 2
+                if size >= 126:
+                    length = _LENGTH_SIZES[size]
+                    begin = at - 4 if second & 0x80 else at
+                    size = int.from_bytes(data[begin : begin + length], "big")
+                    at += length
+                at += size
+                if at > end:
+                    self._payload = at - end
+                    at = end
+        return at
+
+    def _go_on(self, data: bytes) -> int:
+        """Take what the current header lacks from *data*; returns how many octets that was."""
+        at = 0
+        while len(self._begun) < (wanted := _header_size(self._begun)) and at < len(data):
+            step = min(wanted - len(self._begun), len(data) - at)
+            self._begun += data[at : at + step]
+            at += step
+        if len(self._begun) == _header_size(self._begun):
+            self._payload = _payload_size(self._begun)
+            self._begun = b""
+        return at
+
+    def _pass_handshake(self, data: bytes) -> int:
+        seen = self._begun + data
+        end = _EMPTY_LINE.search(seen)
+        if end is None:
+            self._begun = seen[-2:]
+            return len(data)
+        at = end.end() - len(self._begun)
+        self._handshake, self._begun = False, b""
+        return at
+
+
+def _header_size(begun: bytes) -> int:
+    """The size of a frame's header that begins with *begun*, as far as that tells; 2 at least."""
+    if len(begun) < 2:
+        return 2
+    return 2 + _LENGTH_SIZES.get(begun[1] & 0x7F, 0) + (4 if begun[1] & 0x80 else 0)
+
+
+def _payload_size(header: bytes) -> int:
+    short = header[1] & 0x7F
+    size = _LENGTH_SIZES.get(short, 0)
+    return int.from_bytes(header[2 : 2 + size], "big") if size else short
 
 
 class _Octets(trio.abc.Stream):
@@ -53,7 +145,8 @@ class _Octets(trio.abc.Stream):
 
     trio-websocket collects the frames of a message however many they are, and the body of a refusal
     however long, so what comes between two messages is counted here. It closes this, and not the
-    stream below: there may be a last word.
+    stream below: there may be a last word. It works through all frames that it gets at once, so it gets
+    a few at a time, and other tasks have their turn between them.
     """
 
     def __init__(self, below: trio.abc.Stream, limits: Limits) -> None:
@@ -70,6 +163,9 @@ class _Octets(trio.abc.Stream):
         self.on_end: Callable[[], None] = nothing
         self._closed = False
         self._sending = trio.Lock()
+        self._frames = FrameCounter()
+        #: What has come, and was too many frames to be handed over.
+        self._rest = b""
 
     def trust(self) -> None:
         """The peer is known. One message may wait, one be on its way, and others be read with it."""
@@ -82,11 +178,17 @@ class _Octets(trio.abc.Stream):
         if self._closed:
             raise trio.ClosedResourceError("this WebSocket is closed")
         most = min(max_bytes or READ_SIZE, self.unread_max + 1 - self.unread)
-        try:
-            data = bytes(await self.below.receive_some(most))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.on_end()
-            raise
+        if self._rest:
+            await trio.lowlevel.checkpoint()
+        else:
+            try:
+                self._rest = bytes(await self.below.receive_some(most))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.on_end()
+                raise
+        data = self._rest[:most]
+        size = self._frames.reach(data, _FRAMES_AT_ONCE)
+        data, self._rest = data[:size], self._rest[size:]
         self.unread += len(data)
         if self.unread > self.unread_max:
             self.fault = "too much has come without a message"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -13,8 +14,10 @@ import trio
 import trio.testing
 import trio_websocket
 from certificates import certificates
+from hypothesis import given
+from hypothesis import strategies as st
 from wire import OPEN
-from wsproto import ConnectionType, WSConnection
+from wsproto import ConnectionType, WSConnection, frame_protocol
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Request
 
 from amqp_rt.addresses import parse_url
@@ -26,7 +29,12 @@ from amqp_rt.limits import DEFAULT_LIMITS, MIB, Limits
 from amqp_rt.net.carrier import READ_SIZE
 from amqp_rt.net.memory import MemoryStream, memory_stream_pair
 from amqp_rt.net.tls import ClientTls, ServerTls
-from amqp_rt.net.websocket import WebSocketStream, accept_websocket, request_websocket
+from amqp_rt.net.websocket import (
+    FrameCounter,
+    WebSocketStream,
+    accept_websocket,
+    request_websocket,
+)
 
 KNOWN = certificates()
 NONE: list[tuple[bytes, bytes]] = []
@@ -614,3 +622,84 @@ async def test_a_page_that_leaves_leaves_nothing(nursery: trio.Nursery) -> None:
             await stream.send_all(masked(0x82, AMQP_HEADER + OPEN) + masked(0x88, b"\x03\xe8"))
             while await stream.receive_some():
                 pass
+
+
+# --- turns -----------------------------------------------------------------------------------------
+
+HANDSHAKE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def framed(size: int, *, masked: bool) -> bytes:
+    """A frame with *size* octets of payload."""
+    mask = 0x80 if masked else 0
+    if size < 126:
+        head = bytes((0x82, mask | size))
+    elif size < 65_536:
+        head = bytes((0x82, mask | 126)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((0x82, mask | 127)) + size.to_bytes(8, "big")
+    return head + (b"mask" if masked else b"") + b"\x82" * size
+
+
+@given(
+    frames=st.lists(
+        st.tuples(st.sampled_from([0, 1, 125, 126, 700, 65_535, 65_536]), st.booleans()), max_size=8
+    ),
+    cuts=st.lists(st.integers(1, 70_000), max_size=20),
+    count=st.integers(1, 4),
+    line=st.sampled_from([b"\r\n", b"\n"]),
+)
+def test_frames_are_followed_however_they_are_cut(
+    frames: list[tuple[int, bool]], cuts: list[int], count: int, line: bytes
+) -> None:
+    pieces = [framed(size, masked=masked) for size, masked in frames]
+    handshake = HANDSHAKE.replace(b"\r\n", line)
+    said = handshake + b"".join(pieces)
+    # Where each frame ends, and so where a piece of *count* frames may.
+    ends = list(itertools.accumulate(map(len, pieces), initial=len(handshake)))
+    counter = FrameCounter()
+    at = 0
+    while at < len(said):
+        data = said[at : at + (cuts.pop() if cuts else len(said))]
+        size = counter.reach(data, count)
+        assert 0 < size <= len(data)
+        inside = sum(at <= begin < at + size for begin in ends[:-1])
+        assert inside <= count
+        # Only the end of a frame is a reason to stop.
+        assert size == len(data) or (at + size in ends and inside == count)
+        at += size
+
+
+class FramesOfAStep(trio.abc.Instrument):
+    """The most frames that were looked at in one step of a task."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.now = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.most = max(self.most, self.now)
+
+
+@pytest.mark.req("SE18")
+async def test_fragments_without_end_leave_others_their_turns(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They complete no message, for which others would be waited."""
+    frames = FramesOfAStep()
+    process = frame_protocol.FrameDecoder.process_buffer
+
+    def counted(decoder: Any) -> Any:
+        frames.now += 1
+        return process(decoder)
+
+    monkeypatch.setattr(frame_protocol.FrameDecoder, "process_buffer", counted)
+    stream, theirs, _ = await opened(nursery)
+    stream.trust()
+    trio.lowlevel.add_instrument(frames)
+    await theirs.send_all(masked(0x02) + masked(0x00) * 5_000 + masked(0x80, b"end"))
+    assert await stream.receive_some() == b"end"
+    trio.lowlevel.remove_instrument(frames)
+    assert 0 < frames.most <= 250

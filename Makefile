@@ -252,8 +252,7 @@ fragments: .venv/ready
 .PHONY: smoke
 smoke:
 	@$(MAKE) smoke-pure
-	@if ! command -v cc gcc clang >/dev/null; then $(call passed_over,no C compiler: the compiled wheel is not tried); \
-	else $(MAKE) smoke-compiled; fi
+	@$(without_compiler) || $(MAKE) smoke-compiled
 
 .PHONY: smoke-pure smoke-compiled
 smoke-pure smoke-compiled: smoke-%: .build/smoke-%/ready

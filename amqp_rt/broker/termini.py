@@ -214,12 +214,15 @@ class Terminus:
     def count_down(self) -> None:
         """Expire after the timeout, at once if there is none."""
         self._followed = None
-        if self.kept.expiry_policy == NEVER or self.frozen:
-            return
-        if self.kept.timeout <= 0:
+        if self._expires_at_once:
             self.end()
-        else:
+        elif self.kept.expiry_policy != NEVER and not self.frozen:
             self.termini.expire_at(self, self.termini.clock.monotonic() + self.kept.timeout)
+
+    @property
+    def _expires_at_once(self) -> bool:
+        """Whether the countdown ends as soon as it begins."""
+        return self.kept.timeout <= 0 and self.kept.expiry_policy != NEVER and not self.frozen
 
     # --- Ending ---
 
@@ -302,11 +305,7 @@ class KeptSource(Terminus):
         Most links are of this kind. Their state would be gathered only to be dropped.
         """
         return super().keeps(link, closed) and (
-            self.frozen
-            or self.is_durable
-            or self.kept.timeout > 0
-            or self.kept.expiry_policy == NEVER
-            or self._carrier(link) is not None
+            self.is_durable or not self._expires_at_once or self._carrier(link) is not None
         )
 
     def suspended(self, link: SendingLink, memory: UnsettledMap) -> None:

@@ -750,7 +750,7 @@ class Session:
         return found
 
     def _left_by(self, link: Link) -> list[Any]:
-        """What *link* leaves unsettled, now that all links end with the session.
+        """Return what *link* leaves unsettled, now that all links end with the session.
 
         The deliveries are sorted by links in one pass. A search for each link would take as many passes
         as there are links.

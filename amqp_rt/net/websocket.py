@@ -83,37 +83,19 @@ class FrameCounter:
                 step = min(self._payload, end - at)
                 self._payload -= step
                 at += step
-            elif self._begun or (count and end - at < _HEADER_MAX):
-                count -= not self._begun
-                at += self._go_on(data[at : at + _HEADER_MAX])
-            elif not count:
-                break
-            else:
+                continue
+            if not self._begun:
+                if not count:
+                    break
                 count -= 1
-                second = data[at + 1]
-                size = second & 0x7F
-                at += 6 if second & 0x80 else 2
-                if size >= 126:
-                    length = _LENGTH_SIZES[size]
-                    begin = at - 4 if second & 0x80 else at
-                    size = int.from_bytes(data[begin : begin + length], "big")
-                    at += length
-                at += size
-                if at > end:
-                    self._payload = at - end
-                    at = end
-        return at
-
-    def _go_on(self, data: bytes) -> int:
-        """Take what the current header lacks from *data*; returns how many octets that was."""
-        at = 0
-        while len(self._begun) < (wanted := _header_size(self._begun)) and at < len(data):
-            step = min(wanted - len(self._begun), len(data) - at)
-            self._begun += data[at : at + step]
-            at += step
-        if len(self._begun) == _header_size(self._begun):
-            self._payload = _payload_size(self._begun)
+            header = self._begun + data[at : at + _HEADER_MAX]
+            size = _header_size(header)
+            if len(header) < size:
+                self._begun = header
+                return end
+            at += size - len(self._begun)
             self._begun = b""
+            self._payload = _payload_size(header)
         return at
 
     def _pass_handshake(self, data: bytes) -> int:
@@ -128,13 +110,14 @@ class FrameCounter:
 
 
 def _header_size(begun: bytes) -> int:
-    """The size of a frame's header that begins with *begun*, as far as that tells; 2 at least."""
+    """Return the size of the header that begins with *begun*, or 2 as long as that does not tell."""
     if len(begun) < 2:
         return 2
     return 2 + _LENGTH_SIZES.get(begun[1] & 0x7F, 0) + (4 if begun[1] & 0x80 else 0)
 
 
 def _payload_size(header: bytes) -> int:
+    """Return the size of the payload after *header*."""
     short = header[1] & 0x7F
     size = _LENGTH_SIZES.get(short, 0)
     return int.from_bytes(header[2 : 2 + size], "big") if size else short

@@ -687,7 +687,7 @@ class FramesOfAStep(trio.abc.Instrument):
 async def test_fragments_without_end_leave_others_their_turns(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They complete no message, for which others would be waited."""
+    """Fragments complete no message, and only a message makes trio-websocket yield."""
     frames = FramesOfAStep()
     process = frame_protocol.FrameDecoder.process_buffer
 

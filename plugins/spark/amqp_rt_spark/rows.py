@@ -19,7 +19,7 @@ from amqp_rt.errors import DecodeError
 from amqp_rt.message import Properties, Sequence
 from amqp_rt.values import Symbol, Timestamp, ULong
 
-from . import variant
+from . import json_bodies, variant
 from .options import Options
 from .schema import COLUMNS, columns_of
 
@@ -264,7 +264,9 @@ def check_columns(names: Iterable[str], options: Options) -> None:
         )
 
 
-def payload_of(row: Mapping[str, Any], options: Options, named_by: str = "") -> bytes:
+def payload_of(
+    row: Mapping[str, Any], options: Options, named_by: str = "", body_type: Any = None
+) -> bytes:
     """The encoded message that *row* says.
 
     Args:
@@ -272,6 +274,7 @@ def payload_of(row: Mapping[str, Any], options: Options, named_by: str = "") -> 
         options: What the user has said.
         named_by: The application property, if there is one, by which the broker knows messages that it
             has had.
+        body_type: Spark's type of the column body, if it is known.
 
     Raises:
         ValueError: A value has the wrong type; one sentence says which.
@@ -312,7 +315,7 @@ def payload_of(row: Mapping[str, Any], options: Options, named_by: str = "") -> 
             mine[named_by] = str(said)
     if mine:
         given["application_properties"] = mine
-    body, kind = _body_of(row, given)
+    body, kind = _body_of(row, given, body_type)
     if kind == "none":
         return Message(**given).encode_front()
     return Message(body, body_kind=kind, **given).encode()
@@ -373,7 +376,7 @@ def _annotations_of(row: Mapping[str, Any], options: Options) -> dict[Any, Any]:
     return annotations
 
 
-def _body_of(row: Mapping[str, Any], given: dict[str, Any]) -> tuple[Any, Any]:
+def _body_of(row: Mapping[str, Any], given: dict[str, Any], body_type: Any) -> tuple[Any, Any]:
     body, kind, typed = row.get("body"), row.get("body_kind"), row.get("body_variant")
     if kind == "undecodable":
         raise ValueError("a row whose message could not be decoded is not sent on: filter it out")
@@ -395,17 +398,4 @@ def _body_of(row: Mapping[str, Any], given: dict[str, Any]) -> tuple[Any, Any]:
     if body is None or isinstance(body, bool | int | float):
         return body, "value"
     given.setdefault("content_type", "application/json")
-    return json.dumps(_plain(body), separators=(",", ":"), default=str).encode(), "data"
-
-
-def _plain(value: Any) -> Any:
-    """A struct, a list or a map of Spark as JSON takes it."""
-    if _is_variant(value):
-        return _plain(_variant(value))
-    if hasattr(value, "asDict"):
-        return {name: _plain(each) for name, each in value.asDict().items()}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
+    return json_bodies.encode(body, body_type), "data"

@@ -270,6 +270,11 @@ def _task(epoch: int) -> Task:
     )
 
 
+def _sink(options: Options, schema: StructType, *, streaming: bool) -> Sink:
+    body_type = schema["body"].dataType if "body" in schema.names else None
+    return Sink(options, schema.names, streaming=streaming, body_type=body_type)
+
+
 def _fields(rows: Iterator[Row]) -> Iterator[dict[str, Any]]:
     for row in rows:
         yield dict(zip(row.__fields__, row, strict=True))
@@ -283,7 +288,7 @@ class AmqpWriter(DataSourceWriter):
     """Writes what a batch has made."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._sink = Sink(options, schema.names, streaming=False)
+        self._sink = _sink(options, schema, streaming=False)
 
     def write(self, iterator: Iterator[Row]) -> AmqpCommitMessage:
         return AmqpCommitMessage(self._sink.send(_fields(iterator), _task(0)))
@@ -299,7 +304,7 @@ class AmqpStreamWriter(DataSourceStreamWriter):
     """Writes what the micro-batches of a stream have made."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._sink = Sink(options, schema.names, streaming=True)
+        self._sink = _sink(options, schema, streaming=True)
 
     def write(self, iterator: Iterator[Row]) -> AmqpCommitMessage:
         return AmqpCommitMessage(self._sink.send(_fields(iterator), _task(0)))

@@ -68,12 +68,20 @@ class Sink:
         options: What the user has said.
         columns: Names of the columns of the rows.
         streaming: Whether there are micro-batches; else there is one epoch, with the number 0.
+        body_type: Spark's type of the column body, by which a struct or a map is written as JSON.
 
     Raises:
         ValueError: No message can be made of such rows, or the options do not go together.
     """
 
-    def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
+    def __init__(
+        self,
+        options: Options,
+        columns: Sequence[str],
+        *,
+        streaming: bool,
+        body_type: Any = None,
+    ) -> None:
         check_columns(columns, options)
         delivery = options.delivery
         if not delivery:
@@ -87,6 +95,7 @@ class Sink:
         self.options = options
         self.staged = delivery == "exactly-once"
         self.streaming = streaming
+        self._body_type = body_type
         #: Of a batch. It goes with the writer to all tasks.
         self._run = uuid4().hex
 
@@ -98,7 +107,8 @@ class Sink:
             ValueError: A row makes no message.
         """
         named_by = wire.wire(self.options.endpoint).named_by
-        return self.send_payloads((payload_of(row, self.options, named_by) for row in rows), task)
+        payloads = (payload_of(row, self.options, named_by, self._body_type) for row in rows)
+        return self.send_payloads(payloads, task)
 
     def send_payloads(self, payloads: Iterable[bytes], task: Task) -> Written:
         """Send encoded messages, or stage them.

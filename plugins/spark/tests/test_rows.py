@@ -376,12 +376,15 @@ def test_the_schema() -> None:
 # --- What a user writes ----------------------------------------------------------------------------
 
 
-class Struct:
-    def __init__(self, **fields: Any) -> None:
-        self._fields = fields
+class Struct(tuple[Any, ...]):
+    """A row within a row, as pyspark's ``Row`` is made."""
 
-    def asDict(self) -> dict[str, Any]:  # noqa: N802 - as pyspark names it
-        return self._fields
+    __fields__: tuple[str, ...]
+
+    def __new__(cls, **fields: Any) -> Struct:
+        made = super().__new__(cls, fields.values())
+        made.__fields__ = tuple(fields)
+        return made
 
 
 def test_rows_that_users_make() -> None:

@@ -170,7 +170,10 @@ class LeaseStream(Stream):
         most = getattr(limit, "max_rows", self.options.max_messages if limit is None else None)
         left = available if most is None else min(most, available)
         end = {}
-        for number, address in enumerate(sorted(at)):
+        order = sorted(at)
+        turn = self._turn % len(order)
+        self._turn += 1
+        for number, address in enumerate(order[turn:] + order[:turn]):
             # What others leave is for the next one.
             share = -(-left // (len(at) - number))
             count = min(max(there[address], 0), share)

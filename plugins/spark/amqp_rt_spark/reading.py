@@ -303,6 +303,8 @@ class Stream(_Reading, ABC):
         #: What the broker was told last to be done.
         self._settled: Any = None
         self._waiting_since: float | None = None
+        #: Batches that were planned: each begins with another partition or queue.
+        self._turn = 0
         self._now: Callable[[], float] = time.monotonic
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -564,7 +566,10 @@ class LogStream(Stream):
     def _admitted(
         self, waiting: dict[tuple[str, int], tuple[int, int, int]], limit: Any
     ) -> dict[tuple[str, int], int]:
-        """Where the batch ends in each partition: each has its share of what is allowed."""
+        """Where the batch ends in each partition: each has its share of what is allowed.
+
+        Each batch begins with the next partition, since there may be fewer messages than partitions.
+        """
         rows = getattr(limit, "max_rows", None)
         octets = getattr(limit, "max_bytes", None)
         # Spark knows one bound at a time. With none of ours it wants everything (Trigger.Once).
@@ -580,7 +585,10 @@ class LogStream(Stream):
             share = min(share, octets / size)
         ends = {}
         left = total if rows is None else rows
-        for key, (at, stop, _) in sorted(waiting.items()):
+        order = sorted(waiting.items())
+        turn = self._turn % max(len(order), 1)
+        self._turn += 1
+        for key, (at, stop, _) in order[turn:] + order[:turn]:
             # Something from each, so that none waits for ever, as far as it goes.
             count = min(stop - at, max(int((stop - at) * share), 1), left)
             ends[key] = at + count

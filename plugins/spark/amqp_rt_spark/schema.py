@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from .options import Options
 
 _HEADER: Final = (
@@ -51,7 +56,33 @@ def columns_of(options: Options) -> tuple[str, ...]:
 
 def ddl_of(options: Options) -> str:
     """The schema that *options* ask for, in DDL."""
-    return ", ".join(
-        f"{name} {'string' if name == 'body' and options.body == 'text' else COLUMNS[name]}"
-        for name in columns_of(options)
-    )
+    return ", ".join(f"{name} {_type(name, options)}" for name in columns_of(options))
+
+
+def _type(name: str, options: Options) -> str:
+    return "string" if name == "body" and options.body == "text" else COLUMNS[name]
+
+
+def with_schema(options: Options, schema: StructType) -> Options:
+    """Return *options* with the columns that *schema* names, in its order.
+
+    Spark gives the reader the schema of ``.schema(...)``, or else that of :func:`ddl_of`, and takes what
+    is read by position.
+
+    Raises:
+        ValueError: There is no such column, or it has another type.
+    """
+    for field in schema.fields:
+        if field.name not in COLUMNS:
+            near = get_close_matches(field.name, COLUMNS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
+            raise ValueError(f"schema: a message has no column {field.name!r}: {hint}")
+        wanted = _type(field.name, options)
+        given = field.dataType.simpleString()
+        if given != wanted.replace(": ", ":").replace(", ", ","):
+            hint = "; set the option body=text" if (field.name, given) == ("body", "string") else ""
+            raise ValueError(
+                f"schema: the column {field.name!r} is {wanted}, not {given}{hint or ': cast it after reading'}"
+            )
+    names = tuple(field.name for field in schema.fields)
+    return replace(options, columns=names, raw="message" in names)

@@ -44,7 +44,7 @@ from .arrow import batches
 from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
 from .reading import Batch, Bounds, LogStream, Stream
-from .schema import ddl_of
+from .schema import ddl_of, with_schema
 from .spooling import SpoolStream
 from .writing import Sink, Task, Written
 
@@ -74,7 +74,7 @@ class AmqpDataSource(DataSource):
         return ddl_of(read_options(self.options, SOURCE))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = read_options(self.options, SOURCE)
+        options = with_schema(read_options(self.options, SOURCE), schema)
         if options.mode == "lease":
             return LeasedReader(options, schema)
         # Spark refuses a reader that takes filters unless its own switch is on, too.
@@ -82,7 +82,7 @@ class AmqpDataSource(DataSource):
         return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = read_options(self.options, SOURCE)
+        options = with_schema(read_options(self.options, SOURCE), schema)
         if options.mode == "spool":
             return SpoolStreamReader(options, schema)
         kind = LeaseStreamReader if options.mode == "lease" else LogStreamReader

@@ -475,6 +475,20 @@ def test_a_queue_that_is_streamed_is_still_a_queue(anywhere: Any) -> None:
 
 
 @pytest.mark.req("K5")
+def test_a_queue_does_not_wait_for_busy_ones(anywhere: Any) -> None:
+    broker, url, fresh = anywhere
+    queues = [fresh()[1].replace("out", "in") for _ in range(3)]
+    for queue in queues:
+        fill(broker, queue, 0, 10)
+    given_ = {"url": url, "address": ",".join(queues), "mode": "lease", "group": "g"}
+    stream = LeaseStream(read_options(given_ | {"maxMessagesPerTrigger": "1"}, "source"))
+    end = stream.initialOffset()
+    for _ in range(6):
+        end = stream.latestOffset(end, None)
+    assert [end["leases"][queue]["n"] for queue in queues] == [2, 2, 2]
+
+
+@pytest.mark.req("K5")
 def test_a_group_has_one_query(anywhere: Any) -> None:
     broker, url, fresh = anywhere
     _, out = fresh()

@@ -88,7 +88,17 @@ def test_a_batch_has_its_share_of_each_partition(served: Any) -> None:
     assert parts(it.latestOffset(start, EVERYTHING)) == {0: 50, 1: 50}
     assert parts(it.latestOffset(start)) == {0: 15, 1: 15}
     assert parts(it.reportLatestOffset() or {}) == {0: 50, 1: 50}
-    assert parts(it.latestOffset(start, SimpleNamespace(max_rows=1))) == {0: 1, 1: 0}
+
+
+def test_a_partition_does_not_wait_for_busy_ones(served: Any) -> None:
+    served.send("log", *range(10))
+    it = stream(served, maxMessagesPerTrigger="1")
+    end = it.initialOffset()
+    for _ in range(10):
+        # The other partition is never done.
+        served.send("log", *range(10), group_id="the same")
+        end = it.latestOffset(end, SimpleNamespace(max_rows=1))
+    assert parts(end) == {0: 5, 1: 5}
 
 
 def test_a_batch_is_bounded_by_bytes(served: Any) -> None:

@@ -376,7 +376,7 @@ def test_the_schema() -> None:
 # --- What a user writes ----------------------------------------------------------------------------
 
 
-class Struct(tuple[Any, ...]):
+class Struct(tuple[Any, ...]):  # noqa: SLOT001 - as pyspark names its fields
     """A row within a row, as pyspark's ``Row`` is made."""
 
     __fields__: tuple[str, ...]

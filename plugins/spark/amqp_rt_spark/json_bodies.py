@@ -63,8 +63,8 @@ def _plain(value: Any, kind: Any) -> Any:
         keys, values = getattr(kind, "keyType", None), getattr(kind, "valueType", None)
         return {_key(key, keys): _plain(each, values) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        kinds = getattr(kind, "elementType", None)
-        return [_plain(each, kinds) for each in value]
+        element = getattr(kind, "elementType", None)
+        return [_plain(each, element) for each in value]
     raise ValueError(
         f"a body with a value of type {type(value).__name__} cannot be written as JSON: cast it to a "
         "type that JSON has"

@@ -82,6 +82,7 @@ class Options(Struct, frozen=True, kw_only=True):
     delivery: str = ""
     producer: str = ""
     max_in_flight: int = 1_000
+    max_bytes_in_flight: int = 16_777_216
     on_reject: str = "fail"
     durable: bool = True
     ordering_key: str = ""
@@ -474,6 +475,13 @@ _DECLARED: Final = (
         _positive,
         SINK,
         "Messages that a task has sent and that have no answer yet. Default 1000.",
+    ),
+    Option(
+        "maxBytesInFlight",
+        "max_bytes_in_flight",
+        _positive,
+        SINK,
+        "Bytes of those messages; a larger message goes alone. Default 16 MiB (16777216).",
     ),
     Option(
         "onReject",

@@ -199,7 +199,10 @@ class _Outbox(_End):
 
 
 class Outlet:
-    """Sends messages that are encoded already, *max_in_flight* of them unanswered at most.
+    """Sends messages that are encoded already.
+
+    At most *max_in_flight* messages and *max_bytes* bytes are unanswered, or else one message. Until its
+    answer a message is kept: the bound is what a task takes in memory.
 
     Attributes:
         count: Messages that were accepted.
@@ -215,6 +218,7 @@ class Outlet:
         *,
         properties: Mapping[Any, Any] | None = None,
         max_in_flight: int = 1_000,
+        max_bytes: int = 16_777_216,
         timeout_s: float,
         skip: bool = False,
         keep_refused: bool = False,
@@ -227,6 +231,7 @@ class Outlet:
         self._wire = wire
         self._address = address
         self._most = max_in_flight
+        self._room = self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._skip = skip
         self._unanswered: deque[tuple[Any, bytes]] = deque()
@@ -251,8 +256,22 @@ class Outlet:
             LinkDetached: The link is over.
         """
         link = self._link
-        if not (link.credit and link.writable and len(self._unanswered) < self._most):
-            self._wait(lambda: bool(link.credit and link.writable and self._settled() < self._most))
+        size = min(len(payload), self._max_bytes)
+        if not (
+            link.credit
+            and link.writable
+            and len(self._unanswered) < self._most
+            and size <= self._room
+        ):
+            self._wait(
+                lambda: bool(
+                    link.credit
+                    and link.writable
+                    and self._settled() < self._most
+                    and size <= self._room
+                )
+            )
+        self._room -= size
         self._unanswered.append((link.send(payload), payload))
 
     def finish(self) -> None:
@@ -280,6 +299,7 @@ class Outlet:
         """Look at the oldest ones; how many have no answer yet."""
         while self._unanswered and self._unanswered[0][0].settled:
             delivery, payload = self._unanswered.popleft()
+            self._room += min(len(payload), self._max_bytes)
             state = delivery.state
             if isinstance(state, Accepted):
                 self.count += 1

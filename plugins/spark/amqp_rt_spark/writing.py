@@ -170,6 +170,7 @@ class Sink:
             address,
             properties=claim,
             max_in_flight=options.max_in_flight,
+            max_bytes=options.max_bytes_in_flight,
             timeout_s=options.connect_timeout
             if options.settle_timeout is None
             else options.settle_timeout,
@@ -184,6 +185,7 @@ class Sink:
             wire.wire(options.endpoint),
             options.dead_letter_address,
             max_in_flight=options.max_in_flight,
+            max_bytes=options.max_bytes_in_flight,
             timeout_s=options.connect_timeout,
         )
         try:

@@ -159,6 +159,21 @@ def test_staging_and_a_commit(served: Any) -> None:
         assert [each.body for each in it.browse("out")] == list(range(25))
 
 
+def test_what_is_not_answered_yet_is_bounded_in_bytes(served: Any) -> None:
+    sizes = [40_000, 10, 30_000, 30_001, 150_000, 10, 99_000]
+    kept = []
+    with Wire(served.endpoint) as it:
+        out = Outlet(it, "out", max_bytes=100_000, timeout_s=20)
+        for size in sizes:
+            out.send(Message(bytes(size)).encode())
+            kept.append([len(payload) for _, payload in out._unanswered])
+        out.finish()
+        assert out.count == len(sizes)
+        assert [len(each.body) for each in it.browse("out")] == sizes
+    assert all(sum(each) <= 100_000 or len(each) == 1 for each in kept)
+    assert max(len(each) for each in kept) == 3
+
+
 def test_what_is_refused_is_said(served: Any) -> None:
     served.broker.declare(Queue("full", length_max=1, overflow="reject"))
     with Wire(served.endpoint) as it:

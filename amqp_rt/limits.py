@@ -250,6 +250,9 @@ class Limits(Struct, frozen=True, gc=False):
     epoch_producers_max: int = 1_000
     epoch_producer_s: float = 2_592_000.0
     epoch_runs_max: int = 100
+    #: Writes to one epoch, and characters in which each may say how it was planned.
+    epoch_writes_max: int = 100
+    epoch_plan_max: int = 1_024
     #: Groups that lease messages of one queue, messages that each may have, and seconds that what it
     #: has may stay aside without a word from it, if it asks for an end at all.
     leases_max: int = 100

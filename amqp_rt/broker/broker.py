@@ -78,7 +78,7 @@ from .pager import STEP, Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import WORK_OF_A_TURN, Memory, MessageQueue
 from .selectors import InvalidFilter
-from .staging import Part, Staging, claim_of
+from .staging import Identity, Part, Staging, claim_of
 from .subscriptions import Subscription
 from .termini import (
     DELIVERY,
@@ -2269,6 +2269,11 @@ class BrokerHost:
         epoch: int,
         parts: Sequence[tuple[int, int, int, int]],
         *,
+        write: str = "",
+        query: str = "",
+        plan: str = "",
+        content: str = "",
+        skip_different: bool = False,
         virtual_host: str = "",
     ) -> bool:
         """Publish what was staged at *address*, once; see :mod:`~amqp_rt.broker.staging`.
@@ -2277,9 +2282,14 @@ class BrokerHost:
             address: The node.
             producer: Who publishes there.
             run: Its run; the latest one, or a new one.
-            epoch: What is committed, higher than what was committed before.
+            epoch: What is committed: what was committed last, once more, or a higher one.
             parts: Of each part the attempt that counts, how many messages it has sent, and their
                 CRC-32: ``(part, attempt, count, crc)``.
+            write: Name of the write, of which an epoch may have several.
+            query: Which computation has made the messages.
+            plan: What it was to read, as it was planned, if that is known.
+            content: What tells the messages from others, whatever their order; by default their parts do.
+            skip_different: Take what the epoch was committed with for this, whatever it was.
             virtual_host: Where the node is.
 
         Returns:
@@ -2291,7 +2301,15 @@ class BrokerHost:
         """
         node = self._find(self._space(virtual_host), address)
         named = [Part(*each) for each in parts]
-        return await self.staging.commit(node, producer, run, epoch, named)
+        return await self.staging.commit(
+            node,
+            producer,
+            run,
+            epoch,
+            named,
+            Identity(write, query, plan, content),
+            skip_different=skip_different,
+        )
 
     def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
         """The epoch that *producer* has committed last at *address*, -1 if none.
@@ -2300,6 +2318,14 @@ class BrokerHost:
             AmqpError: There is no such node.
         """
         return self.staging.committed(self._find(self._space(virtual_host), address), producer)
+
+    def committed_query(self, address: str, producer: str, *, virtual_host: str = "") -> str:
+        """The query of the epoch that *producer* has committed last at *address*; empty if none is known.
+
+        Raises:
+            AmqpError: There is no such node.
+        """
+        return self.staging.query(self._find(self._space(virtual_host), address), producer)
 
     # --- Leases ---
 

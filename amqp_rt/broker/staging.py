@@ -5,7 +5,13 @@ says of each link which *producer* it belongs to, which *epoch* (step), which pa
 attempt at that part. What comes on such a link is kept aside, where no consumer sees it (a
 :class:`Stage`). One request commits an epoch: it names the attempts that count, with the number and
 the checksum of their messages, and those are published, in that order. An epoch that is committed
-already is not published again, however often it is asked for, and whatever was sent for it since.
+already is not published again, however often it is asked for.
+
+The number of an epoch does not say what it held: a checkpoint that was restored from a backup counts on from
+an older number, and plans something else under it. So the producer keeps with its last epoch an
+:class:`Identity` of each *write* to it. A repetition that is alike is skipped; one that is not is refused
+with :data:`DIFFERENT`, since skipping it would lose messages, and publishing it would double some. An epoch
+may have several writes: each is known by a name of its own, and a later run repeats them in their order.
 
 A producer has *runs*. One that was not heard of before replaces the one before it: links of that are
 detached with ``amqp:link:stolen``, and what it commits is refused, so that a process that was thought
@@ -51,8 +57,15 @@ RUN: Final = Symbol("amqp_rt:run")
 EPOCH: Final = Symbol("amqp_rt:epoch")
 PART: Final = Symbol("amqp_rt:part")
 ATTEMPT: Final = Symbol("amqp_rt:attempt")
-#: What the answer says: the epoch that was committed last, -1 if none was.
+#: Optional: the name of the write that the attempt belongs to, where an epoch has several.
+WRITE: Final = Symbol("amqp_rt:write")
+#: What the answer says: the epoch that was committed last, -1 if none was; and whether this write seems to be
+#: published already, so that nothing has to be sent for it.
 COMMITTED: Final = Symbol("amqp_rt:committed-epoch")
+PUBLISHED: Final = Symbol("amqp_rt:published")
+
+#: Condition of a commit that is refused because the epoch was committed with something else.
+DIFFERENT: Final = "amqp_rt:epoch-different"
 
 #: Kinds of facts: a producer of a node, by their number and name; and a stage, by its number.
 PRODUCER_FACT: Final = "epoch-producer"
@@ -78,6 +91,51 @@ class Claim(Struct, frozen=True):
     epoch: int
     part: int
     attempt: int
+    write: str = ""
+
+
+class Identity(Struct, array_like=True, frozen=True):
+    """What one write to an epoch is, beside the number of the epoch. New fields go to the end.
+
+    Attributes:
+        write: Name of the write, which is another one in each run; empty if an epoch has only one.
+        query: Which computation has made the messages, whatever its run.
+        plan: What the computation was to read, as it was planned; empty if it is not known.
+        content: What tells the messages from others, whatever their order and their parts. Made of the parts
+            if it is empty.
+    """
+
+    write: str = ""
+    query: str = ""
+    plan: str = ""
+    content: str = ""
+
+    def repeats(self, earlier: Identity) -> bool:
+        """Whether this is *earlier* once more.
+
+        One plan of one query is read once. Without plans the messages have to be the same.
+        """
+        return self.query == earlier.query and (
+            bool(self.plan and self.plan == earlier.plan) or self.content == earlier.content
+        )
+
+    def __str__(self) -> str:
+        by = f" of the query {self.query!r}" if self.query else ""
+        planned = f", planned as {self.plan!r}" if self.plan else ""
+        return f"{self.content}{by}{planned}"
+
+
+class Write(Struct, array_like=True, frozen=True):
+    """One write to the epoch that was committed last, as the store keeps it. New fields go to the end."""
+
+    #: The run that has committed it, or repeated it last.
+    run: str
+    #: None if it was committed before identities were kept: anything repeats it.
+    identity: Identity | None
+
+
+#: The identity of a commit that says nothing of itself but its parts.
+_NOT_SAID: Final = Identity()
 
 
 class Part(Struct, frozen=True):
@@ -98,6 +156,8 @@ class _KnownProducer(Struct, array_like=True):
     publishing: list[int]
     #: When something was heard of it last.
     used: float = 0.0
+    #: None if it was kept before identities were.
+    writes: tuple[Write, ...] | None = None
 
 
 class _KnownStage(Struct, array_like=True):
@@ -134,7 +194,10 @@ def claim_of(link: ReceivingLink) -> Claim | Error | None:
             return Error("amqp:invalid-field", f"{key} is a whole number from 0 on")
         else:
             found[key.rpartition(":")[2]] = int(value)
-    return Claim(**found)
+    write = properties.get(WRITE, "")
+    if not isinstance(write, str) or len(write) > _NAME_MAX:
+        return Error("amqp:invalid-field", f"{WRITE} has up to {_NAME_MAX} characters")
+    return Claim(**found, write=str(write))
 
 
 class Stage:
@@ -250,8 +313,9 @@ class EpochProducer:
         self.used = used
         #: Its runs, the latest one last.
         self.runs: list[str] = []
-        #: The epoch that was committed last.
+        #: The epoch that was committed last, and the writes to it, in order.
         self.epoch = -1
+        self.writes: tuple[Write, ...] = ()
         #: epoch, part, attempt → stage
         self.stages: dict[tuple[int, int, int], Stage] = {}
         #: Stages of a committed epoch that are to be published, in order, and not among those any more.
@@ -263,6 +327,51 @@ class EpochProducer:
         #: or keep one that is refused.
         self.deciding = False
         self.changed = False
+
+    def has(self, claim: Claim) -> bool:
+        """Whether the write of *claim* seems to be published already."""
+        if claim.epoch != self.epoch:
+            return claim.epoch < self.epoch
+        return any(
+            each.run != claim.run or each.identity is None or each.identity.write == claim.write
+            for each in self.writes
+        )
+
+    def repeated(self, run: str, epoch: int, identity: Identity, count: int) -> int | None:
+        """Which of the writes is repeated by one of *count* messages with *identity*; None if it is a new one.
+
+        Raises:
+            AmqpError: Something else was committed in its place.
+        """
+        if epoch > self.epoch:
+            return None
+        if epoch < self.epoch:
+            raise AmqpError(
+                f"epoch {self.epoch} of {self.name!r} is committed, and {epoch} comes before it",
+                condition=DIFFERENT,
+            )
+        earlier = None
+        for at, each in enumerate(self.writes):
+            known = each.identity
+            if known is None:
+                return at
+            if each.run == run:
+                if identity.write != known.write:
+                    continue
+                if identity.write:
+                    # The same request once more, whose answer was lost.
+                    return at
+            # A write without messages adds nothing, so nothing is lost with it.
+            if identity.repeats(known) or not (identity.write or count):
+                return at
+            earlier = earlier or known
+        if earlier is None:
+            return None
+        raise AmqpError(
+            f"epoch {epoch} of {self.name!r} is committed with something else: {earlier}, and not "
+            f"{identity}",
+            condition=DIFFERENT,
+        )
 
 
 class Staging:
@@ -372,7 +481,7 @@ class Staging:
             endpoint,
             max_message_size=self.limits.message_size_max,
             offered_capabilities=(EPOCH_PUBLISH,),
-            properties={COMMITTED: producer.epoch},
+            properties={COMMITTED: producer.epoch, PUBLISHED: producer.has(claim)},
             target=target,
         )
 
@@ -431,14 +540,21 @@ class Staging:
         """Write what is known of *producer* with what is written next, or after its decision."""
         producer.changed = producer.deciding
         if not producer.deciding and producer.destination.number and self.journal is not None:
-            self._keep(self.journal.loose, producer, producer.epoch, producer.publishing)
+            self._keep(
+                self.journal.loose, producer, producer.epoch, producer.writes, producer.publishing
+            )
 
     def _keep(
-        self, unit: Unit, producer: EpochProducer, epoch: int, publishing: Sequence[Stage]
+        self,
+        unit: Unit,
+        producer: EpochProducer,
+        epoch: int,
+        writes: tuple[Write, ...],
+        publishing: Sequence[Stage],
     ) -> None:
-        """Let *unit* write that *producer* has committed *epoch*, of which *publishing* is left."""
+        """Let *unit* write that *producer* has committed *epoch* by *writes*, of which *publishing* is left."""
         numbers = [stage.number for stage in publishing]
-        known = _KnownProducer(producer.runs, epoch, numbers, producer.used)
+        known = _KnownProducer(producer.runs, epoch, numbers, producer.used, writes)
         unit.keep(PRODUCER_FACT, _producer_key(producer), msgspec.msgpack.encode(known))
 
     def _drop(self, producer: EpochProducer, stage: Stage, error: Error | None = None) -> None:
@@ -468,24 +584,56 @@ class Staging:
         known = self._producers.get(destination, {}).get(producer)
         return -1 if known is None else known.epoch
 
+    def query(self, destination: Destination, producer: str) -> str:
+        """The query of the epoch that *producer* has committed last, empty if it did not say."""
+        known = self._producers.get(destination, {}).get(producer)
+        if known is None or not known.writes or known.writes[-1].identity is None:
+            return ""
+        return known.writes[-1].identity.query
+
     async def commit(
-        self, destination: Destination, producer: str, run: str, epoch: int, parts: Sequence[Part]
+        self,
+        destination: Destination,
+        producer: str,
+        run: str,
+        epoch: int,
+        parts: Sequence[Part],
+        identity: Identity = _NOT_SAID,
+        *,
+        skip_different: bool = False,
     ) -> bool:
         """Publish what *parts* name, once; whether that was not done before.
 
         When this returns all of it is in the node, and kept. Cancelled, it goes on.
 
+        Args:
+            destination: The node.
+            producer: Who publishes there.
+            run: Its run; the latest one, or a new one.
+            epoch: What is committed.
+            parts: Which attempts count.
+            identity: What this write is.
+            skip_different: Take what the epoch was committed with for this write, whatever it was.
+
         Raises:
-            AmqpError: A later run has taken over; an attempt is not there, or has sent something
+            AmqpError: A later run has taken over; the epoch was committed with something else
+                (:data:`DIFFERENT`); an attempt is not there, or has sent something
                 else than is said; or it cannot be kept. Nothing is published then.
         """
+        self._check_identity(identity)
+        if not identity.content:
+            identity = msgspec.structs.replace(identity, content=_content_of(parts))
         known = self._enter(destination, producer, run)
         done = trio.Event()
         found: list[bool | AmqpError] = []
 
         async def work() -> None:
             try:
-                found.append(await self._commit(known, run, epoch, parts))
+                found.append(
+                    await self._commit(
+                        known, run, epoch, parts, identity, skip_different=skip_different
+                    )
+                )
             except AmqpError as error:
                 found.append(error)
             except Exception as error:
@@ -502,16 +650,48 @@ class Staging:
             raise found[0]
         return found[0]
 
+    def _check_identity(self, identity: Identity) -> None:
+        """Check that *identity* is not too long to be kept.
+
+        Raises:
+            AmqpError: It is.
+        """
+        for name, most in (
+            ("write", _NAME_MAX),
+            ("query", _NAME_MAX),
+            ("plan", self.limits.epoch_plan_max),
+            ("content", _NAME_MAX),
+        ):
+            length = len(getattr(identity, name))
+            if length > most:
+                raise AmqpError(
+                    f"the {name} of an epoch has up to {most} characters, not {length}",
+                    condition="amqp:invalid-field",
+                )
+
     async def _commit(
-        self, producer: EpochProducer, run: str, epoch: int, parts: Sequence[Part]
+        self,
+        producer: EpochProducer,
+        run: str,
+        epoch: int,
+        parts: Sequence[Part],
+        identity: Identity,
+        *,
+        skip_different: bool,
     ) -> bool:
         async with producer.busy:
             # What was decided before comes first, in the node and in the store.
             await self._publish(producer)
             self._check(producer, run)
-            if epoch <= producer.epoch:
-                self._sweep(producer, producer.epoch)
+            if self._repeat(producer, run, epoch, parts, identity, skip_different=skip_different):
+                self._sweep(producer, producer.epoch, identity.write)
                 return False
+            if epoch == producer.epoch and len(producer.writes) >= self.limits.epoch_writes_max:
+                raise AmqpError(
+                    f"epoch {epoch} of {producer.name!r} has {len(producer.writes)} writes already: let "
+                    "other writes have other producers",
+                    condition="amqp:resource-limit-exceeded",
+                )
             for part in parts:
                 stage = producer.stages.get((epoch, part.part, part.attempt))
                 if stage is not None and not stage.counted:
@@ -522,11 +702,49 @@ class Staging:
             stages = [self._verified(producer, epoch, part) for part in parts]
             if len(set(stages)) < len(stages):
                 raise AmqpError("an attempt is named twice", condition="amqp:invalid-field")
-            await self._decide(producer, epoch, stages)
+            earlier = producer.writes if epoch == producer.epoch else ()
+            await self._decide(producer, epoch, (*earlier, Write(run, identity)), stages)
             await self._publish(producer)
             self._check_there(producer)
-            self._sweep(producer, epoch)
+            self._sweep(producer, epoch, identity.write)
             return True
+
+    def _repeat(
+        self,
+        producer: EpochProducer,
+        run: str,
+        epoch: int,
+        parts: Sequence[Part],
+        identity: Identity,
+        *,
+        skip_different: bool,
+    ) -> bool:
+        """Note that *run* repeats a write; whether it does.
+
+        Raises:
+            AmqpError: As for :meth:`EpochProducer.repeated`.
+        """
+        count = sum(part.count for part in parts)
+        try:
+            at = producer.repeated(run, epoch, identity, count)
+        except AmqpError:
+            left = [at for at, each in enumerate(producer.writes) if each.run != run]
+            if not skip_different or epoch < producer.epoch or not left:
+                raise
+            at = left[0]
+        if at is None:
+            return False
+        writes = list(producer.writes)
+        earlier, known = writes[at].run, writes[at].identity
+        # A checkpoint that was restored has another plan now, which is the one that is repeated next. A
+        # request without messages may only ask whether the epoch is committed: its content is not that of
+        # the epoch.
+        if known is None or (run != earlier and (identity.write or count)):
+            known = identity
+        writes[at] = Write(run, known)
+        producer.writes = tuple(writes)
+        self._keep_soon(producer)
+        return True
 
     def _check(self, producer: EpochProducer, run: str) -> None:
         """Check that *run* is the latest one of *producer*, whose node is there.
@@ -559,8 +777,14 @@ class Staging:
                 condition="amqp:internal-error",
             )
 
-    async def _decide(self, producer: EpochProducer, epoch: int, stages: list[Stage]) -> None:
-        """Commit *epoch*, which is what *stages* have.
+    async def _decide(
+        self,
+        producer: EpochProducer,
+        epoch: int,
+        writes: tuple[Write, ...],
+        stages: list[Stage],
+    ) -> None:
+        """Commit *epoch*, which is what *stages* have, and then has *writes*.
 
         Raises:
             AmqpError: The decision cannot be kept; the stages are what they were.
@@ -575,7 +799,13 @@ class Staging:
             producer.deciding = True
             try:
                 await self.journal.keep(
-                    partial(self._keep, producer=producer, epoch=epoch, publishing=stages)
+                    partial(
+                        self._keep,
+                        producer=producer,
+                        epoch=epoch,
+                        writes=writes,
+                        publishing=stages,
+                    )
                 )
             except AmqpError:
                 producer.publishing = []
@@ -583,10 +813,10 @@ class Staging:
                 self._decided(producer)
                 raise
             # Cancelled, it stays undecided, as it may be written yet.
-            producer.epoch = epoch
+            producer.epoch, producer.writes = epoch, writes
             self._decided(producer)
         else:
-            producer.epoch = epoch
+            producer.epoch, producer.writes = epoch, writes
 
     def _decided(self, producer: EpochProducer) -> None:
         """Let changes of *producer* be written again, beginning with those that have waited."""
@@ -641,10 +871,11 @@ class Staging:
             first = found[-1].sequence + 1
         stage.count, stage.crc, stage.counted = count, crc, True
 
-    def _sweep(self, producer: EpochProducer, epoch: int) -> None:
-        """Forget what was staged for *epoch* or earlier ones and did not count."""
+    def _sweep(self, producer: EpochProducer, epoch: int, write: str) -> None:
+        """Forget what was staged for that *write* to *epoch*, or for earlier epochs, and did not count."""
         for stage in list(producer.stages.values()):
-            if stage.claim.epoch <= epoch:
+            claim = stage.claim
+            if claim.epoch < epoch or (claim.epoch == epoch and claim.write == write):
                 self._drop(producer, stage, _stolen("its epoch is committed"))
 
     async def _publish(self, producer: EpochProducer) -> None:
@@ -717,7 +948,7 @@ class Staging:
                     _put(producer.destination.inlet, entry.again(), unit)
                     unit.remove(stage.number, entry.sequence)
                 if last:
-                    self._keep(unit, producer, producer.epoch, rest)
+                    self._keep(unit, producer, producer.epoch, producer.writes, rest)
 
         await journal.keep(fill)
         return last
@@ -787,6 +1018,10 @@ class Staging:
             producer.used = kept.used or now
             producer.runs = kept.runs
             producer.epoch = kept.epoch
+            if kept.writes is not None:
+                producer.writes = kept.writes
+            elif kept.epoch >= 0:
+                producer.writes = (Write("", None),)
             producer.publishing = [stages[number] for number in kept.publishing if number in stages]
             for stage in producer.publishing:
                 del producer.stages[stage.key]
@@ -829,6 +1064,14 @@ def _put(inlet: Inlet, entry: Entry, unit: Unit | None = None) -> None:
         unit.then(partial(inlet.node.put, entry))
     else:
         inlet.node.put(entry)
+
+
+def _content_of(parts: Sequence[Part]) -> str:
+    """What is known of messages by their parts, when nothing else is said of them."""
+    crc = 0
+    for part in sorted(parts, key=lambda each: each.part):
+        crc = zlib.crc32(b"%d %d %d;" % (part.part, part.count, part.crc), crc)
+    return f"{sum(part.count for part in parts)} messages in parts with the checksum {crc:08x}"
 
 
 def _stolen(description: str) -> Error:

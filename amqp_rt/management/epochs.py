@@ -1,8 +1,11 @@
 """Epochs at ``<node>/$management``: who may send to a node may publish there by epochs.
 
 ``COMMIT-EPOCH`` takes a map with *producer*, *run*, *epoch* and *parts*, a list of ``[part, attempt,
-count, crc]``, and says whether this published anything, or had been done before. ``EPOCH`` takes the
-application-property *producer* and says which epoch it has committed last, -1 for none.
+count, crc]``, and says whether this published anything, or had been done before. The map may also have
+*write*, *query*, *plan* and *content*, by which the broker sees whether an epoch that is committed already is
+repeated, or is another one under the same number; the latter is refused with ``amqp_rt:epoch-different``, unless
+*skip_different* is true. ``EPOCH`` takes the application-property *producer* and says which epoch it has
+committed last, -1 for none, and the query of that.
 """
 
 from __future__ import annotations
@@ -36,12 +39,20 @@ class Epochs(Protocol):
         epoch: int,
         parts: Sequence[tuple[int, int, int, int]],
         *,
+        write: str = "",
+        query: str = "",
+        plan: str = "",
+        content: str = "",
+        skip_different: bool = False,
         virtual_host: str = "",
     ) -> bool:
         """Publish what was staged, once; whether that was not done before."""
 
     def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
         """The epoch that was committed last, -1 for none."""
+
+    def committed_query(self, address: str, producer: str, *, virtual_host: str = "") -> str:
+        """The query of that epoch, empty if it is not known."""
 
 
 class _Commit(Struct, forbid_unknown_fields=True):
@@ -51,6 +62,11 @@ class _Commit(Struct, forbid_unknown_fields=True):
     run: str
     epoch: int
     parts: list[tuple[int, int, int, int]]
+    write: str = ""
+    query: str = ""
+    plan: str = ""
+    content: str = ""
+    skip_different: bool = False
 
 
 def add_epochs(management: Management, epochs: Epochs) -> None:
@@ -70,6 +86,11 @@ def add_epochs(management: Management, epochs: Epochs) -> None:
             asked.run,
             asked.epoch,
             asked.parts,
+            write=asked.write,
+            query=asked.query,
+            plan=asked.plan,
+            content=asked.content,
+            skip_different=asked.skip_different,
             virtual_host=peer.virtual_host,
         )
         return reply_of(200, {"published": published})
@@ -77,7 +98,8 @@ def add_epochs(management: Management, epochs: Epochs) -> None:
     async def read(entity: str, message: Message, peer: Peer) -> Message:
         producer = text_of(message, "producer")
         epoch = epochs.committed_epoch(entity, producer, virtual_host=peer.virtual_host)
-        return reply_of(200, {"epoch": epoch})
+        query = epochs.committed_query(entity, producer, virtual_host=peer.virtual_host)
+        return reply_of(200, {"epoch": epoch, "query": query})
 
     management.add_hook(COMMIT_EPOCH, commit, rights=Rights.SEND)
     management.add_hook(READ_EPOCH, read, rights=Rights.SEND)

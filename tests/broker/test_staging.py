@@ -19,13 +19,16 @@ from amqp_rt.broker.nodes import Declaration
 from amqp_rt.broker.staging import (
     ATTEMPT,
     COMMITTED,
+    DIFFERENT,
     EPOCH,
     EPOCH_PUBLISH,
     PART,
     PRODUCER,
     PRODUCER_FACT,
+    PUBLISHED,
     RUN,
     STAGE_FACT,
+    WRITE,
     Part,
 )
 from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkDetached, LinkRefused
@@ -38,8 +41,11 @@ from amqp_rt.values import Described, Symbol
 pytestmark = pytest.mark.req("K3")
 
 
-def claim(epoch: int = 0, part: int = 0, attempt: int = 0, run: str = "one") -> dict[Any, Any]:
-    return {PRODUCER: "job", RUN: run, EPOCH: epoch, PART: part, ATTEMPT: attempt}
+def claim(
+    epoch: int = 0, part: int = 0, attempt: int = 0, run: str = "one", write: str = ""
+) -> dict[Any, Any]:
+    found = {PRODUCER: "job", RUN: run, EPOCH: epoch, PART: part, ATTEMPT: attempt}
+    return {**found, WRITE: write} if write else found
 
 
 async def stage(
@@ -73,13 +79,16 @@ async def ask(peer: Connection, operation: str, body: Any = None, **given: Any) 
     return reply.body
 
 
-async def commit(peer: Connection, parts: Sequence[Part], epoch: int = 0, run: str = "one") -> Any:
+async def commit(
+    peer: Connection, parts: Sequence[Part], epoch: int = 0, run: str = "one", **identity: Any
+) -> Any:
     """Whether something was published, or the condition."""
     body = {
         "producer": "job",
         "run": run,
         "epoch": epoch,
         "parts": [[each.part, each.attempt, each.count, each.crc] for each in parts],
+        **identity,
     }
     answer = await ask(peer, "COMMIT-EPOCH", body)
     return answer["published"] if isinstance(answer, dict) else answer
@@ -102,15 +111,122 @@ async def test_an_epoch_is_published_once_and_in_order(
         assert await commit(peer, [first, second]) is True
         assert await bodies(broker) == ["a", "b", "c", "d"]
         assert await commit(peer, [first, second]) is False
-        again = await stage(peer, ["a", "b"])
-        assert await commit(peer, [again]) is False
+        # Other attempts, in another order, of the same.
+        again = [await stage(peer, ["c", "d"], part=1, attempt=9), first]
+        assert await commit(peer, again, run="one") is False
+        # Somebody who was told that the epoch is committed, and sent nothing.
+        assert await commit(peer, [], run="two") is False
+        assert await commit(peer, [Part(0, 1, 0, 0)], run="two") is False
+        again = [await stage(peer, ["c", "d"], part=1, run="two"), first]
+        assert await commit(peer, again, run="two") is False
+        fewer = await stage(peer, ["a", "b"], run="two")
+        assert await commit(peer, [fewer], run="two") == DIFFERENT
         assert await bodies(broker) == ["a", "b", "c", "d"]
-        assert broker.host.staging.bytes == 0
-        later = await stage(peer, ["e"], epoch=5)
-        assert await commit(peer, [later], epoch=5) is True
-        assert await commit(peer, [], epoch=6) is True
+        later = await stage(peer, ["e"], epoch=5, run="two")
+        assert await commit(peer, [later], epoch=5, run="two") is True
+        assert await commit(peer, [], epoch=6, run="two") is True
+        assert await commit(peer, [later], epoch=5, run="two") == DIFFERENT
         assert await bodies(broker) == ["a", "b", "c", "d", "e"]
-        assert await ask(peer, "EPOCH", producer="job") == {"epoch": 6}
+        assert broker.host.staging.bytes == 0
+        assert await ask(peer, "EPOCH", producer="job") == {"epoch": 6, "query": ""}
+
+
+@pytest.mark.parametrize(
+    ("identity", "answer"),
+    [
+        ({"query": "q", "plan": "p", "content": "c"}, False),
+        # Messages that differ each time they are made, and the range that was planned before.
+        ({"query": "q", "plan": "p", "content": "another"}, False),
+        # A range that was planned anew, or is not known, and the same messages.
+        ({"query": "q", "plan": "wider", "content": "c"}, False),
+        ({"query": "q", "content": "c"}, False),
+        ({"query": "q", "plan": "wider", "content": "another"}, DIFFERENT),
+        ({"query": "q", "content": "another"}, DIFFERENT),
+        # Another query, with a checkpoint of its own.
+        ({"query": "other", "plan": "p", "content": "c"}, DIFFERENT),
+        ({"content": "c"}, DIFFERENT),
+        ({"query": "other", "plan": "p", "content": "c", "skip_different": True}, False),
+    ],
+)
+async def test_an_epoch_is_known_by_what_it_held(
+    kept_or_not: Callable[[], Store | None], identity: dict[str, Any], answer: Any
+) -> None:
+    store = kept_or_not()
+    async with Broker(store=store, volatile=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        part = await stage(peer, ["a"], durable=True, write="w1")
+        first = {"write": "w1", "query": "q", "plan": "p", "content": "c"}
+        assert await commit(peer, [part], **first) is True
+        # The answer was lost, and the same request comes again.
+        assert await commit(peer, [part], write="w1", content="whatever") is False
+        async with peer.sender("out", properties=claim(run="two", write="w2")) as out:
+            assert out.link.properties[PUBLISHED] is True
+        assert await commit(peer, [], run="two", write="w2", **identity) == answer
+        # What was refused has changed nothing, and what was skipped is known from then on.
+        again = identity if answer is False else first
+        identified = {key: again[key] for key in again if key != "skip_different"}
+        assert await commit(peer, [], run="three", **{**identified, "write": "w3"}) is False
+        assert await ask(peer, "EPOCH", producer="job") == {
+            "epoch": 0,
+            "query": identified.get("query", ""),
+        }
+        assert await bodies(broker) == ["a"]
+        assert broker.host.staging.bytes == 0
+
+
+async def test_an_epoch_has_several_writes(tmp_path: Path) -> None:
+    def store() -> Store:
+        return SQLiteStore(tmp_path / "broker.db")
+
+    async def write(peer: Connection, run: str, number: int, body: str, content: str) -> Any:
+        name = f"{run} {number}"
+        said = claim(run=run, write=name, attempt=number)
+        async with peer.sender("out", properties=said) as out:
+            there = bool(out.link.properties[PUBLISHED])
+        part = Part(0, number, 0, 0)
+        if not there:
+            part = await stage(peer, [body], durable=True, run=run, write=name, attempt=number)
+        done = await commit(peer, [part], run=run, write=name, query="q", content=content)
+        assert done is (not there) or done == DIFFERENT
+        return done
+
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        # The second is staged while the first is committed.
+        second = await stage(peer, ["b"], durable=True, write="one 2", attempt=2)
+        assert await write(peer, "one", 1, "a", "A")
+        assert await commit(peer, [second], write="one 2", query="q", content="B") is True
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        assert await write(peer, "one", 3, "b", "B") is True
+        assert await bodies(broker) == ["a", "b", "b"]
+        # The driver begins again: two are repeated, and the broker is started again in between.
+        assert await write(peer, "two", 1, "a", "A") is False
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        assert await write(peer, "two", 2, "x", "X") == DIFFERENT
+        assert await write(peer, "two", 2, "b", "B") is False
+        assert await write(peer, "two", 3, "b", "B") is False
+        assert await write(peer, "two", 4, "c", "C") is True
+        assert await bodies(broker) == ["a", "b", "b", "c"]
+        assert broker.host.staging.bytes == 0
+
+
+async def test_what_was_committed_before_identities_were_kept_is_skipped() -> None:
+    store = MemoryStore()
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        assert await commit(peer, [await stage(peer, ["a"], durable=True)])
+        await broker.host.wait_kept()
+        ((key, known),) = store.facts(PRODUCER_FACT)
+        older = Batch()
+        *fields, _writes = msgspec.msgpack.decode(known)
+        older.facts[PRODUCER_FACT, key] = msgspec.msgpack.encode(fields)
+        store.commit(older)
+    async with Broker(store=store, executor=in_line) as broker, broker.local() as peer:
+        assert await ask(peer, "EPOCH", producer="job") == {"epoch": 0, "query": ""}
+        given = {"write": "w", "query": "q", "content": "c"}
+        assert await commit(peer, [], run="two", **given) is False
+        assert await commit(peer, [], run="three", **{**given, "content": "d"}) == DIFFERENT
+        assert await bodies(broker) == ["a"]
 
 
 async def test_the_link_hears_what_has_been_committed() -> None:
@@ -231,6 +347,8 @@ async def test_a_later_run_replaces_an_earlier_one(kept_or_not: Callable[[], Sto
         {ATTEMPT: True},
         {RUN: ""},
         {PRODUCER: "x" * 257},
+        {WRITE: "x" * 257},
+        {WRITE: 1},
     ],
 )
 async def test_a_claim_has_to_be_whole(wrong: dict[Any, Any]) -> None:
@@ -327,6 +445,19 @@ async def test_there_is_a_bound_to_what_is_staged() -> None:
             await stage(peer, [], run="two")
         assert broker.host.staging.bytes == 0
         await stage(peer, ["again"], run="one")
+
+
+async def test_there_is_a_bound_to_what_is_said_of_epochs() -> None:
+    limits = Limits(epoch_writes_max=2, epoch_plan_max=10)
+    async with Broker(limits=limits) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        for name, most in (("write", 256), ("query", 256), ("content", 256), ("plan", 10)):
+            assert await commit(peer, [], **{name: "x" * (most + 1)}) == "amqp:invalid-field"
+        longest = {"write": "x" * 256, "query": "x" * 256, "content": "x" * 256, "plan": "x" * 10}
+        assert await commit(peer, [], **longest) is True
+        assert await commit(peer, [], write="second") is True
+        assert await commit(peer, [], write="third") == "amqp:resource-limit-exceeded"
+        assert await commit(peer, [], epoch=1, write="third") is True
 
 
 async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:

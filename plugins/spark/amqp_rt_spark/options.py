@@ -81,6 +81,9 @@ class Options(Struct, frozen=True, kw_only=True):
     # Sink.
     delivery: str = ""
     producer: str = ""
+    on_different_epoch: str = "fail"
+    #: Where Spark keeps the progress of the query, if that is given with the sink.
+    checkpoint: str = ""
     max_in_flight: int = 1_000
     max_bytes_in_flight: int = 16_777_216
     on_reject: str = "fail"
@@ -470,6 +473,13 @@ _DECLARED: Final = (
         "Whose epochs these are at the broker; by default the id of the query, which lives in its checkpoint. A batch that names one is published once per name.",
     ),
     Option(
+        "onDifferentEpoch",
+        "on_different_epoch",
+        _one_of("fail", "skip"),
+        SINK,
+        "What happens if a micro-batch is published already under its number, with other messages: the query ends (fail, the default), or what is published counts and the messages are dropped (skip), which is right where messages differ each time they are made.",
+    ),
+    Option(
         "maxInFlight",
         "max_in_flight",
         _positive,
@@ -553,6 +563,8 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
         option = OPTIONS.get(name)
         if option is None:
             if name in _SPARKS:
+                if name == "checkpointlocation" and side == SINK:
+                    found["checkpoint"] = str(text)
                 continue
             known = [each.name for each in _DECLARED if each.side in ("", side)]
             raise ValueError(f"amqp has no option {key!r}{_meant(key, known)}")

@@ -33,6 +33,8 @@ from .wire import DataLost
 _log = logging.getLogger("amqp_rt_spark")
 
 _VERSION: Final = 1
+#: A broker's conditions for a log that is not the one that was meant, or is being deleted.
+_ANOTHER_LOG: Final = ("amqp:precondition-failed", "amqp:resource-deleted")
 
 
 class Span(Struct, frozen=True):
@@ -500,8 +502,10 @@ class LogStream(Stream):
                     incarnation=incarnation,
                 )
             except AmqpError as error:
-                # One that a pattern has named may be gone: what that means is said when more is planned.
-                if not self.options.address_pattern or error.condition != "amqp:not-found":
+                # The log may be gone if a pattern has named it, or another one may have its name by now.
+                # What that means is said when more is planned, where failOnDataLoss is looked at.
+                gone = bool(self.options.address_pattern) and error.condition == "amqp:not-found"
+                if not gone and error.condition not in _ANOTHER_LOG:
                     raise
 
     def _initial(self, address: str, state: LogState) -> dict[int, int]:

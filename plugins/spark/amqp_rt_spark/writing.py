@@ -5,13 +5,23 @@ request publishes the attempts that count, under the number of the micro-batch. 
 whatever failure, it publishes nothing. What a task sends twice, or sends for a micro-batch that is
 done again with other partitions, therefore does no harm; what nobody commits, the broker forgets.
 
+A number may come again with something else behind it: a checkpoint was restored from a backup, or deleted, or
+two batches were given one name. The commit therefore says which query it is of, how the micro-batch was planned
+(:func:`plan_of`), and what its messages are, whatever their order and their tasks; the broker refuses it if
+the number was published with something else.
+
 Nothing here knows Spark, as in :mod:`.reading`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import uuid4
 
 from msgspec import Struct
@@ -29,12 +39,27 @@ _RUN: Final = "amqp_rt:run"
 _EPOCH: Final = "amqp_rt:epoch"
 _PART: Final = "amqp_rt:part"
 _ATTEMPT: Final = "amqp_rt:attempt"
+_WRITE: Final = "amqp_rt:write"
 _COMMITTED: Final = "amqp_rt:committed-epoch"
+_PUBLISHED: Final = "amqp_rt:published"
+#: Condition of a commit whose epoch was committed with something else.
+DIFFERENT: Final = "amqp_rt:epoch-different"
 #: Annotations of dead letters, as our broker has them (amqp_rt/broker/expiry.py).
 _SOURCE: Final = Symbol("x-opt-deadletter-source")
 _REASON: Final = Symbol("x-opt-dead-letter-reason")
 _WHY: Final = Symbol("x-opt-dead-letter-description")
 _CAPABILITY: Final = "amqp_rt:epoch-publish"
+#: Characters of a plan that the broker keeps.
+_PLAN_MAX: Final = 1_024
+
+_log = logging.getLogger("amqp_rt_spark")
+
+
+#: What to do about a checkpoint that does not fit what is published.
+_AGAIN: Final = (
+    "restore the latest checkpoint, or take a new one with another producer, and startingOffsets where the "
+    "published ones end (with others, rows are published twice or left out)"
+)
 
 
 class Task(Struct, frozen=True):
@@ -48,7 +73,14 @@ class Task(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """What a task has sent: it goes to the driver, and says there what is to be published."""
+    """What a task has sent: it goes to the driver, and says there what is to be published.
+
+    Attributes:
+        count: Messages that were sent and accepted.
+        crc: CRC-32 over those, in their order.
+        messages: Messages that were made, whether or not they were sent.
+        squares: Sum of the squares of their CRC-32s, which is the same in any order.
+    """
 
     producer: str
     run: str
@@ -59,6 +91,40 @@ class Written(Struct, frozen=True):
     crc: int
     refused: int
     staged: bool
+    query: str = ""
+    write: str = ""
+    messages: int = 0
+    squares: int = 0
+
+
+class EpochDiffers(AmqpError):
+    """The number of a micro-batch was published with something else."""
+
+    condition = DIFFERENT
+
+
+def plan_of(checkpoint: str, epoch: int) -> str:
+    """How micro-batch *epoch* was planned, as the folder *checkpoint* has it; empty if that is not known.
+
+    Spark writes the plan once, with the time, and does the micro-batch again by it. So the same text is the
+    same plan, and a plan that was made anew is another one even where the offsets are equal. Only folders of this
+    machine are looked at. The text begins with a hash, and goes on with the offsets where the micro-batch ends, for
+    people.
+    """
+    scheme, colon, rest = checkpoint.partition(":")
+    if colon and scheme.lower() == "file":
+        # file:/folder and file:///folder alike.
+        checkpoint = unquote("/" + rest.lstrip("/"))
+    elif not checkpoint or "://" in checkpoint:
+        return ""
+    try:
+        text = (Path(checkpoint) / "offsets" / str(epoch)).read_text("utf-8")
+    except (OSError, ValueError):
+        return ""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    # A version, settings and times, and an offset for each source.
+    offsets = " ".join(text.splitlines()[2:])
+    return f"{digest} {offsets}"[:_PLAN_MAX]
 
 
 class Sink:
@@ -96,8 +162,8 @@ class Sink:
         self.staged = delivery == "exactly-once"
         self.streaming = streaming
         self._body_type = body_type
-        #: Of a batch. It goes with the writer to all tasks.
-        self._run = uuid4().hex
+        #: Name of this write, and run of a batch. It goes with the writer to all tasks.
+        self._write = uuid4().hex
 
     def send(self, rows: Iterable[Mapping[str, Any]], task: Task) -> Written:
         """Send *rows*, or stage them.
@@ -117,11 +183,19 @@ class Sink:
             AmqpError: As for :meth:`send`.
         """
         producer = self.options.producer or task.query
-        run = task.run or self._run
+        run = task.run or self._write
+        messages = squares = 0
         out = self._outlet(producer, run, task)
         try:
-            if not self.staged or not self._done_before(out, producer, task.epoch):
-                for payload in payloads:
+            published = self.staged and self._published(out, producer, task.epoch)
+            for payload in payloads:
+                if self.staged:
+                    # Squares, since CRC is linear: rows that had exchanged their values would often have the
+                    # same sum.
+                    crc = zlib.crc32(payload)
+                    squares += crc * crc
+                    messages += 1
+                if not published:
                     out.send(payload)
                     if out.refusals:
                         self._give_up(out)
@@ -140,6 +214,10 @@ class Sink:
             out.crc,
             out.refused,
             self.staged,
+            task.query,
+            self._write,
+            messages,
+            squares,
         )
 
     def committed(self, task: Task) -> int:
@@ -149,7 +227,7 @@ class Sink:
         Raises:
             AmqpError: The broker cannot publish by epochs, or nothing can be sent there.
         """
-        out = self._outlet(self.options.producer or task.query, task.run or self._run, task)
+        out = self._outlet(self.options.producer or task.query, task.run or self._write, task)
         out.close()
         return self._last(out)
 
@@ -164,6 +242,7 @@ class Sink:
                 _EPOCH: task.epoch,
                 _PART: task.part,
                 _ATTEMPT: task.attempt,
+                _WRITE: self._write,
             }
         return wire.Outlet(
             wire.wire(options.endpoint),
@@ -211,40 +290,77 @@ class Sink:
             )
         return int(out.properties.get(_COMMITTED, -1))
 
-    def _done_before(self, out: wire.Outlet, producer: str, epoch: int) -> bool:
-        """Whether this epoch is published already, so that nothing has to be sent for it."""
+    def _published(self, out: wire.Outlet, producer: str, epoch: int) -> bool:
+        """Whether this write seems to be published already, so that nothing has to be sent for it."""
         committed = self._last(out)
         if committed > epoch:
             # Spark does the last micro-batch again, and none before it.
             raise ValueError(
                 f"{producer!r} has published epoch {committed}, and this is epoch {epoch}: its "
-                "checkpoint was deleted or is an old one; with another producer all is sent again"
+                f"checkpoint was deleted or is an old one; {_AGAIN}"
             )
-        return committed == epoch
+        return bool(out.properties.get(_PUBLISHED, committed == epoch))
 
     def publish(self, written: Iterable[Written | None]) -> bool:
         """Publish what the tasks have staged, once; whether that was not done before.
 
         Raises:
+            EpochDiffers: This number was published with something else.
             AmqpError: A later run has taken over, or what was staged is not there any more.
         """
         parts = [each for each in written if each is not None and each.staged]
         if not parts:
             return False
         first = parts[0]
+        messages = sum(each.messages for each in parts)
+        squares = sum(each.squares for each in parts) % 2**64
+        asked: dict[str, Any] = {
+            "producer": first.producer,
+            "run": first.run,
+            "epoch": first.epoch,
+            "parts": [
+                [each.part, each.attempt, each.count, each.crc]
+                for each in sorted(parts, key=lambda each: each.part)
+            ],
+            "write": first.write,
+            "query": first.query,
+            "content": f"{messages} messages with the checksum {squares:016x}",
+            "plan": plan_of(self.options.checkpoint, first.epoch) if self.streaming else "",
+        }
+        try:
+            published = self._commit(asked)
+        except AmqpError as error:
+            if error.condition != DIFFERENT:
+                raise
+            if self.options.on_different_epoch != "skip":
+                raise EpochDiffers(f"{error.description}: {self._advice(first)}") from error
+            _log.warning("messages dropped, as onDifferentEpoch=skip says: %s", error.description)
+            return self._commit({**asked, "skip_different": True})
+        if not published:
+            _log.warning(
+                "not published again: epoch %d of %r is there, with %s",
+                first.epoch,
+                first.producer,
+                asked["content"],
+            )
+        return published
+
+    def _commit(self, asked: dict[str, Any]) -> bool:
         (address,) = self.options.addresses
-        answer = wire.call(
-            self.options.endpoint,
-            address,
-            "COMMIT-EPOCH",
-            {
-                "producer": first.producer,
-                "run": first.run,
-                "epoch": first.epoch,
-                "parts": [
-                    [each.part, each.attempt, each.count, each.crc]
-                    for each in sorted(parts, key=lambda each: each.part)
-                ],
-            },
-        )
+        answer = wire.call(self.options.endpoint, address, "COMMIT-EPOCH", asked)
         return bool(answer["published"])
+
+    def _advice(self, written: Written) -> str:
+        """What to do about an epoch that was published with something else than *written*."""
+        if self.streaming:
+            return (
+                f"the checkpoint is a backup, or another one; {_AGAIN}. If only the messages differ each time they "
+                "are made, restart once with onDifferentEpoch=skip"
+            )
+        if written.query:
+            return (
+                f"writes of one micro-batch to {self.options.addresses[0]!r} are known by their order; if it "
+                "changes, or they happen at the same time, give each a producer of its own. If the checkpoint is a "
+                f"backup, {_AGAIN}"
+            )
+        return "this name was given to another batch: give each batch a producer of its own"

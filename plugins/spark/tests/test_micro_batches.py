@@ -9,6 +9,7 @@ whatever was not noted as committed. Real broker, real sockets, no Java.
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import random
@@ -26,7 +27,7 @@ from amqp_rt_spark.options import Options, read_options
 from amqp_rt_spark.reading import LogStream
 from amqp_rt_spark.schema import columns_of
 from amqp_rt_spark.spooling import SpoolFile, SpoolStream
-from amqp_rt_spark.writing import Sink, Task, Written
+from amqp_rt_spark.writing import EpochDiffers, Sink, Task, Written, plan_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -66,9 +67,13 @@ class StagedSink:
     def __init__(self, options: Options, source: Options) -> None:
         self.options = options
         self.columns = columns_of(source)
+        #: Run → the sink that goes to its tasks.
+        self.sinks: dict[str, Sink] = {}
 
     def write(self, rows: list[tuple[Any, ...]], task: Task, fail: bool) -> Written:
-        sink = moved(Sink(self.options, self.columns, streaming=True))
+        if task.run not in self.sinks:
+            self.sinks[task.run] = Sink(self.options, self.columns, streaming=True)
+        sink = moved(self.sinks[task.run])
 
         def fields() -> Iterator[dict[str, Any]]:
             for number, row in enumerate(rows):
@@ -707,3 +712,197 @@ def test_a_batch_with_a_name_is_published_once(anywhere: Any) -> None:
     plain = Sink(read_options({"url": url, "address": out}, "sink"), ["body"], streaming=False)
     plain.publish([plain.send([{"body": 2}], Task(0, 0))])
     assert found(url, out) == Counter({1: 2, 2: 1})
+
+
+# --- Epochs that come again ----------------------------------------------------------------------
+
+
+def restarted(
+    anywhere: Any, names: tuple[str, str], checkpoint: Checkpoint, run: str, **options: str
+) -> Driver:
+    """A run of a query that writes what it reads, and ends when it has read everything."""
+    _, url, _ = anywhere
+    log, out = names
+    starting = options.pop("startingOffsets", "earliest")
+    source = read_options(
+        {"url": url, "address": log, "columns": "body", "raw": "true", "startingOffsets": starting},
+        "source",
+    )
+    sink = StagedSink(read_options({"url": url, "address": out, **options}, "sink"), source)
+    chance = random.Random(run)
+    driver = Driver(checkpoint, source, sink, run, NEVER, chance, shuffle=True)
+    driver.run()
+    return driver
+
+
+def counted(first: int, end: int) -> Counter[str]:
+    return Counter(map(str, range(first, end)))
+
+
+@pytest.mark.req("K3")
+@pytest.mark.parametrize("on_different", ["fail", "skip"])
+def test_a_checkpoint_from_a_backup_loses_nothing_silently(
+    anywhere: Any, caplog: pytest.LogCaptureFixture, on_different: str
+) -> None:
+    broker, url, fresh = anywhere
+    names = log, out = fresh()
+    checkpoint = Checkpoint()
+    fill(broker, log, 0, 40)
+    restarted(anywhere, names, checkpoint, "one")
+    backup = copy.deepcopy(checkpoint)
+    fill(broker, log, 40, 140)
+    restarted(anywhere, names, checkpoint, "two")
+    published = json.loads(checkpoint.offsets[1])
+    assert found(url, out) == counted(0, 140)
+    # Restored at once, it plans the same records, which are there.
+    again = copy.deepcopy(backup)
+    restarted(anywhere, names, again, "three")
+    assert "not published again: epoch 1 of 'query' is there" in caplog.text
+    assert found(url, out) == counted(0, 140)
+    # Restored when more has come, it plans more under the same number.
+    fill(broker, log, 140, 340)
+    if on_different == "skip":
+        # The negative control: 200 of 340 rows are gone, and the query ends well.
+        restarted(anywhere, names, backup, "four", onDifferentEpoch="skip")
+        assert "messages dropped" in caplog.text
+        assert found(url, out) == counted(0, 140)
+        return
+    with pytest.raises(
+        EpochDiffers, match="epoch 1 of 'query' is committed with something else"
+    ) as caught:
+        restarted(anywhere, names, backup, "four")
+    assert "100 messages" in caught.value.description
+    assert "not 300 messages" in caught.value.description
+    assert 1 not in backup.commits
+    # It stays so until what the sentence says is done.
+    with pytest.raises(EpochDiffers):
+        restarted(anywhere, names, backup, "five")
+    assert found(url, out) == counted(0, 140)
+    starting = json.dumps({log: published["logs"][log]["p"]})
+    restarted(anywhere, names, Checkpoint(), "six", producer="another", startingOffsets=starting)
+    assert found(url, out) == counted(0, 340)
+
+
+@pytest.mark.req("K3")
+@pytest.mark.parametrize("on_different", ["fail", "skip"])
+def test_a_producer_without_its_checkpoint_loses_nothing_silently(
+    anywhere: Any, on_different: str
+) -> None:
+    broker, url, fresh = anywhere
+    names = log, out = fresh()
+    fill(broker, log, 0, 100)
+    restarted(anywhere, names, Checkpoint(), "one", producer="job")
+    fill(broker, log, 100, 300)
+    given_ = {"producer": "job", "onDifferentEpoch": on_different}
+    if on_different == "skip":
+        # The negative control.
+        restarted(anywhere, names, Checkpoint(), "two", **given_)
+    else:
+        with pytest.raises(EpochDiffers, match="another one; restore the latest checkpoint"):
+            restarted(anywhere, names, Checkpoint(), "two", **given_)
+    assert found(url, out) == counted(0, 100)
+
+
+def in_a_micro_batch(anywhere: Any, out: str, run: str, *bodies: range, **given_: str) -> None:
+    """What ``foreachBatch`` does that writes each of *bodies*: a writer each, all under one number."""
+    _, url, _ = anywhere
+    for bodies_ in bodies:
+        options = read_options({"url": url, "address": out, "producer": "job", **given_}, "sink")
+        sink = Sink(options, ["body"], streaming=False)
+        attempt = next(attempts)
+        rows = [{"body": str(each)} for each in bodies_]
+        tasks = [Task(part, attempt, 7, "query", run) for part in range(2)]
+        sink.publish([moved(sink).send(rows[task.part :: 2], task) for task in tasks])
+
+
+attempts = count()
+
+
+@pytest.mark.req("K3")
+def test_a_micro_batch_may_write_more_than_once(anywhere: Any) -> None:
+    _, url, fresh = anywhere
+    _, out = fresh()
+    in_a_micro_batch(anywhere, out, "one", range(500), range(500, 1000))
+    assert found(url, out) == counted(0, 1000)
+    # Done again, it repeats both.
+    in_a_micro_batch(anywhere, out, "two", range(500), range(500, 1000))
+    assert found(url, out) == counted(0, 1000)
+    # It had ended between its second write and its third.
+    in_a_micro_batch(anywhere, out, "three", range(500), range(500, 1000), range(1000, 1100))
+    assert found(url, out) == counted(0, 1100)
+    with pytest.raises(EpochDiffers, match="give each a producer of its own"):
+        in_a_micro_batch(anywhere, out, "four", range(501))
+    # The negative control: taken for the first, it would be gone.
+    in_a_micro_batch(anywhere, out, "five", range(2000, 2010), onDifferentEpoch="skip")
+    assert found(url, out) == counted(0, 1100)
+
+
+@pytest.mark.req("K3")
+@pytest.mark.parametrize("on_different", ["fail", "skip"])
+def test_a_name_that_another_batch_had_loses_nothing_silently(
+    anywhere: Any, on_different: str
+) -> None:
+    _, url, fresh = anywhere
+    _, out = fresh()
+    given_ = {
+        "url": url,
+        "address": out,
+        "producer": "report",
+        "onDifferentEpoch": on_different,
+    }
+
+    def write(first: int, end: int) -> bool:
+        sink = Sink(read_options(given_, "sink"), ["body"], streaming=False)
+        rows = [{"body": str(each)} for each in range(first, end)]
+        return sink.publish([moved(sink).send(rows, Task(0, next(attempts)))])
+
+    assert write(0, 20) is True
+    # The same batch once more, after an answer that was lost perhaps.
+    assert write(0, 20) is False
+    if on_different == "skip":
+        # The negative control.
+        assert write(0, 30) is False
+    else:
+        with pytest.raises(EpochDiffers, match="this name was given to another batch"):
+            write(0, 30)
+        given_["producer"] = "another report"
+        assert write(20, 30) is True
+    assert found(url, out) == counted(0, 20 if on_different == "skip" else 30)
+
+
+@pytest.mark.req("K3")
+def test_a_plan_that_is_done_again_may_have_other_rows(anywhere: Any, tmp_path: Path) -> None:
+    """Where rows differ each time they are made, the plan in the checkpoint says that nothing is lost."""
+    _, url, fresh = anywhere
+    _, out = fresh()
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    plan = 'v1\n{{"batchTimestampMs":{}}}\n{{"logs":{{}}}}'
+    (offsets / "0").write_text(plan.format(1))
+    options = {"url": url, "address": out, "checkpointLocation": str(tmp_path)}
+
+    def write(run: str, body: str) -> bool:
+        sink = Sink(read_options(options, "sink"), ["body"], streaming=True)
+        return sink.publish([sink.send([{"body": body}], Task(0, 0, 0, "query", run))])
+
+    assert write("one", "3f2a") is True
+    assert write("two", "88d1") is False
+    # The same offsets, planned anew: what is behind them may be something else.
+    (offsets / "0").write_text(plan.format(2))
+    with pytest.raises(EpochDiffers, match=r"planned as '[0-9a-f]{16} \{\"logs\":\{\}\}'"):
+        write("three", "c0de")
+    assert found(url, out) == Counter(["3f2a"])
+
+
+def test_where_a_plan_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a b"
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "offsets" / "3").write_text("v1\n{}\n" + "x" * 5_000)
+    monkeypatch.chdir(tmp_path)
+    known = plan_of(str(folder), 3)
+    assert len(known) == 1_024
+    for same in (f"file:{folder}", f"file://{folder}".replace(" ", "%20"), "a b"):
+        assert plan_of(same, 3) == known
+    for unknown in ("", "hdfs://h/folder", "s3a://b/f", str(tmp_path)):
+        assert plan_of(unknown, 3) == ""
+    assert plan_of(str(folder), 4) == ""

@@ -54,6 +54,24 @@ def test_each_is_sent_once_under_an_id(served: Any) -> None:
     assert served.messages("out")[-1].application_properties == {"a": "b"}
 
 
+def test_another_choice_of_rows_needs_another_id(served: Any) -> None:
+    def chosen(rows: Rows, choice: str, replay: str = "r") -> None:
+        sender = Sender(JobConf(url=served.url), "out", replay, Pace(None), {}, choice)
+        sender.send(dict(row) for row in rows)
+
+    rows = rows_of(10)
+    chosen(rows[::4], "where=even")
+    # Those that are left out now are before the last one that was sent, and would not be sent at all.
+    with pytest.raises(
+        ValueError, match="has begun to publish 'where=even' at 'out', and this is 'where=odd'"
+    ):
+        chosen(rows[2::4], "where=odd")
+    assert served.bodies("out") == [0, 4, 8]
+    chosen(rows_of(13)[::4], "where=even")
+    chosen(rows[2::4], "where=odd", "another")
+    assert sorted(served.bodies("out")) == [0, 2, 4, 6, 8, 12]
+
+
 def test_a_group_stays_together_in_a_log(served: Any) -> None:
     (row,) = rows_of(1)
     row |= {"message_annotations": None, "message": Message("x", group_id="g").bare}

@@ -17,6 +17,7 @@ from uuid import uuid4
 from amqp_rt import Message
 from amqp_rt.values import Symbol
 
+from .. import wire
 from ..options import Options
 from ..rows import PLACE
 from ..writing import Sink, Task
@@ -46,14 +47,22 @@ class Publisher:
 
     Making one shuts out whoever had that name before.
 
+    Args:
+        conf: Where the broker is.
+        address: Where to publish.
+        producer: The name.
+        chosen: Says which messages the job publishes. With another choice the numbers before the last one that is
+            published do not say which messages are there; empty if the job itself sees to that.
+
     Attributes:
         next: The first number that is not published yet.
 
     Raises:
         AmqpError: The address cannot be sent to.
+        ValueError: Another choice was published under this name.
     """
 
-    def __init__(self, conf: JobConf, address: str, producer: str) -> None:
+    def __init__(self, conf: JobConf, address: str, producer: str, chosen: str = "") -> None:
         endpoint = conf.endpoint
         options = Options(
             url=endpoint.url,
@@ -68,7 +77,17 @@ class Publisher:
         )
         self._sink = Sink(options, ("message",), streaming=True)
         self._run = uuid4().hex
+        self._chosen = short(chosen)
         self.next = max(0, self._sink.committed(self._task(0)))
+        if self.next and chosen:
+            asked = wire.call(options.endpoint, address, "EPOCH", producer=options.producer)
+            earlier = asked["query"]
+            if earlier and earlier != self._chosen:
+                raise ValueError(
+                    f"{options.producer!r} has begun to publish {earlier!r} at {address!r}, and this is "
+                    f"{self._chosen!r}: what it left out before its last message would be left out now; give it "
+                    "another id"
+                )
 
     def publish(self, messages: Iterable[tuple[int, bytes]], end: int) -> int:
         """Publish those of *messages* that are not yet; how many these were.
@@ -89,7 +108,7 @@ class Publisher:
         return len(payloads)
 
     def _task(self, epoch: int) -> Task:
-        return Task(0, 0, epoch, "", self._run)
+        return Task(0, 0, epoch, self._chosen, self._run)
 
 
 class Pace:

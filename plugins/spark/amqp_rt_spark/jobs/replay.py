@@ -34,8 +34,8 @@ class Replay(JobConf, frozen=True, kw_only=True):
     replay_id: Annotated[
         str,
         Meta(
-            description="A name for this replay. Under the same one nothing is sent twice; it is the "
-            "message annotation x-opt-replay-id."
+            description="A name for this replay. Under the same one nothing is sent twice, so table, where and "
+            "since stay the same; it is the message annotation x-opt-replay-id."
         ),
     ]
     where: Annotated[
@@ -86,9 +86,15 @@ def replay(spark: Any, conf: Replay) -> Report:
         .drop("_moment")
     )
     pace = Pace(per_second(conf.rate) if conf.rate else None)
-    sender = Sender(conf, conf.to, conf.replay_id, pace, properties)
+    sender = Sender(conf, conf.to, conf.replay_id, pace, properties, _chosen(conf))
     sender.send(row.asDict() for row in ordered.toLocalIterator(prefetchPartitions=True))
     return _report(conf, sender.counts)
+
+
+def _chosen(conf: Replay) -> str:
+    """Which rows are sent. A later end only adds some after those that were."""
+    said = {"table": conf.table, "where": conf.where, "since": conf.since}
+    return " ".join(f"{name}={value}" for name, value in said.items() if value)
 
 
 def _report(conf: Replay, counts: dict[Origin, list[int]]) -> Report:

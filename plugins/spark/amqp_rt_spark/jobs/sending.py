@@ -38,13 +38,20 @@ class Sender:
         replay: The id of the replay.
         pace: How fast it goes.
         properties: Application properties to set.
+        chosen: Says which rows are sent; under one id it stays the same.
 
     Attributes:
         counts: Of each partition, how many messages were sent, and had been before.
     """
 
     def __init__(
-        self, conf: JobConf, to: str, replay: str, pace: Pace, properties: dict[str, str]
+        self,
+        conf: JobConf,
+        to: str,
+        replay: str,
+        pace: Pace,
+        properties: dict[str, str],
+        chosen: str = "",
     ) -> None:
         self.counts: dict[Origin, list[int]] = {}
         self._conf = conf
@@ -52,6 +59,7 @@ class Sender:
         self._id = replay
         self._pace = pace
         self._properties = properties
+        self._chosen = chosen
         self._options = read_options(conf.options(address=to, ignoreUnknownColumns=True), SINK)
         self._publishers: dict[Origin, Publisher] = {}
         #: The last offset of each partition, and its message.
@@ -62,7 +70,7 @@ class Sender:
 
         Raises:
             AmqpError: It was interrupted.
-            ValueError: The rows are no messages, or are ambiguous.
+            ValueError: The rows are no messages, are ambiguous, or other ones were chosen under this id.
         """
         pieces: dict[Origin, list[tuple[int, bytes]]] = {}
         count = size = 0
@@ -115,7 +123,8 @@ class Sender:
                         f"the table has messages of more than {PARTITIONS_MAX} partitions: replay some of "
                         "them with where"
                     )
-                publisher = Publisher(self._conf, self._to, producer_of(self._id, key))
+                name = producer_of(self._id, key)
+                publisher = Publisher(self._conf, self._to, name, self._chosen)
                 self._publishers[key] = publisher
             there = sum(number < publisher.next for number, _ in messages)
             self._pace.wait(len(messages) - there)

@@ -121,8 +121,7 @@ class Identity(Struct, array_like=True, frozen=True):
 
     def __str__(self) -> str:
         by = f" of the query {self.query!r}" if self.query else ""
-        planned = f", planned as {self.plan!r}" if self.plan else ""
-        return f"{self.content}{by}{planned}"
+        return f"{self.content}{by}"
 
 
 class Write(Struct, array_like=True, frozen=True):
@@ -367,8 +366,9 @@ class EpochProducer:
             earlier = earlier or known
         if earlier is None:
             return None
+        planned = f", planned as {earlier.plan!r}" if earlier.plan else ""
         raise AmqpError(
-            f"epoch {epoch} of {self.name!r} is committed with something else: {earlier}, and not "
+            f"epoch {epoch} of {self.name!r} is committed with something else: {earlier}{planned}, and not "
             f"{identity}",
             condition=DIFFERENT,
         )

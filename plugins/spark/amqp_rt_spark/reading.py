@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 from uuid import uuid4
@@ -254,6 +254,15 @@ class _Reading:
             yield maker.row(message, Place(span.address, span.partition, offset))
 
 
+def release_hold(endpoint: wire.Endpoint, address: str, holder: str) -> None:
+    """Give retention what *holder* holds of the log *address*, if it does."""
+    try:
+        wire.call(endpoint, address, "HOLD", {}, holder=holder, seconds=0)
+    except AmqpError as error:
+        # It ends by itself after its time.
+        _log.warning("the hold of %r on %s is not released: %s", holder, address, error)
+
+
 def _is_like(name: str, pattern: str) -> bool:
     """Whether *pattern* means *name*. What the broker has for itself has to be meant by its first letter."""
     return fnmatchcase(name, pattern) and (pattern[0] == "$" or not name.startswith("$"))
@@ -371,6 +380,8 @@ class LogStream(Stream):
             )
         self._moving = moving
         self._holder = f"spark:{options.group or uuid4()}"
+        #: Whether something may be held: with a group an earlier run has perhaps left a hold.
+        self._holds = bool(options.group)
         #: What there was when the query that ends by itself began.
         self._until: dict[str, LogState] | None = None
         self._latest: dict[str, LogState] | None = None
@@ -428,10 +439,14 @@ class LogStream(Stream):
                     waiting[address, number] = at, stop, mean
         available = sum(stop - at for at, stop, _ in waiting.values())
         if not self._enough(available, ends=self._until is not None):
+            self._let_go(states)
             return offset_of(begin) if start is None else dict(start)
         for (address, number), stop in self._admitted(waiting, limit).items():
             end[address][1][number] = stop
-        return offset_of(end)
+        planned = offset_of(end)
+        if planned == start:
+            self._let_go(states)
+        return planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """How far the logs went when that was asked last: the lag is from there."""
@@ -603,6 +618,7 @@ class LogStream(Stream):
         """Keep retention away from what is read now."""
         if not self.options.hold or self.options.logs != OURS:
             return
+        self._holds = True
         for address, (incarnation, parts) in end.items():
             starts = begin[address][1]
             offsets = {number: min(starts.get(number, 0), stop) for number, stop in parts.items()}
@@ -621,6 +637,18 @@ class LogStream(Stream):
             except AmqpError as error:
                 # It would only be a precaution: what is lost is noticed in any case.
                 _log.warning("retention is not kept away from %s: %s", address, error)
+
+    def _let_go(self, addresses: Iterable[str]) -> None:
+        """Give retention what was held: all that was planned is written, and no more is planned now.
+
+        A query that ends by itself asks once more after its last batch, so its hold ends with it. One that is
+        stopped or killed leaves the hold of its last batch, which may have to be read again.
+        """
+        if not self._holds or self.options.logs != OURS:
+            return
+        self._holds = False
+        for address in addresses:
+            release_hold(self.options.endpoint, address, self._holder)
 
 
 class Bounds(Struct):

@@ -58,7 +58,7 @@ _ECHO_S: Final = 1.0
 class DataLost(AmqpError):
     """Messages that were to be read are not there any more."""
 
-    condition = "amqp:not-found"
+    default_condition = "amqp:not-found"
 
 
 class Endpoint(Struct, frozen=True):

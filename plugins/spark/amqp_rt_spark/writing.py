@@ -100,7 +100,7 @@ class Written(Struct, frozen=True):
 class EpochDiffers(AmqpError):
     """The number of a micro-batch was published with something else."""
 
-    condition = DIFFERENT
+    default_condition = DIFFERENT
 
 
 def plan_of(checkpoint: str, epoch: int) -> str:

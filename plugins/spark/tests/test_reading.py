@@ -368,13 +368,14 @@ def test_retention_that_is_faster_is_noticed_or_let_pass() -> None:
         wire.forget(lax.options.endpoint)
 
 
-def test_a_log_that_was_made_again(served: Any) -> None:
-    served.send("one", *range(10))
+@pytest.mark.parametrize("group", [{}, {"group": "g"}, {"group": "g", "startingOffsets": "latest"}])
+def test_a_log_that_was_made_again(served: Any, group: dict[str, str]) -> None:
     strict, lax = (
-        stream(served, address="one"),
-        stream(served, address="one", failOnDataLoss="false"),
+        stream(served, address="one", **group),
+        stream(served, address="one", failOnDataLoss="false", **group),
     )
     start = strict.initialOffset()
+    served.send("one", *range(10))
     end = strict.latestOffset(start, EVERYTHING)
     served.broker.delete("one")
     served.broker.declare(Log("one", partitions=1))
@@ -384,7 +385,69 @@ def test_a_log_that_was_made_again(served: Any) -> None:
             call()
     assert lax.partitions(start, end) == []
     later = lax.latestOffset(end, EVERYTHING)
+    # Spark says of the batch before, too, that it is done; that it was is of no use to the new log.
+    lax.commit(end)
     assert [row[2] for row in rows(lax, lax.partitions(end, later))] == [b"a", b"b"]
+    lax.commit(later)
+    if group:
+        assert wire.call(lax.options.endpoint, "one", "CURSOR", group="g") == {0: 2}
+    assert lax.latestOffset(later, EVERYTHING) == later
+
+
+def test_a_log_that_is_gone_for_good(served: Any) -> None:
+    served.send("one", *range(10))
+    it = stream(served, address="one", group="g", failOnDataLoss="false")
+    start = it.initialOffset()
+    end = it.latestOffset(start, EVERYTHING)
+    served.broker.delete("one")
+    for call in (lambda: it.commit(end), lambda: it.latestOffset(end), it.initialOffset):
+        with pytest.raises(AmqpError, match="no node"):
+            call()
+
+
+@pytest.mark.parametrize("group", [{}, {"group": "g"}])
+def test_a_hold_ends_with_what_is_read(group: dict[str, str]) -> None:
+    """Retention takes what a query has written, when it has read everything."""
+    with sync.Broker(volatile=True, limits=Limits(log_bytes_max=200_000)) as broker:
+        broker.declare(Log("one", partitions=1))
+        (url,) = broker.listen("amqp://127.0.0.1:0")
+
+        def query() -> LogStream:
+            return LogStream(read_options({"url": url, "address": "one", **group}, "source"))
+
+        def fill(out: Any, count: int = 400) -> None:
+            for _ in range(count):
+                out.send(bytes(2_000))
+
+        def first() -> int:
+            (part,) = wire.call(it.options.endpoint, "one", "READ")["partitions"]
+            return int(part["first"])
+
+        it = query()
+        start = it.initialOffset()
+        with broker.local() as peer, peer.sender("one") as out:
+            fill(out, 20)
+            planned = it.latestOffset(start, EVERYTHING)
+            begin = first()
+            it.partitions(start, planned)
+            fill(out)
+            assert first() == begin
+            # The next batch holds what comes after.
+            later = it.latestOffset(planned, EVERYTHING)
+            it.partitions(planned, later)
+            fill(out)
+            assert begin < first() <= parts(planned, "one")[0]
+            if group:
+                # It ended here, was started again, and finds that its last batch was written.
+                it = query()
+                later = it.latestOffset(later, EVERYTHING)
+                it.partitions(later, later)
+            else:
+                later = it.latestOffset(later, EVERYTHING)
+            assert it.latestOffset(later, EVERYTHING) == later
+            out.send(b"")
+            assert first() > parts(planned, "one")[0]
+        wire.forget(it.options.endpoint)
 
 
 def test_a_hold_that_is_too_long_is_a_warning(

@@ -22,7 +22,7 @@ from amqp_rt.errors import AmqpError
 
 from .. import wire
 from ..options import SOURCE, read_options
-from ..reading import log_state
+from ..reading import log_state, release_hold
 from .checkpoints import local_path
 from .conf import Duration, JobConf, seconds
 from .report import Report, Table, Text
@@ -90,7 +90,16 @@ def audit(spark: Any, conf: Audit) -> Report:
         ValueError: The table is none of ingest, or an address is no log.
         AmqpError: The broker cannot be reached, or refuses.
     """
-    parts = [part for address in conf.address for part in _parts(conf, address)]
+    holder = f"audit:{uuid4()}"
+    try:
+        return _compared(spark, conf, holder)
+    finally:
+        for address in conf.address:
+            release_hold(conf.endpoint, address, holder)
+
+
+def _compared(spark: Any, conf: Audit, holder: str) -> Report:
+    parts = [part for address in conf.address for part in _parts(conf, address, holder)]
     lake, exact = _lake(spark, conf, parts)
     lake = lake.cache()
     try:
@@ -130,8 +139,8 @@ def audit(spark: Any, conf: Audit) -> Report:
     return _report(conf, parts, sums, places, totals, wrong, exact=exact)
 
 
-def _parts(conf: Audit, address: str) -> list[Part]:
-    """What is to be compared of a log; retention is kept away from it."""
+def _parts(conf: Audit, address: str, holder: str) -> list[Part]:
+    """What is to be compared of a log, from which *holder* keeps retention away."""
     state = log_state(read_options(conf.options(address=address), SOURCE), address)
     ends = {number: part.next for number, part in state.parts.items()}
     if conf.group:
@@ -143,7 +152,7 @@ def _parts(conf: Audit, address: str) -> list[Part]:
             address,
             "HOLD",
             {number: part.first for number, part in state.parts.items()},
-            holder=f"audit:{uuid4()}",
+            holder=holder,
             seconds=seconds(conf.hold),
             incarnation=state.incarnation,
         )

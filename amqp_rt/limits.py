@@ -235,6 +235,8 @@ class Limits(Struct, frozen=True, gc=False):
     log_cache_bytes_max: int = 64 * MIB
     #: Groups that have a cursor on one log.
     log_groups_max: int = 1_000
+    #: Starts of the broker of which a log knows where it was then.
+    log_eras_max: int = 20
     #: Holds on one log, and seconds that each may last.
     log_holds_max: int = 100
     log_hold_max_s: float = 86_400.0

@@ -51,7 +51,7 @@ from .journal import Journal, QueueLedger, Unit
 from .keyed import marker
 from .leases import Leases, LeaseState
 from .lifecycles import JOURNAL, Journals, LifeCycles
-from .logs import Entrance, MessageLog, Reading
+from .logs import Entrance, Era, MessageLog, Reading
 from .nodes import (
     EXCLUSIVE,
     KINDS,
@@ -159,6 +159,13 @@ class PartitionStats(Struct, frozen=True, kw_only=True):
     last_enqueued_ms: int | None
 
 
+class EraStats(Struct, frozen=True, kw_only=True):
+    """A start of the broker, and the offsets that a log's next records had then, by their partitions."""
+
+    id: str
+    starts: list[int]
+
+
 class LogStats(Struct, frozen=True, kw_only=True):
     """A log and how far it goes."""
 
@@ -168,6 +175,9 @@ class LogStats(Struct, frozen=True, kw_only=True):
     partitions: list[PartitionStats]
     #: Groups with a cursor.
     groups: list[str]
+    #: Id and first offsets of each start of the broker since which something was appended, as far as they are
+    #: known; none without a store. Of two records with the same offset one is of another era.
+    eras: list[EraStats] = []
 
 
 class _Node:
@@ -245,9 +255,10 @@ _SEALED: Final = Error("amqp:not-allowed", "only the broker itself writes to thi
 
 #: The kind of fact that a declared node is.
 NODE: Final = "node"
-#: Of a log: its incarnation; for each group its cursor; what is held, and until when.
+#: Of a log: its incarnation; for each group its cursor; its eras; what is held, and until when.
 INCARNATION: Final = "log"
 CURSOR: Final = "log-cursor"
+ERAS: Final = "log-eras"
 HOLD: Final = "log-hold"
 
 
@@ -426,6 +437,8 @@ class BrokerHost:
         self._auto_create = auto_create
         self.door = Door(annotations, limits)
         self.journal = journal
+        #: Of the logs, as long as this broker runs.
+        self._era = uuid.uuid4().hex[:16]
         if journal is not None:
             journal.on_given_up = self._detach_consumers
             journal.on_fault = self.fail
@@ -623,7 +636,7 @@ class BrokerHost:
 
     async def _restore_logs(self, journal: Journal) -> None:
         logs = {number: log for log, number in self._logs.items()}
-        for kind in (INCARNATION, CURSOR, HOLD):
+        for kind in (INCARNATION, CURSOR, HOLD, ERAS):
             for key, value in await journal.call(journal.store.facts, kind):
                 log = logs.get(int.from_bytes(key[:4], "big"))
                 name = key[4:].decode()
@@ -635,10 +648,14 @@ class BrokerHost:
                     log.incarnation = value.decode()
                 elif kind == CURSOR:
                     log.cursors[name] = msgspec.msgpack.decode(value, type=dict[int, int])
+                elif kind == ERAS:
+                    log.eras = msgspec.msgpack.decode(value, type=list[Era])
                 else:
                     log.holds[name] = msgspec.msgpack.decode(
                         value, type=tuple[dict[int, int], float]
                     )
+        for log, number in self._logs.items():
+            self._begin_era(journal, log, number)
 
     async def _restore_queue(self, journal: Journal, number: int, queue: MessageQueue) -> None:
         if await self._pager.restore(journal, number, queue):
@@ -1198,7 +1215,14 @@ class BrokerHost:
         self._logs[held] = number
         if new and self.journal is not None:
             self.journal.loose.keep(INCARNATION, key_of(number), held.incarnation.encode())
+            self._begin_era(self.journal, held, number)
         return held
+
+    def _begin_era(self, journal: Journal, log: MessageLog, number: int) -> None:
+        """Let *log* begin an era, and note it before the first record of it."""
+        if number and log.reading is not None:
+            log.begin_era(self._era)
+            journal.loose.keep(ERAS, key_of(number), msgspec.msgpack.encode(log.eras))
 
     def _new_number(self) -> int:
         """A number that nothing else has in the store."""
@@ -1285,6 +1309,7 @@ class BrokerHost:
             unit.forget(NODE, key_of(node.number))
             if isinstance(held, MessageLog):
                 unit.forget(INCARNATION, key_of(node.number))
+                unit.forget(ERAS, key_of(node.number))
                 for kind, names in ((CURSOR, held.cursors), (HOLD, held.holds)):
                     for name in names:
                         unit.forget(kind, key_of(node.number) + name.encode())
@@ -2428,6 +2453,7 @@ class BrokerHost:
                 for partition in log.partitions
             ],
             groups=sorted(log.cursors),
+            eras=[EraStats(id=era.id, starts=era.starts) for era in log.eras],
         )
 
     async def purge_log(self, address: str, *, virtual_host: str = "") -> int:

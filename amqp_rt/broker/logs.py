@@ -271,6 +271,19 @@ def _since(block: Block, time_ms: int) -> int:
     return block.offset + bisect_left(block.records, time_ms, key=_time)
 
 
+class Era(Struct, frozen=True, array_like=True):
+    """A start of the broker, and where a log was then. New fields go to the end.
+
+    A store that is restored from a backup goes on from an older place, and its records get offsets that others
+    had before. These are of another era, so that a reader whose position is of an era that does not have it any
+    more can see that.
+    """
+
+    id: str
+    #: Of each partition the offset of the first record that is of this era or of a later one.
+    starts: list[int]
+
+
 class Appending:
     """Records that are written together, as part of a unit (broker.journal.Appended).
 
@@ -408,6 +421,8 @@ class MessageLog:
         self._gathered_in = Unit()
         #: Group → partition → the offset that it goes on at.
         self.cursors: dict[str, dict[int, int]] = {}
+        #: Starts of the broker since which records were appended, the latest one last.
+        self.eras: list[Era] = []
         #: Holder → partition → the offset from which on nothing is dropped, and until when.
         self.holds: dict[str, tuple[dict[int, int], float]] = {}
         #: Held while one of those is being written, so that none is made of what is out of date.
@@ -431,6 +446,15 @@ class MessageLog:
             self.max_bytes = self.limits.log_bytes_max
         self._block_bytes = min(_BLOCK_BYTES, (self.max_bytes or _BLOCK_BYTES * _PARTS) // _PARTS)
         self._block_ms = 86_400_000 if max_age_s is None else int(max_age_s * 1000) // _PARTS
+
+    def begin_era(self, id_: str) -> None:
+        """Count what is appended from now on to the era *id_*."""
+        starts = [partition.next for partition in self.partitions]
+        # What has no records is in nobody's position, and would be restored with the next era's place.
+        if self.eras and self.eras[-1].starts == starts:
+            self.eras.pop()
+        self.eras.append(Era(id_, starts))
+        del self.eras[: -self.limits.log_eras_max]
 
     # --- What the host asks of every node ---
 

@@ -216,6 +216,7 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "log_cache_bytes_max": (
         "broker/test_log_keeping.py::test_who_is_far_behind_is_served_from_the_store",
     ),
+    "log_eras_max": ("broker/test_log_keeping.py::test_each_start_of_the_broker_begins_an_era",),
     "log_groups_max": ("broker/test_logs.py::test_the_groups_of_a_log_are_bounded",),
     "log_holds_max": (
         "broker/test_logs.py::test_the_holds_on_a_log_are_bounded_in_number_and_time",
@@ -228,6 +229,10 @@ PROVED_BY: dict[str, tuple[str, ...]] = {
     "stage_s": ("broker/test_staging.py::test_what_nobody_commits_is_forgotten",),
     "epoch_producer_s": ("broker/test_staging.py::test_a_producer_that_was_silent_makes_room",),
     "epoch_producers_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
+    "epoch_writes_max": (
+        "broker/test_staging.py::test_there_is_a_bound_to_what_is_said_of_epochs",
+    ),
+    "epoch_plan_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_said_of_epochs",),
     "epoch_runs_max": ("broker/test_staging.py::test_there_is_a_bound_to_what_is_staged",),
     "leases_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),
     "lease_messages_max": ("broker/test_leases.py::test_what_cannot_be_is_refused",),

@@ -97,6 +97,44 @@ async def test_a_log_outlives_its_broker(store: Store) -> None:
 
 
 @pytest.mark.req("K4")
+async def test_each_start_of_the_broker_begins_an_era(store: Store) -> None:
+    limits = Limits(log_eras_max=3)
+    ids: list[str] = []
+
+    async def run(*bodies: str) -> list[list[int]]:
+        """The first offsets of the eras, after a broker that has had *bodies*."""
+        async with Broker(store=store, limits=limits) as broker, broker.local() as peer:
+            await broker.declare(Log("log", partitions=2))
+            async with peer.sender("log/partitions/0") as out:
+                for body in bodies:
+                    await out.send(body)
+            eras = broker.host.log_stats("log").eras
+            assert len({era.id for era in eras}) == len(eras)
+            ids.append(eras[-1].id)
+            return [era.starts for era in eras]
+
+    assert await run() == [[0, 0]]
+    # Nothing was appended in the first, which is forgotten.
+    assert await run("a", "b") == [[0, 0]]
+    assert await run() == [[0, 0], [2, 0]]
+    assert await run("c") == [[0, 0], [2, 0]]
+    assert await run("d") == [[0, 0], [2, 0], [3, 0]]
+    # There is a bound to how many are known.
+    assert await run("e") == [[2, 0], [3, 0], [4, 0]]
+    assert len(set(ids)) == len(ids)
+    async with Broker(store=store) as broker:
+        await broker.delete("log")
+        await broker.declare(Log("log"))
+        assert [era.starts for era in broker.host.log_stats("log").eras] == [[0]]
+
+
+async def test_a_log_without_a_store_has_no_eras() -> None:
+    async with Broker() as broker:
+        await broker.declare(Log("log"))
+        assert broker.host.log_stats("log").eras == []
+
+
+@pytest.mark.req("K4")
 async def test_who_is_far_behind_is_served_from_the_store(store: Store) -> None:
     limits = Limits(log_tail_bytes_max=2_000, log_read_bytes_max=1_000, log_cache_bytes_max=5_000)
     wall = Wall()

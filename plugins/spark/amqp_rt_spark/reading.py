@@ -6,7 +6,9 @@ driven without it.
 
 An offset, as a checkpoint keeps it, names the log by its incarnation beside its address: a log that was
 deleted and made again is another one, whose offsets mean other records. Its keys are in order, since
-Spark compares the text of two offsets.
+Spark compares the text of two offsets. Beside each number is the era of the record before it, which changes
+when the broker is started: a store that is restored from a backup gives numbers to new records that others had
+before.
 """
 
 from __future__ import annotations
@@ -67,23 +69,44 @@ class LogState(Struct, frozen=True):
 
     incarnation: str
     parts: dict[int, Part]
+    #: Id of each era, and of each partition its first offset; the latest one last.
+    eras: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def era(self, number: int, offset: int) -> str:
+        """The era of the record before *offset* in partition *number*; empty if it is not known."""
+        for id_, starts in reversed(self.eras):
+            if starts[number] < offset:
+                return id_
+        return ""
 
 
 #: Address → incarnation, and partition → offset.
 Positions = dict[str, tuple[str, dict[int, int]]]
+#: Address and partition → the era of the record before the offset there.
+Eras = dict[tuple[str, int], str]
 
 
-def offset_of(positions: Positions) -> dict[str, Any]:
-    """*positions* as a checkpoint keeps them."""
+def offset_of(positions: Positions, eras: Eras | None = None) -> dict[str, Any]:
+    """*positions*, and their *eras* as far as they are known, as a checkpoint keeps them."""
+    found: dict[str, Any] = {}
+    for address, (incarnation, parts) in sorted(positions.items()):
+        known = {
+            str(part): era for part in sorted(parts) if (era := (eras or {}).get((address, part)))
+        }
+        found[address] = {
+            **({"e": known} if known else {}),
+            "id": incarnation,
+            "p": {str(part): parts[part] for part in sorted(parts)},
+        }
+    return {"logs": found, "v": _VERSION}
+
+
+def eras_of(offset: Mapping[str, Any]) -> Eras:
+    """The eras that :func:`offset_of` has noted; older checkpoints have none."""
     return {
-        "logs": {
-            address: {
-                "id": incarnation,
-                "p": {str(part): parts[part] for part in sorted(parts)},
-            }
-            for address, (incarnation, parts) in sorted(positions.items())
-        },
-        "v": _VERSION,
+        (str(address), int(part)): str(era)
+        for address, each in offset["logs"].items()
+        for part, era in each.get("e", {}).items()
     }
 
 
@@ -128,6 +151,10 @@ def log_state(options: Options, address: str) -> LogState:
             int(part["partition"]): Part(int(part["first"]), int(part["next"]), int(part["bytes"]))
             for part in found["partitions"]
         },
+        tuple(
+            (str(era["id"]), tuple(int(start) for start in era["starts"]))
+            for era in found.get("eras", ())
+        ),
     )
 
 
@@ -403,6 +430,7 @@ class LogStream(Stream):
             self.commit(start)
         states = self._latest = self._states()
         begin = positions_of(self.initialOffset() if start is None else start)
+        eras = {} if start is None else eras_of(start)
         end: Positions = {}
         waiting: dict[tuple[str, int], tuple[int, int, int]] = {}
         pattern = self.options.address_pattern
@@ -423,6 +451,9 @@ class LogStream(Stream):
             if known is not None and known[0] != state.incarnation:
                 self._replaced(address, known[0], state.incarnation)
                 starts = {number: part.first for number, part in state.parts.items()}
+                eras = {key: era for key, era in eras.items() if key[0] != address}
+            else:
+                self._check_eras(address, starts, eras, state)
             end[address] = state.incarnation, dict(starts)
             until = self._last(address, state)
             for number, part in state.parts.items():
@@ -442,8 +473,10 @@ class LogStream(Stream):
             self._let_go(states)
             return offset_of(begin) if start is None else dict(start)
         for (address, number), stop in self._admitted(waiting, limit).items():
-            end[address][1][number] = stop
-        planned = offset_of(end)
+            if stop > end[address][1][number]:
+                end[address][1][number] = stop
+                eras[address, number] = states[address].era(number, stop)
+        planned = offset_of(end, eras)
         if planned == start:
             self._let_go(states)
         return planned
@@ -474,6 +507,7 @@ class LogStream(Stream):
             ValueError: It ends before it begins.
         """
         begin, stop = positions_of(start), positions_of(end)
+        before, after = eras_of(start), eras_of(end)
         states = {}
         for address in sorted(stop):
             state = self._log_state(address)
@@ -497,6 +531,9 @@ class LogStream(Stream):
                 first = {number: part.first for number, part in states[address].parts.items()}
                 begin[address] = incarnation, first
             self._check_order(address, begin[address][1], parts, states[address])
+            if known is not None and known[0] == incarnation:
+                self._check_eras(address, known[1], before, states[address])
+            self._check_eras(address, parts, after, states[address])
         self._hold(begin, stop)
         return self._spans(begin, stop, states)
 
@@ -566,6 +603,27 @@ class LogStream(Stream):
         if self.options.fail_on_data_loss:
             raise DataLost(text)
         _log.warning("%s", text)
+
+    def _check_eras(
+        self, address: str, offsets: dict[int, int], eras: Eras, state: LogState
+    ) -> None:
+        """Check that the records before *offsets* are those that the checkpoint is about.
+
+        Raises:
+            DataLost: They are not: the log went on from an earlier place.
+        """
+        for number, offset in offsets.items():
+            known, there = eras.get((address, number)), state.era(number, offset)
+            if not known or not there or known == there:
+                continue
+            text = (
+                f"the broker of {address!r} was restored from a backup: partition {number} has other records "
+                f"before {offset} than those that were read; failOnDataLoss=false goes on at {offset}, and a new "
+                "checkpoint with startingOffsets where you say"
+            )
+            if self.options.fail_on_data_loss:
+                raise DataLost(text)
+            _log.warning("%s", text)
 
     def _check_order(
         self, address: str, begin: dict[int, int], end: dict[int, int], state: LogState

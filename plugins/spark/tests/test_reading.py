@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -392,6 +396,65 @@ def test_a_log_that_was_made_again(served: Any, group: dict[str, str]) -> None:
     if group:
         assert wire.call(lax.options.endpoint, "one", "CURSOR", group="g") == {0: 2}
     assert lax.latestOffset(later, EVERYTHING) == later
+
+
+def test_a_store_from_a_backup(tmp_path: Path) -> None:
+    """A log that went on from an older place is noticed when it has grown past the checkpoint, too."""
+
+    @contextmanager
+    def started() -> Iterator[tuple[Any, LogStream, LogStream]]:
+        with sync.Broker(store=f"sqlite:{tmp_path / 'broker.db'}") as broker:
+            broker.declare(Log("one", partitions=1))
+            (url,) = broker.listen("amqp://127.0.0.1:0")
+            given = {"url": url, "address": "one", "columns": "offset"}
+            strict, lax = (
+                LogStream(read_options({**given, "failOnDataLoss": loss}, "source"))
+                for loss in ("true", "false")
+            )
+            yield broker, strict, lax
+            wire.forget(strict.options.endpoint)
+
+    def fill(broker: Any, count: int) -> None:
+        with broker.local() as peer, peer.sender("one") as out:
+            for number in range(count):
+                out.send(number)
+
+    with started() as (broker, it, _):
+        fill(broker, 5)
+        start = it.latestOffset(it.initialOffset(), EVERYTHING)
+    # Starts of the broker do no harm.
+    with started() as (broker, it, _):
+        assert it.latestOffset(start, EVERYTHING) == start
+        fill(broker, 5)
+        before = it.latestOffset(start, EVERYTHING)
+        assert parts(before, "one") == {0: 10}
+    for file in tmp_path.glob("broker.db*"):
+        shutil.copy(file, tmp_path / f"kept {file.name}")
+    with started() as (broker, it, _):
+        fill(broker, 10)
+        later = it.latestOffset(before, EVERYTHING)
+        assert len(rows(it, it.partitions(before, later))) == 10
+    # The backup: records 10 to 19 are gone, and 15 others come.
+    for file in tmp_path.glob("broker.db*"):
+        file.unlink()
+    for file in tmp_path.glob("kept *"):
+        shutil.copy(file, tmp_path / file.name.removeprefix("kept "))
+    with started() as (broker, it, lax):
+        # What was read before the backup was made is what is there.
+        assert it.latestOffset(before, EVERYTHING) == before
+        fill(broker, 15)
+        assert parts(it.latestOffset(before, EVERYTHING), "one") == {0: 25}
+        for call in (lambda: it.latestOffset(later), lambda: it.partitions(before, later)):
+            with pytest.raises(
+                DataLost, match="restored from a backup: partition 0 has other records before 20"
+            ):
+                call()
+        assert parts(lax.latestOffset(later, EVERYTHING), "one") == {0: 25}
+        # A checkpoint of an earlier release says nothing of eras: it goes on, and is not changed by it.
+        plain = offset_of(positions_of(later))
+        assert parts(it.latestOffset(plain, EVERYTHING), "one") == {0: 25}
+        end = offset_of({"one": (positions_of(later)["one"][0], {0: 25})})
+        assert it.latestOffset(end, EVERYTHING) == end
 
 
 def test_a_log_that_is_gone_for_good(served: Any) -> None:

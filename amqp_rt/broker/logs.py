@@ -450,7 +450,8 @@ class MessageLog:
     def begin_era(self, id_: str) -> None:
         """Count what is appended from now on to the era *id_*."""
         starts = [partition.next for partition in self.partitions]
-        # What has no records is in nobody's position, and would be restored with the next era's place.
+        # No position is of an era without records. Kept, it would go on after a backup made now was
+        # restored, and the records after that could not be told from those before.
         if self.eras and self.eras[-1].starts == starts:
             self.eras.pop()
         self.eras.append(Era(id_, starts))

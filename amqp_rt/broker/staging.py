@@ -337,7 +337,7 @@ class EpochProducer:
         )
 
     def repeated(self, run: str, epoch: int, identity: Identity, count: int) -> int | None:
-        """Which of the writes is repeated by one of *count* messages with *identity*; None if it is a new one.
+        """Find the write that one of *count* messages with *identity* repeats; None if it is a new one.
 
         Raises:
             AmqpError: Something else was committed in its place.

@@ -114,7 +114,7 @@ async def test_an_epoch_is_published_once_and_in_order(
         # Other attempts, in another order, of the same.
         again = [await stage(peer, ["c", "d"], part=1, attempt=9), first]
         assert await commit(peer, again, run="one") is False
-        # Somebody who was told that the epoch is committed, and sent nothing.
+        # A producer that has read on its link that the epoch is committed, and sent nothing.
         assert await commit(peer, [], run="two") is False
         assert await commit(peer, [Part(0, 1, 0, 0)], run="two") is False
         again = [await stage(peer, ["c", "d"], part=1, run="two"), first]

@@ -242,8 +242,8 @@ class Limits(Struct, frozen=True, gc=False):
     log_hold_max_s: float = 86_400.0
     #: Messages of one node of which the journal knows for how long they have been there.
     journal_timed_max: int = 100_000
-    #: Bytes that are staged for epochs, attempts that have staged something, and seconds after which
-    #: what was not committed is dropped.
+    #: Bytes that are staged for epochs (credit is withheld before, and the last message may go beyond),
+    #: attempts that have staged something, and seconds after which what was not committed is dropped.
     staged_bytes_max: int = 1024 * MIB
     stages_max: int = 10_000
     stage_s: float = 86_400.0

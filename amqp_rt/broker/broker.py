@@ -78,7 +78,7 @@ from .pager import STEP, Pager
 from .producers import Check, Inlet, Intake, Ledger, Place, Producer
 from .queues import WORK_OF_A_TURN, Memory, MessageQueue
 from .selectors import InvalidFilter
-from .staging import Identity, Part, Staging, claim_of
+from .staging import Claim, Identity, Part, Staging, claim_of
 from .subscriptions import Subscription
 from .termini import (
     DELIVERY,
@@ -2335,6 +2335,25 @@ class BrokerHost:
             Identity(write, query, plan, content),
             skip_different=skip_different,
         )
+
+    async def count_staged(
+        self,
+        address: str,
+        producer: str,
+        run: str,
+        epoch: int,
+        part: int,
+        attempt: int,
+        *,
+        virtual_host: str = "",
+    ) -> tuple[int, int]:
+        """Return how many messages an attempt has staged at *address*, and their CRC-32.
+
+        Raises:
+            AmqpError: As for :meth:`~amqp_rt.broker.staging.Staging.count`, or there is no such node.
+        """
+        node = self._find(self._space(virtual_host), address)
+        return await self.staging.count(node, Claim(producer, run, epoch, part, attempt))
 
     def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
         """The epoch that *producer* has committed last at *address*, -1 if none.

@@ -57,6 +57,8 @@ RUN: Final = Symbol("amqp_rt:run")
 EPOCH: Final = Symbol("amqp_rt:epoch")
 PART: Final = Symbol("amqp_rt:part")
 ATTEMPT: Final = Symbol("amqp_rt:attempt")
+#: Set by a link that goes on with what an earlier one of this attempt has staged.
+RESUMES: Final = Symbol("amqp_rt:resumes")
 #: Optional: the name of the write that the attempt belongs to, where an epoch has several.
 WRITE: Final = Symbol("amqp_rt:write")
 #: What the answer says: the epoch that was committed last, -1 if none was; and whether this write seems to be
@@ -77,10 +79,12 @@ _WHOLE_MAX: Final = 2**63 - 1
 #: Messages and bytes that are published with one commit.
 _RUN_MESSAGES: Final = 1_000
 _RUN_BYTES: Final = 4 * 1024 * 1024
+#: Bytes of a message, as far as credit goes: before any has come, and at least. Credit is promised for the
+#: largest one that is staged, so that what has credit finds room.
+_SIZE_FIRST: Final = 1024 * 1024
+_SIZE_LEAST: Final = 4 * 1024
 #: Seconds after which what did not fit the disk is tried again.
 _RETRY_S: Final = 1.0
-
-_FULL: Final = "there is no room for what is staged"
 
 
 class Claim(Struct, frozen=True):
@@ -234,7 +238,7 @@ class Stage:
 
     def fits(self, size: int) -> bool:
         """Whether there is room for *size* bytes."""
-        return self.area.fits(size)
+        return self.area.fits(size, volatile=not self.number)
 
     def hold(self, entry: Entry) -> None:
         """Never called: these links take part in no transaction."""
@@ -296,6 +300,17 @@ class Stage:
 
     def receive(self, entry: Entry) -> None:
         """Never called: only links bring messages here."""
+
+    def restored(self, last: int, size: int) -> None:
+        """Take up what the store has: messages up to the number *last*, *size* bytes of them."""
+        self.counted = False
+        self._next = last + 1
+        self.area.grow(self, size)
+
+    def left(self, link: ReceivingLink) -> None:
+        """Forget *link*, which is over, unless another one has taken its place."""
+        if self.link is link:
+            self.link = None
 
     def _count(self, entry: Entry) -> None:
         self.count += 1
@@ -404,8 +419,9 @@ class Staging:
         self._intake = Intake(self)
         self.awaited = False
         self.on_room: Callable[[], None] = self._intake.on_room
-        #: Bytes of everything that is staged.
+        #: Bytes of everything that is staged, and of the largest message since there was nothing.
         self.bytes = 0
+        self._largest = 0
         self._producers: dict[Destination, dict[str, EpochProducer]] = {}
         self._stages: dict[Stage, EpochProducer] = {}
         #: Commits that were asked for, and what is left to be published since a restart.
@@ -415,24 +431,38 @@ class Staging:
     # --- Room (producers.Node) ---
 
     def room(self) -> int:
-        """Messages that may be promised."""
-        return WINDOW * len(self._intake.producers) if self.fits(0) else 0
+        """Return how many messages may be promised, with an eighth of the room in reserve.
 
-    def fits(self, size: int) -> bool:
-        """Whether *size* more bytes may be staged."""
-        return self.bytes + size <= self.limits.staged_bytes_max and not self.memory.scarce
+        Refusing a message that has credit would break the order of its part, or end it. So credit is
+        withheld in time, and whoever has some may go on when less memory or room is left than was thought.
+        """
+        left = self.limits.staged_bytes_max * 7 // 8 - self.bytes
+        if left <= 0 or self.memory.scarce:
+            return 0
+        size = max(self._largest, _SIZE_LEAST) if self._largest else _SIZE_FIRST
+        return min(WINDOW * len(self._intake.producers), max(left // size, 1))
+
+    def fits(self, size: int, *, volatile: bool) -> bool:
+        """Return whether a message of *size* bytes, which has credit, may be staged.
+
+        The last one may go beyond the bound.
+        """
+        if size > self.limits.staged_bytes_max or self.bytes >= self.limits.staged_bytes_max:
+            return False
+        return not volatile or self.memory.held + size <= self.memory.limit
 
     def grow(self, stage: Stage, size: int) -> None:
         """*stage* has *size* bytes more, or less."""
         stage.bytes += size
         self.bytes += size
+        self._largest = max(self._largest, size) if self.bytes else 0
         if not stage.number:
             self.memory.held += size
-        if size < 0:
-            if self.awaited:
-                self.on_room()
-            if not stage.number:
-                self.memory.tell()
+        if self.awaited:
+            # Messages that are smaller than was thought leave room, too.
+            self.on_room()
+        if size < 0 and not stage.number:
+            self.memory.tell()
 
     # --- Links ---
 
@@ -441,13 +471,21 @@ class Staging:
     ) -> None:
         """Let *link* stage messages for *destination*, or refuse it; *target* is its answer.
 
-        An attempt that attaches again begins anew.
+        An attempt that attaches again begins anew, unless the link says that it resumes: then it goes on
+        with what is staged, after it has asked how much that is (:meth:`count`).
         """
+        stage: Stage | None = None
         try:
             producer = self._enter(destination, claim.producer, claim.run)
             earlier = producer.stages.get((claim.epoch, claim.part, claim.attempt))
-            if earlier is not None:
-                self._drop(producer, earlier, _stolen("another link stages this attempt"))
+            stolen = _stolen("another link stages this attempt")
+            if earlier is not None and link.properties.get(RESUMES) is True:
+                stage = earlier
+                # The broker may not have noticed yet that the connection of the earlier link is gone.
+                if stage.link is not None:
+                    stage.link.detach(stolen)
+            elif earlier is not None:
+                self._drop(producer, earlier, stolen)
             elif len(self._stages) >= self.limits.stages_max:
                 raise AmqpError(
                     f"{len(self._stages)} attempts are staged already",
@@ -456,15 +494,9 @@ class Staging:
         except AmqpError as error:
             link.refuse(Error.of(error))
             return
-        number = self._new_number() if destination.number else 0
-        stage = Stage(self, claim, number, self.clock.wall())
+        if stage is None:
+            stage = self._begin(producer, claim)
         stage.link = link
-        producer.stages[stage.key] = stage
-        self._stages[stage] = producer
-        if number:
-            assert self.journal is not None
-            known = _KnownStage(destination.number, claim, stage.began)
-            self.journal.loose.keep(STAGE_FACT, key_of(number), msgspec.msgpack.encode(known))
         inlet = destination.inlet
         endpoint = Producer(
             self._intake,
@@ -472,11 +504,11 @@ class Staging:
             inlet.door,
             inlet.wall,
             ttl_s=inlet.ttl_s,
-            ledger=stage if number else None,
+            ledger=stage if stage.number else None,
             volatile=inlet.volatile,
             check=inlet.check,
         )
-        endpoint.on_left.append(partial(setattr, stage, "link", None))
+        endpoint.on_left.append(partial(stage.left, link))
         link.accept(
             endpoint,
             max_message_size=self.limits.message_size_max,
@@ -484,6 +516,42 @@ class Staging:
             properties={COMMITTED: producer.epoch, PUBLISHED: producer.has(claim)},
             target=target,
         )
+
+    def _begin(self, producer: EpochProducer, claim: Claim) -> Stage:
+        destination = producer.destination
+        number = self._new_number() if destination.number else 0
+        stage = Stage(self, claim, number, self.clock.wall())
+        producer.stages[stage.key] = stage
+        self._stages[stage] = producer
+        if number:
+            assert self.journal is not None
+            known = _KnownStage(destination.number, claim, stage.began)
+            self.journal.loose.keep(STAGE_FACT, key_of(number), msgspec.msgpack.encode(known))
+        return stage
+
+    async def count(self, destination: Destination, claim: Claim) -> tuple[int, int]:
+        """Return how many messages the stage of *claim* has, and their CRC-32, once all that has arrived
+        is kept.
+
+        Raises:
+            AmqpError: A later run has taken over, or nothing is staged there.
+        """
+        producer = self._enter(destination, claim.producer, claim.run)
+        while True:
+            stage = producer.stages.get((claim.epoch, claim.part, claim.attempt))
+            if stage is None:
+                raise AmqpError(
+                    f"there is no attempt {claim.attempt} at part {claim.part} of epoch {claim.epoch}",
+                    condition="amqp:precondition-failed",
+                )
+            if stage.writing and self.journal is not None:
+                kept = trio.Event()
+                self.journal.when_kept(kept.set)
+                await kept.wait()
+            elif not stage.counted:
+                await self._recount(stage)
+            else:
+                return stage.count, stage.crc
 
     def _enter(self, destination: Destination, name: str, run: str) -> EpochProducer:
         """The producer *name* of *destination*, whose latest run *run* is, from now on at least.
@@ -994,12 +1062,11 @@ class Staging:
             known = msgspec.msgpack.decode(value, type=_KnownStage)
             destination = destinations.get(known.node)
             stage = Stage(self, known.claim, number, known.began)
-            _, size, _, _ = await journal.call(journal.store.summary, number)
-            self.grow(stage, size)
+            _, size, _, last = await journal.call(journal.store.summary, number)
+            stage.restored(last, size)
             if destination is None:
                 self._forget(stage)
                 continue
-            stage.counted = False
             stages[number] = stage
             name = known.claim.producer
             producers = self._producers.setdefault(destination, {})

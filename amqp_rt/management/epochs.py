@@ -5,7 +5,9 @@ count, crc]``, and says whether this published anything, or had been done before
 *write*, *query*, *plan* and *content*, by which the broker sees whether an epoch that is committed already is
 repeated, or is another one under the same number; the latter is refused with ``amqp_rt:epoch-different``, unless
 *skip_different* is true. ``EPOCH`` takes the application-property *producer* and says which epoch it has
-committed last, -1 for none, and the query of that.
+committed last, -1 for none, and the query of that. ``STAGE`` takes a map with *producer*, *run*, *epoch*, *part* and
+*attempt*, and says how many messages that attempt has staged (*count*) and what their checksum is (*crc*): a sender
+whose connection was lost goes on from there.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from ..message import Message
 from ..security.access import Rights
 from .node import Management, reply_of, text_of
 
-__all__ = ["COMMIT_EPOCH", "READ_EPOCH", "add_epochs"]
+__all__ = ["COMMIT_EPOCH", "READ_EPOCH", "READ_STAGE", "add_epochs"]
 
 COMMIT_EPOCH: Final = "COMMIT-EPOCH"
 READ_EPOCH: Final = "EPOCH"
+READ_STAGE: Final = "STAGE"
 
 
 class Epochs(Protocol):
@@ -48,6 +51,19 @@ class Epochs(Protocol):
     ) -> bool:
         """Publish what was staged, once; whether that was not done before."""
 
+    async def count_staged(
+        self,
+        address: str,
+        producer: str,
+        run: str,
+        epoch: int,
+        part: int,
+        attempt: int,
+        *,
+        virtual_host: str = "",
+    ) -> tuple[int, int]:
+        """Return how many messages an attempt has staged, and their checksum."""
+
     def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
         """The epoch that was committed last, -1 for none."""
 
@@ -67,6 +83,16 @@ class _Commit(Struct, forbid_unknown_fields=True):
     plan: str = ""
     content: str = ""
     skip_different: bool = False
+
+
+class _Staged(Struct, forbid_unknown_fields=True):
+    """The body of a question about an attempt."""
+
+    producer: str
+    run: str
+    epoch: int
+    part: int
+    attempt: int
 
 
 def add_epochs(management: Management, epochs: Epochs) -> None:
@@ -101,7 +127,27 @@ def add_epochs(management: Management, epochs: Epochs) -> None:
         query = epochs.committed_query(entity, producer, virtual_host=peer.virtual_host)
         return reply_of(200, {"epoch": epoch, "query": query})
 
+    async def count(entity: str, message: Message, peer: Peer) -> Message:
+        try:
+            asked = msgspec.convert(_plain(message.body), _Staged)
+        except msgspec.ValidationError as error:
+            raise AmqpError(
+                f"the body of {READ_STAGE} is a map with producer, run, epoch, part and attempt: {error}",
+                condition="amqp:invalid-field",
+            ) from error
+        found, crc = await epochs.count_staged(
+            entity,
+            asked.producer,
+            asked.run,
+            asked.epoch,
+            asked.part,
+            asked.attempt,
+            virtual_host=peer.virtual_host,
+        )
+        return reply_of(200, {"count": found, "crc": crc})
+
     management.add_hook(COMMIT_EPOCH, commit, rights=Rights.SEND)
+    management.add_hook(READ_STAGE, count, rights=Rights.SEND)
     management.add_hook(READ_EPOCH, read, rights=Rights.SEND)
 
 

@@ -26,12 +26,19 @@ from amqp_rt.broker.staging import (
     PRODUCER,
     PRODUCER_FACT,
     PUBLISHED,
+    RESUMES,
     RUN,
     STAGE_FACT,
     WRITE,
     Part,
 )
-from amqp_rt.errors import AmqpError, CallFailed, DeliveryRejected, LinkDetached, LinkRefused
+from amqp_rt.errors import (
+    AmqpError,
+    CallFailed,
+    DeliveryRejected,
+    LinkDetached,
+    LinkRefused,
+)
 from amqp_rt.limits import Limits
 from amqp_rt.stores.base import Batch, Store, StoreFailed, StoreFull
 from amqp_rt.stores.memory import MemoryStore
@@ -404,6 +411,7 @@ async def test_a_commit_that_makes_no_sense_is_refused() -> None:
         await broker.declare(Queue("out"))
         assert await ask(peer, "COMMIT-EPOCH", {"producer": 1}) == "amqp:invalid-field"
         assert await ask(peer, "EPOCH") == "amqp:invalid-field"
+        assert await ask(peer, "STAGE", {"producer": "job"}) == "amqp:invalid-field"
 
 
 async def test_an_attempt_that_attaches_again_begins_anew() -> None:
@@ -419,18 +427,116 @@ async def test_an_attempt_that_attaches_again_begins_anew() -> None:
         assert await bodies(broker) == ["whole"]
 
 
+def resuming(**said: Any) -> dict[Any, Any]:
+    return {**claim(**said), RESUMES: True}
+
+
+async def staged(peer: Connection, **said: Any) -> Any:
+    """How many messages the broker has of an attempt, and their checksum; or the condition."""
+    body = {str(key).removeprefix("amqp_rt:"): value for key, value in claim(**said).items()}
+    answer = await ask(peer, "STAGE", body)
+    return (answer["count"], answer["crc"]) if isinstance(answer, dict) else answer
+
+
+def crc_of(*sent: Any, durable: bool = False) -> int:
+    return zlib.crc32(b"".join(Message(each, durable=durable).encode() for each in sent))
+
+
+async def test_a_link_goes_on_with_what_an_earlier_one_has_staged(
+    kept_or_not: Callable[[], Store | None],
+) -> None:
+    async with Broker(store=kept_or_not()) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        assert await staged(peer) == "amqp:precondition-failed"
+        await stage(peer, ["a", "b"])
+        assert await staged(peer) == (2, crc_of("a", "b"))
+        async with peer.sender("out", properties=resuming()) as out:
+            await out.send("c")
+        assert await staged(peer) == (3, crc_of("a", "b", "c"))
+        assert await commit(peer, [Part(0, 0, 3, crc_of("a", "b", "c"))]) is True
+        assert await bodies(broker) == ["a", "b", "c"]
+        # What was not begun has nothing to go on with.
+        async with peer.sender("out", properties=resuming(epoch=1)):
+            assert await staged(peer, epoch=1) == (0, 0)
+        # Another run may neither go on nor ask.
+        async with peer.sender("out", properties=resuming(epoch=1, run="two")):
+            assert await staged(peer, epoch=1, run="one") == "amqp:link:stolen"
+
+
+async def test_a_link_that_goes_on_ends_the_one_before() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        async with peer.sender("out", properties=claim()) as lost:
+            await lost.send("a")
+            async with peer.sender("out", properties=resuming()) as out:
+                with pytest.raises(LinkDetached) as caught:
+                    await lost.send("lost")
+                assert caught.value.condition == "amqp:link:stolen"
+                await out.send("b")
+                (kept,) = broker.host.staging._stages
+                assert kept.link is not None
+        assert await commit(peer, [Part(0, 0, 2, crc_of("a", "b"))]) is True
+        assert await bodies(broker) == ["a", "b"]
+
+
+async def test_what_is_staged_is_gone_on_with_after_a_restart(tmp_path: Path) -> None:
+    def store() -> Store:
+        return SQLiteStore(tmp_path / "broker.db")
+
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        await stage(peer, ["a", "b"], durable=True)
+    async with Broker(store=store()) as broker, broker.local() as peer:
+        async with peer.sender("out", properties=resuming()) as out:
+            assert await staged(peer) == (2, crc_of("a", "b", durable=True))
+            await out.send("c", durable=True)
+        found = crc_of("a", "b", "c", durable=True)
+        assert await commit(peer, [Part(0, 0, 3, found)]) is True
+        assert await bodies(broker) == ["a", "b", "c"]
+
+
+async def test_what_is_being_written_is_counted_when_it_is_kept(tmp_path: Path) -> None:
+    gate = Gate()
+    async with Broker(store=MemoryStore(), executor=gate) as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        found: list[Any] = []
+
+        async def ask_for_it() -> None:
+            found.append(await staged(peer))
+
+        async with (
+            peer.sender("out", properties=claim()) as out,
+            trio.open_nursery() as nursery,
+        ):
+            gate.opened = trio.Event()
+            out.send_nowait(Message("a", durable=True))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(ask_for_it)
+            await trio.testing.wait_all_tasks_blocked()
+            assert found == []
+            gate.opened.set()
+        assert found == [(1, crc_of("a", durable=True))]
+
+
 # --- room, time, and ends ------------------------------------------------------------------
 
 
-async def test_there_is_a_bound_to_what_is_staged() -> None:
+async def test_there_is_a_bound_to_what_is_staged(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     limits = Limits(staged_bytes_max=1_000, stages_max=2, epoch_producers_max=1, epoch_runs_max=2)
     async with Broker(limits=limits) as broker, broker.local() as peer:
         await broker.declare(Queue("out"))
         async with peer.sender("out", properties=claim()) as out:
-            await out.send(bytes(900))
+            # What can never have room is refused; the next one waits for room, and is not refused.
             with pytest.raises(DeliveryRejected) as rejected:
-                await out.send(bytes(900))
+                await out.send(bytes(1_001))
             assert rejected.value.condition == "amqp:resource-limit-exceeded"
+            await out.send(bytes(900))
+            assert out.link.credit == 0
+            with trio.move_on_after(0.1) as waiting:
+                await out.send(bytes(900))
+            assert waiting.cancelled_caught
         await stage(peer, [], part=1)
         with pytest.raises(LinkRefused) as refused:
             await stage(peer, [], part=2)
@@ -458,6 +564,64 @@ async def test_there_is_a_bound_to_what_is_said_of_epochs() -> None:
         assert await commit(peer, [], write="second") is True
         assert await commit(peer, [], write="third") == "amqp:resource-limit-exceeded"
         assert await commit(peer, [], epoch=1, write="third") is True
+
+
+@pytest.mark.parametrize("size", [400, 1_000, 6_000])
+async def test_who_stages_waits_for_room_and_is_not_refused(
+    kept_or_not: Callable[[], Store | None], size: int
+) -> None:
+    """Two tasks bring ten times what may be staged, while earlier epochs are published."""
+    limits = Limits(staged_bytes_max=20_000)
+    async with (
+        Broker(store=kept_or_not(), limits=limits) as broker,
+        broker.local() as peer,
+        trio.open_nursery() as nursery,
+    ):
+        await broker.declare(Queue("out"))
+        count = 200_000 // size // 2
+        most = 0
+
+        async def send(name: str) -> None:
+            """In epochs of a fifth of the room."""
+            nonlocal most
+            each = max(4_000 // size, 1)
+            for epoch, first in enumerate(range(0, count, each)):
+                sent = [
+                    Message((name, n, bytes(size))) for n in range(first, min(first + each, count))
+                ]
+                claimed = {**claim(epoch), PRODUCER: name}
+                async with peer.sender("out", properties=claimed) as out:
+                    for message in sent:
+                        await out.send(message)
+                        most = max(most, broker.host.staging.bytes)
+                crc = zlib.crc32(b"".join(message.encode() for message in sent))
+                parts = [(0, 0, len(sent), crc)]
+                assert await broker.host.commit_epoch("out", name, "one", epoch, parts)
+
+        for name in ("one", "two"):
+            nursery.start_soon(send, name)
+    assert most <= 20_000 + size + 200
+
+
+async def test_who_waits_for_memory_goes_on_when_there_is_some() -> None:
+    async with Broker() as broker, broker.local() as peer:
+        await broker.declare(Queue("out"))
+        memory = broker.host.memory
+        taken = memory.limit
+        memory.held += taken
+        async with peer.sender("out", properties=claim()) as out:
+            await trio.testing.wait_all_tasks_blocked()
+            assert out.link.credit == 0
+            memory.held -= taken
+            memory.tell()
+            await out.send("a")
+            # Whoever has credit may use it when memory becomes scarce, as long as there is some.
+            memory.held += memory.limit - memory.held - 1_000
+            await out.send("b")
+            with pytest.raises(DeliveryRejected):
+                await out.send(bytes(1_000))
+            memory.held = 0
+        assert await commit(peer, [Part(0, 0, 2, crc_of("a", "b"))]) is True
 
 
 async def test_what_nobody_commits_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:

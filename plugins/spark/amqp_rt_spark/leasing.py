@@ -14,9 +14,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from amqp_rt import Message
-from amqp_rt.errors import LinkDetached
+from amqp_rt.errors import AmqpError, LinkDetached
 
 from . import wire
+from .losses import Patience
 from .options import Options
 from .reading import Snapshot, Span, Stream, cut
 from .rows import Place, RowMaker
@@ -69,23 +70,36 @@ def leased_places(offset: Mapping[str, Any]) -> Places:
 
 
 def leased(options: Options, span: Span) -> Iterator[tuple[int, Message]]:
-    """The messages of *span* that the group has, with their numbers.
+    """Yield the messages of *span* that the group has, with their numbers; after a loss of the broker it
+    goes on at the next number.
 
     Raises:
         DataLost: The group does not have this range any more.
         AmqpError: It cannot be read.
     """
-    said: dict[Any, Any] = {_GROUP: options.group, _FROM: span.start, _TO: span.end}
-    if span.incarnation:
-        said[_ID] = span.incarnation
-    there = wire.wire(options.endpoint)
-    try:
-        for message in there.leased(span.address, said, credit=options.credit):
-            yield int(message.message_annotations[wire.SEQUENCE_NUMBER]), message
-    except LinkDetached as error:
-        if error.condition not in ("amqp:not-found", "amqp:precondition-failed"):
-            raise
-        raise DataLost(f"{span.address!r}: the lease has ended: {error.description}") from error
+    endpoint = options.endpoint
+    patience = Patience(endpoint.retry_s)
+    start = span.start
+    while start < span.end:
+        said: dict[Any, Any] = {_GROUP: options.group, _FROM: start, _TO: span.end}
+        if span.incarnation:
+            said[_ID] = span.incarnation
+        try:
+            there = wire.wire(endpoint)
+            for message in there.leased(span.address, said, credit=options.credit):
+                number = int(message.message_annotations[wire.SEQUENCE_NUMBER])
+                yield number, message
+                start = number + 1
+            return
+        except LinkDetached as error:
+            if error.condition in ("amqp:not-found", "amqp:precondition-failed"):
+                raise DataLost(
+                    f"{span.address!r}: the lease has ended: {error.description}"
+                ) from error
+            patience.bear(error, start)
+        except AmqpError as error:
+            patience.bear(error, start)
+        wire.forget(endpoint)
 
 
 def _needs_group(options: Options) -> None:

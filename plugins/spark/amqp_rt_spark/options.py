@@ -53,6 +53,7 @@ class Options(Struct, frozen=True, kw_only=True):
     tls_key: str = ""
     container_id: str = ""
     connect_timeout: float = 30.0
+    retry_timeout: float = 120.0
     # Source.
     mode: str = "auto"
     logs: str = OURS
@@ -107,6 +108,7 @@ class Options(Struct, frozen=True, kw_only=True):
             tls_key=self.tls_key,
             container_id=self.container_id,
             timeout_s=self.connect_timeout,
+            retry_s=self.retry_timeout,
         )
 
 
@@ -301,6 +303,13 @@ _DECLARED: Final = (
         "How long the broker may take to answer anything. Default 30s.",
     ),
     Option(
+        "retryTimeout",
+        "retry_timeout",
+        _seconds,
+        "",
+        "How long to connect again after a loss of the broker, counted from the loss, before the task or the query fails; also how long a task waits for room there. 0 for not at all. Default 2m.",
+    ),
+    Option(
         "mode",
         "mode",
         _one_of("auto", "log", "lease", "spool", "browse"),
@@ -401,7 +410,13 @@ _DECLARED: Final = (
         SOURCE,
         "A condition that the broker looks at: what it does not let pass is not read.",
     ),
-    Option("credit", "credit", _positive, SOURCE, "Messages on the way to a task. Default 1000."),
+    Option(
+        "credit",
+        "credit",
+        _positive,
+        SOURCE,
+        "Messages on the way to a task, as long as they are no more than 16 MiB. Default 1000.",
+    ),
     Option(
         "body",
         "body",
@@ -512,7 +527,7 @@ _DECLARED: Final = (
         "settle_timeout",
         _seconds,
         SINK,
-        "How long the broker may take to say what became of a message. Default connectTimeout.",
+        "How long the broker may take to say what became of a message, or to have room for one. Default connectTimeout for answers, retryTimeout for room.",
     ),
     Option(
         "durable",

@@ -136,7 +136,9 @@ def log_state(options: Options, address: str) -> LogState:
     """
     dialect = dialect_of(options)
     if dialect is not None:
-        incarnation, ends = dialect.state(wire.wire(options.endpoint), address)
+        incarnation, ends = wire.retried(
+            options.endpoint, lambda there: dialect.state(there, address)
+        )
         parts = {number: Part(first, after, 0) for number, (first, after) in ends.items()}
         return LogState(incarnation, parts)
     found = wire.call(options.endpoint, address, "READ")
@@ -172,7 +174,9 @@ class _Reading:
         return tuple(
             sorted(
                 name
-                for name in wire.wire(self.options.endpoint).names("amqp_rt.log")
+                for name in wire.retried(
+                    self.options.endpoint, lambda there: list(there.names("amqp_rt.log"))
+                )
                 if _is_like(name, pattern)
             )
         )
@@ -193,13 +197,17 @@ class _Reading:
 
     def _at_time(self, address: str, state: LogState, moment_ms: int) -> dict[int, int]:
         """The first offsets from a time on."""
-        there = wire.wire(self.options.endpoint)
-        found = {}
-        for number, part in state.parts.items():
-            moment = Timestamp(moment_ms)
-            probed = there.probe(address, number, moment, spelling=spelling_of(self.options))
-            found[number] = part.next if probed is None else probed
-        return found
+        moment = Timestamp(moment_ms)
+        spelling = spelling_of(self.options)
+
+        def probe(there: wire.Wire) -> dict[int, int]:
+            found = {}
+            for number, part in state.parts.items():
+                probed = there.probe(address, number, moment, spelling=spelling)
+                found[number] = part.next if probed is None else probed
+            return found
+
+        return wire.retried(self.options.endpoint, probe)
 
     def _cursor(self, address: str) -> dict[int, int]:
         found = wire.call(self.options.endpoint, address, "CURSOR", group=self.options.group)
@@ -257,16 +265,20 @@ class _Reading:
             return
         options = self.options
         maker = RowMaker(options)
-        there = wire.wire(options.endpoint)
         if isinstance(span, Snapshot):
             place = Place(span.address)
-            for message in there.browse(
-                span.address, selector=options.selector, most=span.most, credit=options.credit
+            for message in wire.browse(
+                options.endpoint,
+                span.address,
+                selector=options.selector,
+                most=span.most,
+                credit=options.credit,
             ):
                 yield maker.row(message, place)
             return
         ours = options.logs == OURS
-        for offset, message in there.read(
+        for offset, message in wire.read(
+            options.endpoint,
             span.address,
             span.partition,
             span.start,

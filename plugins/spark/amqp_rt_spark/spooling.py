@@ -29,10 +29,11 @@ from uuid import uuid4
 from msgspec import Struct
 
 from amqp_rt import Message
-from amqp_rt.errors import DecodeError, LinkDetached
+from amqp_rt.errors import AmqpError, DecodeError, LinkDetached
 from amqp_rt.outcomes import ACCEPTED, RELEASED
 
 from . import wire
+from .losses import is_loss
 from .malformed import decoded
 from .options import Options
 from .reading import Snapshot, Span, Stream
@@ -430,15 +431,21 @@ class SpoolStream(Stream):
         self._probes.pop(address, None)
         if address in self._dry:
             return False
-        drain = self._drain(address)
-        found = drain.take(1)
-        if found:
-            self._probes[address] = _Probe(drain, found[0])
+        probe = wire.retried(self.options.endpoint, lambda there: self._probe(there, address))
+        if probe is not None:
+            self._probes[address] = probe
             return True
-        drain.close()
         if self._ends:
             self._dry.add(address)
         return False
+
+    def _probe(self, there: wire.Wire, address: str) -> _Probe | None:
+        drain = self._drain(there, address)
+        found = drain.take(1)
+        if found:
+            return _Probe(drain, found[0])
+        drain.close()
+        return None
 
     def _share_out(self, waiting: list[str], limit: Any) -> dict[str, Plan]:
         """What each of the queues that have messages is asked for."""
@@ -465,9 +472,13 @@ class SpoolStream(Stream):
         """Write what has told us that there are messages; nothing if another run has planned the batch, or
         others have it again by now. Then nobody writes it any more, whoever still has it."""
         if probe is not None:
-            with probe.drain as drain:
-                if not drain.over and not path.exists():
-                    self._spool(drain, path, [[probe.delivery]])
+            try:
+                with probe.drain as drain:
+                    if not drain.over and not path.exists():
+                        self._spool(drain, path, [[probe.delivery]])
+            except AmqpError as error:
+                if not is_loss(error):
+                    raise
         if not path.exists():
             with SpoolFile(path) as file:
                 file.publish(dry=False)
@@ -478,21 +489,29 @@ class SpoolStream(Stream):
             raise DataLost(
                 f"{path.parent} is not there: is spoolDir a folder that the driver and all workers see?"
             )
-        with self._drain(share.address) as drain:
-            self._spool(drain, path, self._rounds(drain, share))
 
-    def _drain(self, address: str) -> wire.Drain:
-        there = wire.wire(self.options.endpoint)
+        def fill(there: wire.Wire) -> None:
+            # An attempt that was interrupted has published its file, or has given back what it took.
+            if not path.exists():
+                with self._drain(there, share.address) as drain:
+                    self._spool(drain, path, self._rounds(drain, share))
+
+        wire.retried(self.options.endpoint, fill)
+
+    def _drain(self, there: wire.Wire, address: str) -> wire.Drain:
         return wire.Drain(there, address, selector=self.options.selector)
 
     def _rounds(self, drain: wire.Drain, share: Share) -> Iterator[list[Any]]:
         """What *share* says, bit by bit; the last bit is empty if the queue had no more."""
         left, size = share.messages, 0
+        window = wire.Window(self.options.credit)
         while left and (share.bytes is None or size < share.bytes):
-            asked = min(self.options.credit, left)
+            asked = min(window.credit, left)
             found = drain.take(asked)
             left -= len(found)
-            size += sum(delivery.size for delivery in found)
+            arrived = sum(delivery.size for delivery in found)
+            size += arrived
+            window.note(len(found), arrived)
             yield found
             if len(found) < asked:
                 yield []

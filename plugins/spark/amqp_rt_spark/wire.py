@@ -9,14 +9,15 @@ again: a task is then not charged a handshake.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
 import zlib
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import count
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from msgspec import Struct
 
@@ -37,6 +38,7 @@ from amqp_rt.outcomes import ACCEPTED, RELEASED, Accepted, Error, Rejected
 from amqp_rt.termini import COPY, Source, Target
 from amqp_rt.values import Described, Symbol
 
+from .losses import Patience
 from .malformed import decoded
 
 #: ``x-opt-incarnation``: the property of a log's links that tells it from others of its name.
@@ -45,6 +47,20 @@ SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
 
 #: Messages on the way to a reader; half of them are asked for again when they have come.
 CREDIT: Final = 1_000
+#: Bytes of those, as far as the sizes of messages tell: large messages get less credit.
+CREDIT_BYTES: Final = 16 * 1024 * 1024
+#: Credit of a link before the first message has told how large its messages are.
+_FIRST_CREDIT: Final = 16
+
+#: Properties of a link that stages messages, without their prefix: the request that asks how much of them
+#: has arrived has the same fields.
+_PREFIX: Final = "amqp_rt:"
+_STAGE_FIELDS: Final = ("producer", "run", "epoch", "part", "attempt")
+PRODUCER: Final = "amqp_rt:producer"
+#: Of a link that goes on with what an earlier one has staged.
+_RESUMES: Final = "amqp_rt:resumes"
+
+_log = logging.getLogger("amqp_rt_spark")
 
 _CLOCK: Final = SystemClock()
 #: After so many seconds without use, a connection is looked at for as many before it is used again: the
@@ -73,6 +89,8 @@ class Endpoint(Struct, frozen=True):
     tls_key: str = ""
     container_id: str = ""
     timeout_s: float = 30.0
+    #: Seconds for which a loss of the broker is borne; 0 for not at all.
+    retry_s: float = 120.0
 
 
 def _secret(endpoint: Endpoint) -> tuple[str, str] | None:
@@ -136,25 +154,61 @@ class _End:
         return kind(f"{what}: {error.description or error.condition}", condition=error.condition)
 
 
+class Window:
+    """Credit by messages and by bytes: how many messages to ask for next.
+
+    Credit counts messages, and a reader has to have room for their bytes. So the sizes of those that came
+    last tell how many more there may be.
+
+    Args:
+        most: Messages at most.
+        max_bytes: Bytes of them, or else one message.
+    """
+
+    def __init__(self, most: int, max_bytes: int = CREDIT_BYTES) -> None:
+        self._most = most
+        self._max_bytes = max_bytes
+        self._mean = 0.0
+
+    def note(self, count: int, size: int) -> None:
+        """Learn from *count* messages of *size* bytes together."""
+        if count:
+            mean = size / count
+            # Larger ones count at once, smaller ones little by little.
+            self._mean = mean if mean > self._mean else (3 * self._mean + mean) / 4
+
+    @property
+    def credit(self) -> int:
+        """Messages to ask for."""
+        if not self._mean:
+            return min(self._most, _FIRST_CREDIT)
+        return max(min(self._most, int(self._max_bytes / self._mean)), 1)
+
+
 class _Inbox(_End):
     """Keeps what comes, until it is taken. Whatever is not settled is answered with *outcome*."""
 
-    def __init__(self, outcome: Any) -> None:
+    def __init__(self, outcome: Any, credit: int = CREDIT) -> None:
         super().__init__()
         self.ready: deque[bytes] = deque()
-        #: Everything there is has been asked for, and so many messages came of it.
-        self.asked = False
+        self.window = Window(credit)
+        #: Everything there is has been asked for, up to so many messages, and so many came of it.
+        self.asked = 0
         self.came = 0
         #: The sender has spoken of its credit.
         self.answered = False
         self._outcome = outcome
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
-        self.came += len(deliveries)
+        size = 0
         for delivery in deliveries:
-            self.ready.append(delivery.payload)
+            payload = delivery.payload
+            size += len(payload)
+            self.ready.append(payload)
             if not delivery.settled:
                 delivery.settle(self._outcome)
+        self.came += len(deliveries)
+        self.window.note(len(deliveries), size)
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
         """Nothing is streamed here."""
@@ -202,7 +256,9 @@ class Outlet:
     """Sends messages that are encoded already.
 
     At most *max_in_flight* messages and *max_bytes* bytes are unanswered, or else one message. Until its
-    answer a message is kept: the bound is what a task takes in memory.
+    answer a message is kept: the bound is what a task takes in memory, and what is sent again if the
+    broker is lost. Of a link that stages messages the broker says what it has, so that each is staged
+    once; of any other, messages whose answer was lost are sent twice.
 
     Attributes:
         count: Messages that were accepted.
@@ -220,6 +276,7 @@ class Outlet:
         max_in_flight: int = 1_000,
         max_bytes: int = 16_777_216,
         timeout_s: float,
+        credit_s: float | None = None,
         skip: bool = False,
         keep_refused: bool = False,
     ) -> None:
@@ -228,22 +285,19 @@ class Outlet:
         self.refused = 0
         self.refusals: list[tuple[bytes, Error]] = []
         self._keep_refused = keep_refused
-        self._wire = wire
         self._address = address
+        self._claim = dict(properties or {})
+        self._staged = PRODUCER in self._claim
         self._most = max_in_flight
         self._room = self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._credit_s = timeout_s if credit_s is None else credit_s
         self._skip = skip
         self._unanswered: deque[tuple[Any, bytes]] = deque()
-        self._end = _Outbox()
-        self._link = wire.session.attach_sender(
-            wire.name(), self._end, target=Target(address=address), properties=properties
-        )
-        wire.wait(lambda: self._end.over or self._end.attached, timeout_s)
-        # A refusal is an attach without a target, and a detach after it (Part 2 §2.6.3).
-        if self._end.over or self._link.target is None:
-            wire.wait(lambda: self._end.over, timeout_s)
-            raise self._end.failure(f"cannot send to {address!r}", LinkRefused)
+        #: What has to be sent again, in order, after what is unanswered.
+        self._unsent: deque[bytes] = deque()
+        self._patience = Patience(wire.endpoint.retry_s)
+        self._attach(wire, self._claim)
         #: What the broker says of the link, and what it can do.
         self.properties: Mapping[Any, Any] = self._link.properties
         self.capabilities: tuple[str, ...] = self._link.offered_capabilities
@@ -254,7 +308,51 @@ class Outlet:
         Raises:
             DeliveryRejected: The broker did not take one of those that were sent.
             LinkDetached: The link is over.
+            AmqpError: The broker stays away, or has no room, for too long.
         """
+        try:
+            self._give(payload)
+        except AmqpError as error:
+            self._unsent.append(payload)
+            self._resume(error)
+
+    def finish(self) -> None:
+        """Wait until everything has been answered, and let the link go.
+
+        Raises:
+            DeliveryRejected: The broker did not take one of those that were sent.
+            LinkDetached: The link is over.
+            AmqpError: The broker stays away for too long.
+        """
+        while True:
+            try:
+                self._wait(lambda: not self._settled(), self._timeout_s)
+                break
+            except AmqpError as error:
+                self._resume(error)
+        self.close()
+
+    def close(self) -> None:
+        """Let the link go."""
+        # All that counts has been answered: whoever uses the connection next notices its end.
+        with contextlib.suppress(AmqpError):
+            if not self._end.over and not self._wire.gone:
+                self._link.detach()
+                self._wire.connection.flush(timeout_s=self._timeout_s)
+
+    def _attach(self, wire: Wire, properties: Mapping[Any, Any]) -> None:
+        end = _Outbox()
+        link = wire.session.attach_sender(
+            wire.name(), end, target=Target(address=self._address), properties=properties or None
+        )
+        wire.wait(lambda: end.over or end.attached, self._timeout_s)
+        # A refusal is an attach without a target, and a detach after it (Part 2 §2.6.3).
+        if end.over or link.target is None:
+            wire.wait(lambda: end.over, self._timeout_s)
+            raise wire.ended(end, f"cannot send to {self._address!r}", LinkRefused)
+        self._wire, self._end, self._link = wire, end, link
+
+    def _give(self, payload: bytes) -> None:
         link = self._link
         size = min(len(payload), self._max_bytes)
         if not (
@@ -263,37 +361,113 @@ class Outlet:
             and len(self._unanswered) < self._most
             and size <= self._room
         ):
-            self._wait(
-                lambda: bool(
-                    link.credit
-                    and link.writable
-                    and self._settled() < self._most
-                    and size <= self._room
-                )
-            )
+            self._await_room(size)
+        delivery = link.send(payload)
         self._room -= size
-        self._unanswered.append((link.send(payload), payload))
+        self._unanswered.append((delivery, payload))
 
-    def finish(self) -> None:
-        """Wait until everything has been answered, and let the link go.
+    def _await_room(self, size: int) -> None:
+        """Wait until a message of *size* bytes may be sent.
 
         Raises:
-            DeliveryRejected: The broker did not take one of those that were sent.
-            LinkDetached: The link is over.
+            DeadlineExceeded: The broker gives no credit, or no answer to what was sent.
         """
-        self._wait(lambda: not self._settled())
-        self.close()
+        link = self._link
 
-    def close(self) -> None:
-        """Let the link go."""
-        if not self._end.over and not self._wire.connection.over:
-            self._link.detach()
-            self._wire.connection.flush(timeout_s=self._timeout_s)
+        def free() -> bool:
+            return bool(
+                link.credit
+                and link.writable
+                and self._settled() < self._most
+                and size <= self._room
+            )
 
-    def _wait(self, done: Any) -> None:
-        self._wire.wait(lambda: self._end.over or done(), self._timeout_s)
+        until = _CLOCK.monotonic() + self._credit_s
+        while True:
+            left = until - _CLOCK.monotonic()
+            try:
+                self._wait(free, min(self._timeout_s, max(left, 0.0)))
+                return
+            except DeadlineExceeded as error:
+                if link.credit or self._settled():
+                    raise
+                if _CLOCK.monotonic() >= until:
+                    raise self._no_room() from error
+
+    def _no_room(self) -> DeadlineExceeded:
+        """Return the error of a link that has had no credit for too long."""
+        text = f"{self._address!r} has had no room for {self._credit_s:g} s"
+        if self._staged:
+            text += (
+                ": what is staged there has reached the broker's limit staged_bytes_max, or its memory is "
+                "full; raise the limit, or make micro-batches smaller (maxMessagesPerTrigger)"
+            )
+        else:
+            text += (
+                ": its consumers are behind; give them time with settleTimeout, or raise its length"
+            )
+        return DeadlineExceeded(text, condition="amqp:resource-limit-exceeded")
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
+        self._wire.wait(lambda: self._end.over or done(), timeout_s)
         if self._end.over:
-            raise self._end.failure(f"sending to {self._address!r} has ended", LinkDetached)
+            raise self._wire.ended(
+                self._end, f"sending to {self._address!r} has ended", LinkDetached
+            )
+
+    def _resume(self, error: AmqpError) -> None:
+        """Attach again after a loss of the broker, and send what it does not have.
+
+        Raises:
+            AmqpError: *error* is no loss, or the broker stays away for too long; or the broker has not
+                kept what it had accepted.
+        """
+        endpoint = self._wire.endpoint
+        while True:
+            if not self._staged and isinstance(error, DeadlineExceeded):
+                # The broker is there, and slow: it may have all of it.
+                raise error
+            self._patience.bear(error, (self.count, self.refused))
+            forget(endpoint)
+            try:
+                self._attach(
+                    wire(endpoint), {**self._claim, _RESUMES: True} if self._staged else {}
+                )
+                self._take_back()
+                while self._unsent:
+                    self._give(self._unsent[0])
+                    self._unsent.popleft()
+                return
+            except AmqpError as again:
+                error = again
+
+    def _take_back(self) -> None:
+        """Put what was unanswered when the link ended in front of what has to be sent again, but for
+        what the broker has of it."""
+        self._settled()
+        self._unsent.extendleft(payload for _, payload in reversed(self._unanswered))
+        self._unanswered.clear()
+        self._room = self._max_bytes
+        if not self._staged:
+            _log.warning(
+                "messages sent again, whose answers were lost: %d to %r",
+                len(self._unsent),
+                self._address,
+            )
+            return
+        claim = {name: self._claim[_PREFIX + name] for name in _STAGE_FIELDS}
+        found = self._wire.call(self._address, "STAGE", claim)
+        kept, crc = int(found["count"]), int(found["crc"])
+        while self.count < kept and self._unsent:
+            self.crc = zlib.crc32(self._unsent.popleft(), self.crc)
+            self.count += 1
+        if (self.count, self.crc) != (kept, crc):
+            raise AmqpError(
+                f"{self._address!r} has {kept} messages with the checksum {crc:#010x} of what was staged, and "
+                f"had accepted {self.count} with {self.crc:#010x}: its store has lost them, or it has "
+                "none; the task has to be done again",
+                condition="amqp:precondition-failed",
+            )
 
     def _settled(self) -> int:
         """Look at the oldest ones; how many have no answer yet."""
@@ -395,7 +569,7 @@ class Drain:
 
         self._wire.wait(done, self._wire.endpoint.timeout_s)
         if basket.over:
-            raise basket.failure(f"reading {self._address!r} has ended", LinkDetached)
+            raise self._wire.ended(basket, f"reading {self._address!r} has ended", LinkDetached)
         found, basket.ready = basket.ready, []
         return found
 
@@ -482,6 +656,21 @@ class Wire:
         self._used_at = _CLOCK.monotonic()
 
     @property
+    def gone(self) -> bool:
+        """Whether the connection has ended."""
+        return self.connection.over or self.engine.finished
+
+    def ended(self, end: _End, what: str, kind: type[AmqpError]) -> AmqpError:
+        """Return the error of a link that is over: one of *kind*, or :class:`ConnectionLost` if its
+        connection has ended and the link with it."""
+        if not self.gone:
+            return end.failure(what, kind)
+        error = self.connection.error or Error("amqp:connection:forced", "the connection has ended")
+        return ConnectionLost(
+            f"{what}: {error.description or error.condition}", condition=str(error.condition)
+        )
+
+    @property
     def named_by(self) -> str:
         """The application property by which the broker knows messages that it has had; empty if it goes by
         the ``message-id``, or does not know them."""
@@ -494,7 +683,7 @@ class Wire:
         if not self.connection.over and _CLOCK.monotonic() - self._used_at > _IDLE_S:
             self.connection.run_for(_GLANCE_S)
         # Some brokers end the session where others refuse a link.
-        return self.connection.over or self.session.ended
+        return self.gone or self.session.ended
 
     # --- requests ---
 
@@ -528,7 +717,7 @@ class Wire:
             sender = self.session.attach_sender(self.name(), outbox, target=Target(address=node))
             self.wait(lambda: outbox.over or sender.credit, timeout_s)
             if outbox.over:
-                raise outbox.failure(f"{node!r} cannot be asked", LinkRefused)
+                raise self.ended(outbox, f"{node!r} cannot be asked", LinkRefused)
             known = self._requests[node] = outbox, sender
         outbox, sender = known
         number = f"spark-{next(self._numbers)}"
@@ -541,7 +730,7 @@ class Wire:
         )
         self.wait(lambda: outbox.over or sender.credit, timeout_s)
         if outbox.over:
-            raise outbox.failure(f"{node!r} cannot be asked", LinkDetached)
+            raise self.ended(outbox, f"{node!r} cannot be asked", LinkDetached)
         sender.send(message.encode())
         replies: list[Message] = []
 
@@ -555,9 +744,8 @@ class Wire:
         self.wait(answered, timeout_s)
         receiver.grant(10)
         if not replies:
-            raise (inbox if inbox.over else outbox).failure(
-                f"{node!r} did not answer", LinkDetached
-            )
+            end = inbox if inbox.over else outbox
+            raise self.ended(end, f"{node!r} did not answer", LinkDetached)
         (reply,) = replies
         said = reply.application_properties
         if int(said.get("statusCode", 200)) >= 400:
@@ -600,9 +788,8 @@ class Wire:
                 sender.send(request.encode())
                 self.wait(lambda: inbox.ready or any(end.over for end in ends), timeout_s)
             if not inbox.ready:
-                raise (inbox if inbox.over else outbox).failure(
-                    f"{node!r} cannot be asked", LinkRefused
-                )
+                end = inbox if inbox.over else outbox
+                raise self.ended(end, f"{node!r} cannot be asked", LinkRefused)
         finally:
             for end, link in ((inbox, receiver), (outbox, sender)):
                 if not end.over and not self.connection.over:
@@ -641,7 +828,7 @@ class Wire:
             receiver = self.session.attach_receiver(self.name(), inbox, source=Source(dynamic=True))
             self.wait(lambda: inbox.over or receiver.attached, self.endpoint.timeout_s)
             if inbox.over:
-                raise inbox.failure("the broker makes no addresses for replies", LinkRefused)
+                raise self.ended(inbox, "the broker makes no addresses for replies", LinkRefused)
             receiver.grant(10)
             self._replies = inbox, receiver
         return self._replies
@@ -677,7 +864,7 @@ class Wire:
         filters = spelling.begin(start)
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
-        inbox = _Inbox(ACCEPTED)
+        inbox = _Inbox(ACCEPTED, credit)
         link = self.receive(node, inbox, Source(address=node, filter=filters))
         found = str(link.properties.get(INCARNATION, ""))
         try:
@@ -688,7 +875,7 @@ class Wire:
                 )
             expected = start
             while expected < end:
-                self._next(link, inbox, node, credit, draining=bool(selector))
+                self._next(link, inbox, node, draining=bool(selector))
                 if not inbox.ready:
                     break
                 while inbox.ready and expected < end:
@@ -722,11 +909,11 @@ class Wire:
         """The offsets of the records from *position* on, as far as there are some."""
         spelling = spelling or OURS
         node = spelling.node(address, partition)
-        inbox = _Inbox(ACCEPTED)
+        inbox = _Inbox(ACCEPTED, credit)
         link = self.receive(node, inbox, Source(address=node, filter=spelling.begin(position)))
         try:
             while True:
-                self._next(link, inbox, node, credit, draining=True)
+                self._next(link, inbox, node, draining=True)
                 if not inbox.ready:
                     return
                 while inbox.ready:
@@ -749,7 +936,7 @@ class Wire:
         filters: dict[Any, Any] = {}
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
-        inbox = _Inbox(RELEASED)
+        inbox = _Inbox(RELEASED, credit)
         source = Source(address=address, distribution_mode=COPY, filter=filters or None)
         link = self.receive(address, inbox, source)
         taken = 0
@@ -763,7 +950,7 @@ class Wire:
             if most is None:
                 most = self._available(link, inbox)
             while most is None or taken < most:
-                self._next(link, inbox, address, credit, draining=True, short=most is None)
+                self._next(link, inbox, address, draining=True, short=most is None)
                 if not inbox.ready:
                     return
                 while inbox.ready and (most is None or taken < most):
@@ -776,12 +963,12 @@ class Wire:
         self, address: str, properties: Mapping[Any, Any], *, credit: int = CREDIT
     ) -> Iterator[Message]:
         """Copies of messages that a group has leased; *properties* say which ones."""
-        inbox = _Inbox(ACCEPTED)
+        inbox = _Inbox(ACCEPTED, credit)
         source = Source(address=address, distribution_mode=COPY)
         link = self.receive(address, inbox, source, properties)
         try:
             while True:
-                self._next(link, inbox, address, credit, draining=True)
+                self._next(link, inbox, address, draining=True)
                 if not inbox.ready:
                     return
                 while inbox.ready:
@@ -811,7 +998,7 @@ class Wire:
         self.wait(lambda: inbox.over or inbox.attached, self.endpoint.timeout_s)
         if inbox.over or link.source is None:
             self.wait(lambda: inbox.over, self.endpoint.timeout_s)
-            raise inbox.failure(f"{what!r} cannot be read", LinkRefused)
+            raise self.ended(inbox, f"{what!r} cannot be read", LinkRefused)
         return link
 
     def _available(self, link: Any, inbox: _Inbox) -> int | None:
@@ -826,7 +1013,6 @@ class Wire:
         link: Any,
         inbox: _Inbox,
         what: str,
-        credit: int,
         *,
         draining: bool,
         short: bool = False,
@@ -836,25 +1022,25 @@ class Wire:
 
         No more is read from the socket than it takes: what is on its way waits there.
         """
+
+        def drained() -> bool:
+            return draining and link.credit == 0 and not link.arriving
+
+        def done() -> bool:
+            return bool(inbox.ready) or inbox.over or drained()
+
         while not inbox.ready:
-            if draining and link.credit == 0 and not link.arriving:
-                if inbox.asked and inbox.came < (credit if short else 1):
+            if inbox.over:
+                raise self.ended(inbox, f"reading {what!r} has ended", LinkDetached)
+            if drained():
+                if inbox.asked and inbox.came < (inbox.asked if short else 1):
                     return
-                inbox.asked, inbox.came = True, 0
-                link.grant(credit)
+                inbox.asked, inbox.came = inbox.window.credit, 0
+                link.grant(inbox.asked)
                 link.drain()
-            elif not draining and link.credit <= credit // 2:
+            elif not draining and link.credit <= (credit := inbox.window.credit) // 2:
                 link.grant(credit)
-            self.wait(
-                lambda: (
-                    inbox.ready
-                    or inbox.over
-                    or (draining and link.credit == 0 and not link.arriving)
-                ),
-                self.endpoint.timeout_s,
-            )
-            if inbox.over and not inbox.ready:
-                raise inbox.failure(f"reading {what!r} has ended", LinkDetached)
+            self.wait(done, self.endpoint.timeout_s)
 
     def _leave(self, link: Any, inbox: _Inbox) -> None:
         if inbox.over or self.connection.over:
@@ -956,15 +1142,72 @@ def forget(endpoint: Endpoint) -> None:
         found.connection.drop()
 
 
+Found = TypeVar("Found")
+
+
+def retried(endpoint: Endpoint, work: Callable[[Wire], Found]) -> Found:
+    """Do *work* with this process's connection to *endpoint*, again after each loss of the broker.
+
+    Raises:
+        AmqpError: It cannot be done, or the broker stays away for longer than ``retry_s``.
+    """
+    patience = Patience(endpoint.retry_s)
+    while True:
+        try:
+            return work(wire(endpoint))
+        except AmqpError as error:
+            patience.bear(error)
+            forget(endpoint)
+
+
 def call(endpoint: Endpoint, address: str, operation: str, body: Any = None, **given: Any) -> Any:
-    """The answer of ``<address>/$management``, asked twice if the connection breaks meanwhile: for
+    """Return the answer of ``<address>/$management``, asked again after each loss of the broker: for
     operations that may be done again.
 
     Raises:
-        AmqpError: It cannot be done.
+        AmqpError: As for :func:`retried`.
     """
-    try:
-        return wire(endpoint).call(address, operation, body, **given)
-    except (ConnectionLost, DeadlineExceeded):
-        forget(endpoint)
-        return wire(endpoint).call(address, operation, body, **given)
+    return retried(endpoint, lambda there: there.call(address, operation, body, **given))
+
+
+def read(
+    endpoint: Endpoint, address: str, partition: int, start: int, end: int, **how: Any
+) -> Iterator[tuple[int, Message]]:
+    """Yield what :meth:`Wire.read` yields; after a loss of the broker it goes on at the next offset.
+
+    Raises:
+        AmqpError: As for :meth:`Wire.read` and :func:`retried`.
+    """
+    patience = Patience(endpoint.retry_s)
+    while start < end:
+        try:
+            for offset, message in wire(endpoint).read(address, partition, start, end, **how):
+                yield offset, message
+                start = offset + 1
+            return
+        except AmqpError as error:
+            patience.bear(error, start)
+            forget(endpoint)
+
+
+def browse(endpoint: Endpoint, address: str, **how: Any) -> Iterator[Message]:
+    """Yield what :meth:`Wire.browse` yields; a loss of the broker before the first message is borne.
+
+    A queue has no place to go on at, so that a later one ends the task, which is then done again.
+
+    Raises:
+        AmqpError: As for :meth:`Wire.browse` and :func:`retried`.
+    """
+    patience = Patience(endpoint.retry_s)
+    begun = False
+    while True:
+        try:
+            for message in wire(endpoint).browse(address, **how):
+                begun = True
+                yield message
+            return
+        except AmqpError as error:
+            if begun:
+                raise
+            patience.bear(error)
+            forget(endpoint)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -34,7 +35,6 @@ from . import wire
 from .options import Options
 from .rows import check_columns, payload_of
 
-_PRODUCER: Final = "amqp_rt:producer"
 _RUN: Final = "amqp_rt:run"
 _EPOCH: Final = "amqp_rt:epoch"
 _PART: Final = "amqp_rt:part"
@@ -172,12 +172,20 @@ class Sink:
             AmqpError: The broker does not take them, or a later run of the query has taken over.
             ValueError: A row makes no message.
         """
-        named_by = wire.wire(self.options.endpoint).named_by
-        payloads = (payload_of(row, self.options, named_by, self._body_type) for row in rows)
-        return self.send_payloads(payloads, task)
+        return self.send_payloads(self._payloads(rows), task)
+
+    def _payloads(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+        """Yield the encoded messages of *rows*; the connection is made when the first row is there."""
+        named_by: str | None = None
+        for row in rows:
+            if named_by is None:
+                named_by = wire.retried(self.options.endpoint, lambda there: there.named_by)
+            yield payload_of(row, self.options, named_by, self._body_type)
 
     def send_payloads(self, payloads: Iterable[bytes], task: Task) -> Written:
         """Send encoded messages, or stage them.
+
+        The link is attached when the first message is there: a task may work for long before that.
 
         Raises:
             AmqpError: As for :meth:`send`.
@@ -185,10 +193,12 @@ class Sink:
         producer = self.options.producer or task.query
         run = task.run or self._write
         messages = squares = 0
+        waiting = iter(payloads)
+        first = list(islice(waiting, 1))
         out = self._outlet(producer, run, task)
         try:
             published = self.staged and self._published(out, producer, task.epoch)
-            for payload in payloads:
+            for payload in chain(first, waiting):
                 if self.staged:
                     # Squares, since CRC is linear: rows that had exchanged their values would often have the
                     # same sum.
@@ -237,35 +247,44 @@ class Sink:
         claim: dict[Any, Any] | None = None
         if self.staged:
             claim = {
-                _PRODUCER: producer,
+                wire.PRODUCER: producer,
                 _RUN: run,
                 _EPOCH: task.epoch,
                 _PART: task.part,
                 _ATTEMPT: task.attempt,
                 _WRITE: self._write,
             }
-        return wire.Outlet(
-            wire.wire(options.endpoint),
-            address,
-            properties=claim,
-            max_in_flight=options.max_in_flight,
-            max_bytes=options.max_bytes_in_flight,
-            timeout_s=options.connect_timeout
-            if options.settle_timeout is None
-            else options.settle_timeout,
-            skip=options.on_reject != "fail",
-            keep_refused=options.on_reject == "deadletter",
+        answer_s, room_s = options.connect_timeout, options.retry_timeout
+        if options.settle_timeout is not None:
+            answer_s = room_s = options.settle_timeout
+        return wire.retried(
+            options.endpoint,
+            lambda there: wire.Outlet(
+                there,
+                address,
+                properties=claim,
+                max_in_flight=options.max_in_flight,
+                max_bytes=options.max_bytes_in_flight,
+                timeout_s=answer_s,
+                credit_s=max(answer_s, room_s),
+                skip=options.on_reject != "fail",
+                keep_refused=options.on_reject == "deadletter",
+            ),
         )
 
     def _give_up(self, out: wire.Outlet) -> None:
         """Send what was refused to the dead letters, at least once: a task that is done again does so, too."""
         options = self.options
-        dead = wire.Outlet(
-            wire.wire(options.endpoint),
-            options.dead_letter_address,
-            max_in_flight=options.max_in_flight,
-            max_bytes=options.max_bytes_in_flight,
-            timeout_s=options.connect_timeout,
+        dead = wire.retried(
+            options.endpoint,
+            lambda there: wire.Outlet(
+                there,
+                options.dead_letter_address,
+                max_in_flight=options.max_in_flight,
+                max_bytes=options.max_bytes_in_flight,
+                timeout_s=options.connect_timeout,
+                credit_s=max(options.connect_timeout, options.retry_timeout),
+            ),
         )
         try:
             for payload, error in out.refusals:

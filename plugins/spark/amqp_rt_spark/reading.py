@@ -388,6 +388,27 @@ class Stream(_Reading, ABC):
         return True
 
 
+class StartRemembered(Stream):
+    """Plans batches for Spark before 4.2, which does not say where the next one starts.
+
+    It begins where the last planned one ends. After a restart Spark asks for the tasks of an empty batch
+    at the last planned end first, and then does that batch again if it is not done.
+    """
+
+    _at: dict[str, Any] | None = None
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends, within the bounds of the options."""
+        found: dict[str, Any] = super().latestOffset(self._at)  # type: ignore[misc]
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
+        """The tasks of the batch between two offsets."""
+        found: list[Any] = super().partitions(start, end)  # type: ignore[misc]
+        self._at = end
+        return found
+
+
 class LogStream(Stream):
     """A stream of the records of logs.
 

@@ -6,28 +6,22 @@ one connects nowhere. Names of methods and parameters are Spark's.
 
 from __future__ import annotations
 
-import datetime as dt
-import math
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from importlib.util import find_spec
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyspark
 from pyspark import TaskContext
+from pyspark.sql import datasource
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -43,10 +37,20 @@ from pyspark.sql.types import Row, StructType
 from .arrow import batches
 from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
-from .reading import Batch, Bounds, LogStream, Stream
+from .reading import Batch, LogStream, StartRemembered, Stream
 from .schema import ddl_of, with_schema
+from .sentences import sentence_first
 from .spooling import SpoolStream
+from .spreading import Spread, SpreadSink
 from .writing import Sink, Task, Written
+
+#: What this pyspark has: conditions that are given to readers (4.1); bounds of batches, and their start (4.2);
+#: and a time zone for types of Arrow, which were always in UTC before.
+FILTERS: Final = hasattr(datasource, "Filter")
+ADMISSION: Final = find_spec("pyspark.sql.streaming.datasource") is not None
+_ZONE: Final[dict[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+)
 
 
 class AmqpPartition(InputPartition):
@@ -78,8 +82,15 @@ class AmqpDataSource(DataSource):
         if options.mode == "lease":
             return LeasedReader(options, schema)
         # Spark refuses a reader that takes filters unless its own switch is on, too.
-        kind = FilteredReader if options.filter_pushdown else AmqpReader
-        return kind(options, schema)
+        if not options.filter_pushdown:
+            return AmqpReader(options, schema)
+        if not FILTERS:
+            raise ValueError(
+                f"filterPushdown=true takes pyspark 4.1 or later, and this is {pyspark.__version__}: leave it out"
+            )
+        from .filters import FilteredReader
+
+        return FilteredReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = with_schema(read_options(self.options, SOURCE), schema)
@@ -100,9 +111,10 @@ class AmqpDataSource(DataSource):
 
 
 def _batches(rows: Iterator[tuple[Any, ...]], schema: StructType) -> Iterator[pa.RecordBatch]:
-    return batches(rows, to_arrow_schema(schema, timezone="UTC"))
+    return batches(rows, to_arrow_schema(schema, **_ZONE))
 
 
+@sentence_first
 class AmqpReader(DataSourceReader):
     """Reads what there is in logs, and browses queues."""
 
@@ -117,17 +129,7 @@ class AmqpReader(DataSourceReader):
         return _batches(self._batch.read(partition.value), self._schema)
 
 
-class FilteredReader(AmqpReader):
-    """The same, and what filters leave out is not read."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take what is honoured exactly; the rest is given back, and Spark looks at it."""
-        logs = self._batch.only_logs()
-        for each in filters:
-            if not push(self._batch.bounds, each, logs=logs):
-                yield each
-
-
+@sentence_first
 class LeasedReader(DataSourceReader):
     """Reads what a group has of queues."""
 
@@ -142,95 +144,18 @@ class LeasedReader(DataSourceReader):
         return _batches(self._batch.read(partition.value), self._schema)
 
 
-_COMPARED: Final = (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, EqualTo)
+if TYPE_CHECKING or ADMISSION:
+    from .admission import Limited
+
+    class _Plans(Stream):
+        """Plans batches from where Spark says that they start."""
+
+else:
+    # No bounds are asked for, and no start is said.
+    Limited, _Plans = DataSourceStreamReader, StartRemembered
 
 
-def push(bounds: Bounds, filter_: Filter, *, logs: bool) -> bool:
-    """Narrow *bounds* by *filter_*; whether no row comes that it does not let pass.
-
-    Rows of queues have no offset and no partition: without *logs* only addresses are looked at.
-    """
-    column = getattr(filter_, "attribute", None)
-    if isinstance(filter_, IsNotNull):
-        # Comes along with every comparison.
-        return column == ("address",) or (logs and column in (("partition",), ("offset",)))
-    if column == ("address",):
-        wanted = _wanted(filter_, str)
-        if wanted is None:
-            return False
-        bounds.addresses = wanted if bounds.addresses is None else bounds.addresses & wanted
-        return True
-    if not logs:
-        return False
-    if column == ("partition",):
-        numbers = _wanted(filter_, int)
-        if numbers is None:
-            return False
-        bounds.partitions = numbers if bounds.partitions is None else bounds.partitions & numbers
-        return True
-    if not isinstance(filter_, _COMPARED):
-        return False
-    value = filter_.value
-    if column == ("offset",) and isinstance(value, int):
-        first, end = _range(filter_, value, value + 1)
-        bounds.first = _higher(bounds.first, first)
-        bounds.end = _lower(bounds.end, end)
-        return True
-    if column == ("enqueued_time",) and isinstance(value, dt.datetime):
-        # Records have milliseconds: the first one at or after the value, and the first one after it.
-        moment = value.timestamp() * 1000
-        first, end = _range(filter_, math.ceil(moment), math.floor(moment) + 1)
-        bounds.since_ms = _higher(bounds.since_ms, first)
-        bounds.until_ms = _lower(bounds.until_ms, end)
-        return True
-    return False
-
-
-def _wanted(filter_: Filter, kind: type) -> set[Any] | None:
-    """The values that an equality, or a list of them, lets pass."""
-    if isinstance(filter_, EqualTo):
-        values: tuple[Any, ...] = (filter_.value,)
-    elif isinstance(filter_, In):
-        values = tuple(filter_.value)
-    else:
-        return None
-    return set(values) if all(type(value) is kind for value in values) else None
-
-
-def _range(filter_: Filter, at: int, after: int) -> tuple[int | None, int | None]:
-    """From where on, and before where: *at* is where the value is, *after* where what follows it is."""
-    if isinstance(filter_, EqualTo):
-        return at, after
-    if isinstance(filter_, GreaterThan):
-        return after, None
-    if isinstance(filter_, GreaterThanOrEqual):
-        return at, None
-    return None, at if isinstance(filter_, LessThan) else after
-
-
-def _higher(one: int | None, other: int | None) -> int | None:
-    return one if other is None else other if one is None else max(one, other)
-
-
-def _lower(one: int | None, other: int | None) -> int | None:
-    return one if other is None else other if one is None else min(one, other)
-
-
-class _Limited(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark wants to know of a stream beside what it reads."""
-
-    options: Options
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """One of the bounds of the options; the others are looked at together with it."""
-        if self.options.max_messages is not None:
-            return ReadMaxRows(self.options.max_messages)
-        if self.options.max_bytes is not None:
-            return ReadMaxBytes(self.options.max_bytes)
-        return ReadAllAvailable()
-
-
-class _InBatches(Stream):
+class _InBatches(_Plans):
     """Gives Spark what the class behind it plans and reads: spans as partitions, rows in batches."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -244,15 +169,18 @@ class _InBatches(Stream):
         return _batches(super().read(partition.value), self._schema)
 
 
-class LogStreamReader(_InBatches, LogStream, _Limited):
+@sentence_first
+class LogStreamReader(_InBatches, LogStream, Limited):
     """Streams the records of logs."""
 
 
-class LeaseStreamReader(_InBatches, LeaseStream, _Limited):
+@sentence_first
+class LeaseStreamReader(_InBatches, LeaseStream, Limited):
     """Streams messages that are leased from queues."""
 
 
-class SpoolStreamReader(_InBatches, SpoolStream, _Limited):
+@sentence_first
+class SpoolStreamReader(_InBatches, SpoolStream, Limited):
     """Streams messages of queues, which are in files by then."""
 
 

@@ -109,3 +109,35 @@ def test_the_module_that_spark_finds_never_raises() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (run.returncode, run.stdout.split()) == (0, ["False", "True"]), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        (
+            "sys.modules['pyspark'] = None",
+            "Spark is not installed: pip install 'amqp-rt-spark[pyspark]'",
+        ),
+        (
+            "java.find_spec = lambda name: None",
+            "has no data sources in Python, which 4.0 brought: pip",
+        ),
+    ],
+)
+def test_without_spark_there_is_a_sentence(before: str, why: str) -> None:
+    """pyspark is an extra: platforms bring their own, and others may have none."""
+    if "find_spec" in before:
+        pytest.importorskip("pyspark")
+    program = (
+        "import sys\n"
+        "from amqp_rt_spark import java, options, reading, writing\n"
+        f"{before}\n"
+        "try:\n"
+        "    java.session()\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert why in done.stdout, done.stderr

@@ -25,7 +25,7 @@ import pytest
 from amqp_rt_spark import wire
 from amqp_rt_spark.leasing import LeaseStream
 from amqp_rt_spark.options import Options, read_options
-from amqp_rt_spark.reading import LogStream
+from amqp_rt_spark.reading import LogStream, StartRemembered
 from amqp_rt_spark.schema import columns_of
 from amqp_rt_spark.spooling import SpoolFile, SpoolStream
 from amqp_rt_spark.writing import EpochDiffers, Sink, Task, Written, plan_of
@@ -67,7 +67,8 @@ class StagedSink:
 
     def __init__(self, options: Options, source: Options) -> None:
         self.options = options
-        self.columns = columns_of(source)
+        self.read = columns_of(source)
+        self.columns = [name for name in self.read if name != "address"]
         #: Run → the sink that goes to its tasks.
         self.sinks: dict[str, Sink] = {}
 
@@ -80,7 +81,8 @@ class StagedSink:
             for number, row in enumerate(rows):
                 if fail and number == len(rows) // 2:
                     raise OSError("the task fails")
-                yield dict(zip(self.columns, row, strict=True))
+                found = dict(zip(self.read, row, strict=True))
+                yield {name: found[name] for name in self.columns}
             if fail and not rows:
                 raise OSError("the task fails")
 
@@ -106,6 +108,18 @@ class RowsByPosition:
         """Everything is there already."""
 
 
+class BareLogs(StartRemembered, LogStream):
+    """As for Spark 4.0 and 4.1."""
+
+
+class BareLeases(StartRemembered, LeaseStream):
+    """As for Spark 4.0 and 4.1."""
+
+
+class BareSpools(StartRemembered, SpoolStream):
+    """As for Spark 4.0 and 4.1."""
+
+
 class Driver:
     """One life of the driver of a query that ends when it has read everything (AvailableNow).
 
@@ -118,6 +132,8 @@ class Driver:
         chance: Decides which tasks fail, and where rows go in a shuffle.
         shuffle: Whether the rows are dealt out anew before they are written.
         early: The negative control: the source hears of a batch before the sink does.
+        older: It is one of Spark 4.0 or 4.1, as was traced there: it says neither bounds nor starts, and asks
+            for the tasks of an empty batch where the last planned one ends before anything else.
     """
 
     def __init__(
@@ -131,8 +147,10 @@ class Driver:
         *,
         shuffle: bool,
         early: bool = False,
+        older: bool = False,
     ) -> None:
         self.early = early
+        self.older = older
         self.checkpoint = checkpoint
         self.sink = sink
         self.run_id = run
@@ -141,8 +159,10 @@ class Driver:
         self.trace: list[str] = []
         self._left = ends_at
         # Made in one process, used in another.
-        kinds: dict[str, Any] = {"lease": LeaseStream, "spool": SpoolStream}
-        self.reader: Any = moved(kinds.get(source.mode, LogStream)(source))
+        kinds: dict[str, Any] = {"lease": LeaseStream, "spool": SpoolStream, "auto": LogStream}
+        if older:
+            kinds = {"lease": BareLeases, "spool": BareSpools, "auto": BareLogs}
+        self.reader: Any = moved(kinds[source.mode](source))
         self._attempts = 0
 
     def arrow(self, name: str) -> None:
@@ -162,8 +182,12 @@ class Driver:
 
     def run(self) -> None:
         checkpoint = self.checkpoint
-        self.call("prepareForTriggerAvailableNow")
         number = max(checkpoint.offsets, default=-1)
+        if not self.older:
+            self.call("prepareForTriggerAvailableNow")
+        elif number >= 0:
+            seen = json.loads(checkpoint.offsets[number])
+            assert self.call("partitions", seen, seen) == []
         if number >= 0 and number not in checkpoint.commits:
             # Planned, and not known to be done: the same again.
             self.batch(number)
@@ -172,8 +196,10 @@ class Driver:
         while True:
             number = max(checkpoint.offsets, default=-1) + 1
             text = self.before(number)
-            found = json.dumps(self.call("latestOffset", json.loads(text)))
-            self.call("reportLatestOffset")
+            start = () if self.older else (json.loads(text),)
+            found = json.dumps(self.call("latestOffset", *start))
+            if not self.older:
+                self.call("reportLatestOffset")
             if found == text:
                 return
             checkpoint.offsets[number] = found
@@ -272,6 +298,7 @@ def lives(
     shuffle: bool,
     early: bool = False,
     named: bool = True,
+    older: bool = False,
     **options: str,
 ) -> Any:
     """Runs the query as often as it takes, and ends at *ends*; its sink."""
@@ -298,7 +325,15 @@ def lives(
         if sink is None:
             sink = sink_of(source)
         driver = Driver(
-            checkpoint, source, sink, f"run {life}", end, chance, shuffle=shuffle, early=early
+            checkpoint,
+            source,
+            sink,
+            f"run {life}",
+            end,
+            chance,
+            shuffle=shuffle,
+            early=early,
+            older=older,
         )
         try:
             driver.run()
@@ -338,6 +373,27 @@ def test_nothing_is_lost_and_nothing_doubled_wherever_the_driver_ends(
     assert found(url, names[1]) == ALL
     broker.delete(names[0])
     broker.delete(names[1])
+
+
+@pytest.mark.req("K2", "K3")
+@pytest.mark.parametrize("mode", ["auto", "lease", "spool"])
+def test_nothing_is_lost_with_spark_that_says_no_starts(
+    anywhere: Any, mode: str, tmp_path: Path
+) -> None:
+    """Spark 4.0 and 4.1."""
+    broker, url, fresh = anywhere
+    for seed in range(12):
+        log, out = fresh()
+        chance = random.Random(seed)
+        names = (log if mode == "auto" else out.replace("out", "in")), out
+        ends = [chance.randint(0, 45) for _ in range(3)]
+        more = {"spoolDir": str(tmp_path / str(seed))} if mode == "spool" else {}
+
+        def sink(source: Options, to: str = out) -> StagedSink:
+            return StagedSink(read_options({"url": url, "address": to}, "sink"), source)
+
+        lives(broker, url, names, sink, ends, seed, shuffle=True, older=True, mode=mode, **more)
+        assert found(url, out) == ALL, seed
 
 
 @pytest.mark.req("K2", "K3")

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -18,12 +19,12 @@ import click
 from amqp_rt.errors import AmqpError
 
 from ..cluster import NotReady
-from ..java import session
+from ..java import INSTALL, NoSpark, find_spark, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NO_SPARK: Final = "Spark is not installed: pip install amqp-rt-spark"
+NO_SPARK: Final = f"Spark is not installed: {INSTALL}"
 
 #: What Java says whenever it starts, and nobody can do anything about.
 _NOISE: Final = re.compile(
@@ -50,12 +51,15 @@ def start(master: str, conf: Mapping[str, str], *, name: str, debug: bool = Fals
     """A session at *master*, which says nothing by itself unless it is to *debug*.
 
     Raises:
-        click.ClickException: There is no Spark.
+        click.ClickException: There is no Spark, or one that is too old for jobs.
     """
     try:
-        import pyspark  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise click.ClickException(NO_SPARK) from None
+        find_spark()
+    except NoSpark as error:
+        raise click.ClickException(str(error)) from None
+    if find_spec("pyspark.sql.streaming.datasource") is None:
+        # Before, a query with availableNow is one micro-batch, and --once would leave the rest.
+        raise click.ClickException(f"jobs take pyspark 4.2 or later: {INSTALL} --upgrade")
     if debug or not master or master.startswith("sc://"):
         return session(master, name=f"amqp-rt {name}", conf=conf)
     with as_file(files(__package__).joinpath("log4j2.properties")) as logs, _filtered():

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from . import kafka_names
 from .schema import COLUMNS
 from .wire import Endpoint
 
@@ -129,7 +130,8 @@ def _columns(text: str) -> tuple[str, ...]:
     found = _names(text)
     for name in found:
         if name not in COLUMNS:
-            raise ValueError(f"there is no column {name!r}{_meant(name, COLUMNS)}")
+            meant = kafka_names.column_hint(name) or _meant(name, COLUMNS)
+            raise ValueError(f"there is no column {name!r}{meant}")
     return found
 
 
@@ -582,7 +584,8 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
                     found["checkpoint"] = str(text)
                 continue
             known = [each.name for each in _DECLARED if each.side in ("", side)]
-            raise ValueError(f"amqp has no option {key!r}{_meant(key, known)}")
+            meant = kafka_names.option_hint(key) or _meant(key, known)
+            raise ValueError(f"amqp has no option {key!r}{meant}")
         if option.side not in ("", side):
             raise ValueError(f"the option {option.name} is for a {option.side}, not for a {side}")
         try:
@@ -597,10 +600,15 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
         raise ValueError("give address or addressPattern, not both")
     if options.address_pattern and options.mode not in ("auto", "log"):
         raise ValueError("addressPattern is for logs: name the queues with address")
-    if not options.addresses and not options.address_pattern:
-        raise ValueError("amqp needs the option address: the node to read or to write to")
+    if side == SOURCE and not options.addresses and not options.address_pattern:
+        raise ValueError("amqp needs the option address: the node to read")
     if options.logs != OURS:
         _check_foreign(options)
+    if len(options.urls) > 1 and (side == SINK or options.mode in ("lease", "spool")):
+        what = "a sink" if side == SINK else f"mode={options.mode}"
+        raise ValueError(f"{what} has one url: several are for logs and what is browsed")
+    if len(options.urls) > 1 and options.address_pattern:
+        raise ValueError("addressPattern has one url: with several, name the logs with address")
     if (options.on_reject == "deadletter") != bool(options.dead_letter_address):
         raise ValueError("onReject=deadletter and deadLetterAddress go together")
     if side == SINK and len(options.addresses) > 1:

@@ -20,6 +20,7 @@ from amqp_rt.message import Properties, Sequence
 from amqp_rt.values import Symbol, Timestamp, ULong
 
 from . import json_bodies, variant
+from .kafka_names import column_hint
 from .options import Options
 from .schema import COLUMNS, columns_of
 
@@ -39,6 +40,8 @@ _PROPERTIES: Final = tuple(Properties.__struct_fields__)
 _MOMENTS: Final = frozenset(("absolute_expiry_time", "creation_time"))
 _IDS: Final = frozenset(("message_id", "correlation_id"))
 _HEADER: Final = ("durable", "priority", "ttl")
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MS: Final = dt.timedelta(milliseconds=1)
 
 
 # --- Messages as rows ----------------------------------------------------------------------------
@@ -111,6 +114,14 @@ def _micros(moment: Any) -> int | None:
 
 def _enqueued(message: Message, place: Place) -> int | None:
     return _micros(message.message_annotations.get("x-opt-enqueued-time"))
+
+
+def _key(message: Message, place: Place) -> str | None:
+    """Return the partition key, of which brokers keep text or octets."""
+    found = message.message_annotations.get(_PARTITION_KEY)
+    if isinstance(found, bytes):
+        return found.decode("utf-8", "backslashreplace")
+    return None if found is None else str(found)
 
 
 def _plain_body(message: Message, place: Place) -> bytes | None:
@@ -227,6 +238,9 @@ _GETTERS: Final[dict[str, Callable[[Message, Place], Any]]] = {
     "application_properties": _application_properties,
     "message_annotations": _annotations,
     "message": _bare,
+    "key": _key,
+    "timestamp": _enqueued,
+    "broker": lambda message, place: place.broker,
 }
 #: What the option ``body`` changes.
 _BODIES: Final[dict[tuple[str, str], Callable[[Message, Place], Any]]] = {
@@ -244,10 +258,13 @@ def check_columns(names: Iterable[str], options: Options) -> None:
     Raises:
         ValueError: One sentence says what to do.
     """
-    known = {*COLUMNS, *_PROPERTIES, *_HEADER, "message_id_type", "correlation_id_type"}
     given = list(names)
     if not {"message", "body", "body_variant"} & set(given):
-        raise ValueError("rows for amqp need a column body (or message, or body_variant)")
+        meant = "; rename its column 'value' to 'body'" if "value" in given else ""
+        raise ValueError(f"rows for amqp need a column body (or message, or body_variant){meant}")
+    known = {*COLUMNS, *_PROPERTIES, *_HEADER, "message_id_type", "correlation_id_type"}
+    # Where a row was read is not where it goes, and a time is a property by another name.
+    known -= {"address", "timestamp", "broker"}
     chosen = {"orderingKey": options.ordering_key, "dedupColumn": options.dedup_column}
     for option, name in chosen.items():
         if name and name not in given:
@@ -257,11 +274,34 @@ def check_columns(names: Iterable[str], options: Options) -> None:
         raise ValueError(
             "the column message holds messages that are sent as they are: dedupColumn cannot name them"
         )
+    if options.ordering_key not in ("", "key"):
+        # One of the two would be passed over.
+        known.discard("key")
+        if options.dedup_column == "key":
+            known.add("key")
+    if not options.addresses and "to" not in given:
+        raise ValueError(
+            "amqp needs the option address, the node to write to, or a column 'to', which names it for each row"
+        )
     unknown = [name for name in given if name not in known]
     if unknown and not options.ignore_unknown_columns:
-        raise ValueError(
-            f"nothing becomes of the column {unknown[0]!r}: drop it, or set ignoreUnknownColumns=true"
-        )
+        name = unknown[0]
+        meant = _REFUSED.get(name) or f"nothing becomes of the column {name!r}{column_hint(name)}"
+        raise ValueError(f"{meant}: drop it, or set ignoreUnknownColumns=true")
+
+
+#: Columns that a user may believe in, and what to say of them.
+_REFUSED: Final = {
+    "address": (
+        "the column 'address' says where a row was read, and not where it goes, which is up to the option "
+        "address or the column 'to'"
+    ),
+    "timestamp": (
+        "nothing becomes of the column 'timestamp': a log gives each record its time; a time of the "
+        "message's own is the column 'creation_time'"
+    ),
+    "key": "the column 'key' is a partition key, and orderingKey names another column for that",
+}
 
 
 def payload_of(
@@ -343,7 +383,8 @@ def _property(name: str, value: Any, kind: Any) -> Any:
     if name in _MOMENTS:
         if not isinstance(value, dt.datetime):
             raise ValueError(f"{name} takes a timestamp, not {type(value).__name__}")
-        return Timestamp(round(value.timestamp() * 1000))
+        # AMQP's times are milliseconds: what is below them is cut, as Spark cuts when it casts.
+        return Timestamp((value - _EPOCH if value.tzinfo else value.astimezone() - _EPOCH) // _MS)
     if name == "user_id":
         return value.encode() if isinstance(value, str) else bytes(value)
     return int(value) if name == "group_sequence" else str(value)
@@ -369,10 +410,11 @@ def _typed_map(value: Any, what: str) -> dict[Any, Any]:
 def _annotations_of(row: Mapping[str, Any], options: Options) -> dict[Any, Any]:
     found = _typed_map(row.get("message_annotations"), "message_annotations")
     annotations = {Symbol(key): each for key, each in found.items() if key not in PLACE}
-    if options.ordering_key:
-        value = row.get(options.ordering_key)
-        if value is not None:
-            annotations[_PARTITION_KEY] = str(value)
+    value = row.get(options.ordering_key or "key")
+    if value is not None:
+        # Partitions are chosen by the octets of either.
+        octets = isinstance(value, bytes | bytearray)
+        annotations[_PARTITION_KEY] = bytes(value) if octets else str(value)
     return annotations
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from .kafka_names import column_hint
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
@@ -38,7 +40,13 @@ COLUMNS: Final[dict[str, str]] = {
     "application_properties": "variant",
     "message_annotations": "variant",
     "message": "binary",
+    "key": "string",
+    "timestamp": "timestamp",
+    "broker": "string",
 }
+
+#: Columns that there are only if they are asked for by name.
+ON_REQUEST: Final = frozenset(("message", "key", "timestamp", "broker"))
 
 
 def columns_of(options: Options) -> tuple[str, ...]:
@@ -75,8 +83,9 @@ def with_schema(options: Options, schema: StructType) -> Options:
     for field in schema.fields:
         if field.name not in COLUMNS:
             near = get_close_matches(field.name, COLUMNS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
-            raise ValueError(f"schema: a message has no column {field.name!r}: {hint}")
+            hint = f": did you mean {near[0]!r}?" if near else f": there are {', '.join(COLUMNS)}"
+            hint = column_hint(field.name) or hint
+            raise ValueError(f"schema: a message has no column {field.name!r}{hint}")
         wanted = _type(field.name, options)
         given = field.dataType.simpleString()
         if given != wanted.replace(": ", ":").replace(", ", ","):

@@ -60,7 +60,7 @@ class AmqpPartition(InputPartition):
 class AmqpCommitMessage(WriterCommitMessage):
     """What one task has written."""
 
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: Written | Spread) -> None:
         self.written = written
 
 
@@ -198,9 +198,10 @@ def _task(epoch: int) -> Task:
     )
 
 
-def _sink(options: Options, schema: StructType, *, streaming: bool) -> Sink:
+def _sink(options: Options, schema: StructType, *, streaming: bool) -> Any:
     body_type = schema["body"].dataType if "body" in schema.names else None
-    return Sink(options, schema.names, streaming=streaming, body_type=body_type)
+    kind = Sink if options.addresses else SpreadSink
+    return kind(options, schema.names, streaming=streaming, body_type=body_type)
 
 
 def _fields(rows: Iterator[Row]) -> Iterator[dict[str, Any]]:
@@ -208,7 +209,7 @@ def _fields(rows: Iterator[Row]) -> Iterator[dict[str, Any]]:
         yield dict(zip(row.__fields__, row, strict=True))
 
 
-def _written(messages: list[WriterCommitMessage | None]) -> list[Written | None]:
+def _written(messages: list[WriterCommitMessage | None]) -> list[Any]:
     return [each.written if isinstance(each, AmqpCommitMessage) else None for each in messages]
 
 

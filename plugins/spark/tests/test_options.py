@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amqp_rt_spark import kafka_names
 from amqp_rt_spark.options import OPTIONS, Options, explain, read_options
+from amqp_rt_spark.schema import COLUMNS
 
 pytestmark = pytest.mark.req("K1")
 
@@ -61,6 +63,12 @@ def test_values(name: str, text: str, field: str, value: Any) -> None:
         ({"maxTriggerDelay": "soon"}, "a time such as 30s"),
         ({"columns": "body,offzet"}, "no column 'offzet'; did you mean offset?"),
         ({"group": " "}, "it is empty"),
+        ({"subscribe": "x"}, "no option 'subscribe', which is Kafka's: did you mean address?"),
+        ({"kafka.bootstrap.servers": "x"}, "did you mean url, such as amqp://host:5672?"),
+        ({"maxOffsetsPerTrigger": "5"}, "Kafka's: did you mean maxMessagesPerTrigger?"),
+        ({"kafka.max.poll.records": "5"}, "Kafka's, and nothing takes its place: leave it out"),
+        ({"columns": "body,value"}, "no column 'value', which is Kafka's: did you mean body?"),
+        ({"startingOffsets": '{"a": {"0": -2}}'}, "for Kafka's -2, earliest, leave the partition"),
         ({"addressPattern": "a*"}, "address or addressPattern, not both"),
         ({"startingOffsets": "latest", "startingTimestamp": "1"}, "not both"),
         ({"endingOffsets": '{"a": {}}', "endingTimestamp": "1"}, "not both"),
@@ -77,7 +85,7 @@ def test_what_makes_no_sense_is_one_sentence(given: dict[str, str], why: str) ->
     [
         ({"address": "a"}, "needs the option url"),
         ({"url": "amqp://h", "addressPattern": "a*"}, "for a source, not for a sink"),
-        ({"url": "amqp://h"}, "needs the option address"),
+        ({**HERE, "topic": "x"}, "Kafka's: did you mean address?"),
         ({**HERE, "address": "a,b"}, "a sink has one address"),
         ({**HERE, "onReject": "deadletter"}, "go together"),
         ({**HERE, "deadLetterAddress": "d"}, "go together"),
@@ -93,6 +101,11 @@ def test_the_guide_knows_every_option() -> None:
     guide = Path(__file__).parents[3] / "docs" / "guides" / "spark.md"
     text = guide.read_text("utf-8").partition("## Options")[2]
     assert [option.name for option in OPTIONS.values() if f"`{option.name}`" not in text] == []
+
+
+def test_what_kafka_calls_an_option_is_none_of_ours() -> None:
+    assert not kafka_names.OPTIONS.keys() & OPTIONS.keys()
+    assert not kafka_names.COLUMNS.keys() & COLUMNS.keys()
 
 
 def test_every_option_is_a_field_and_explained() -> None:

@@ -15,6 +15,7 @@ from amqp_rt_spark.rows import Place, RowMaker, check_columns, payload_of
 from amqp_rt_spark.schema import columns_of, ddl_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typed_values import SCALARS, same, text, values
 
 from amqp_rt import Message
@@ -417,6 +418,41 @@ def test_rows_that_users_make() -> None:
     assert not sent(Options(durable=False), body="x").durable
     keyed = sent(Options(ordering_key="k"), body="x", k=12)
     assert keyed.message_annotations == {"x-opt-partition-key": "12"}
+    assert sent(body="x", key="k").message_annotations == {"x-opt-partition-key": "k"}
+    octets = sent(body="x", key=bytearray(b"k")).message_annotations
+    assert octets == {"x-opt-partition-key": b"k"}
+    assert sent(body="x", key=None).message_annotations == {}
+
+
+@pytest.mark.parametrize("seconds", [1, -1])
+def test_below_a_millisecond_times_are_cut(seconds: int) -> None:
+    """Towards the past, as Spark cuts what it casts: never to a time that has not come yet."""
+    moment = dt.datetime.fromtimestamp(seconds, dt.UTC) + dt.timedelta(microseconds=1_999)
+    for value in (moment, moment.astimezone().replace(tzinfo=None)):
+        row = {"body": "x", "creation_time": value}
+        assert Message.decode(payload_of(row, Options())).creation_time == Timestamp(
+            seconds * 1_000 + 1
+        )
+    cut = variant.decode(*variant_of_micros(seconds * 1_000_000 + 1_999))
+    assert cut == Timestamp(seconds * 1_000 + 1)
+
+
+def variant_of_micros(micros: int) -> tuple[bytes, bytes]:
+    """Return a VARIANT that is a timestamp, as Spark makes it."""
+    return bytes((12 << 2,)) + micros.to_bytes(8, "little", signed=True), b"\x01\x00\x00"
+
+
+def test_a_partition_key_is_a_column() -> None:
+    chosen = {"columns": ("key", "timestamp")}
+    for key, found in (("k", "k"), (b"k", "k"), (b"\xff", "\\xff"), (7, "7")):
+        annotations = {
+            Symbol("x-opt-partition-key"): key,
+            Symbol("x-opt-enqueued-time"): Timestamp(2_000),
+        }
+        row = row_of(Message("x", message_annotations=annotations), **chosen)
+        assert row == {"key": found, "timestamp": 2_000_000}
+    assert row_of(Message("x"), **chosen) == {"key": None, "timestamp": None}
+    assert not {"key", "timestamp"} & set(columns_of(Options()))
 
 
 @pytest.mark.parametrize(
@@ -434,13 +470,23 @@ def test_rows_that_make_no_message(row: dict[str, Any], why: str) -> None:
 
 
 def test_columns_are_looked_at_before_anything_is_sent() -> None:
-    check_columns(["body", "offset", "subject"], Options())
-    check_columns(["body", "x"], Options(ignore_unknown_columns=True))
-    check_columns(["message", "x"], Options(ordering_key="x"))
+    here = Options(addresses=("a",))
+    check_columns(["body", "offset", "subject", "key", "to"], here)
+    check_columns(["body", "to"], Options())
+    check_columns(["body", "x", "address"], replace(here, ignore_unknown_columns=True))
+    check_columns(["message", "x"], replace(here, ordering_key="x"))
+    check_columns(["body", "key", "x"], replace(here, ordering_key="x", dedup_column="key"))
     for names, options, why in (
-        (["subject"], Options(), "need a column body"),
-        (["body", "sujbect"], Options(), "nothing becomes of the column 'sujbect'"),
-        (["body"], Options(ordering_key="k"), "a column 'k' that is not there"),
+        (["subject"], here, "need a column body"),
+        (["key", "value"], here, "rename its column 'value' to 'body'"),
+        (["body"], Options(), "needs the option address, .* or a column 'to', which names it for"),
+        (["body", "sujbect"], here, "nothing becomes of the column 'sujbect': drop it"),
+        (["body", "topic"], here, "column 'topic', which is Kafka's: did you mean address when"),
+        (["body", "address"], here, "says where a row was read, and not where it goes"),
+        (["body", "address"], Options(), "needs the option address"),
+        (["body", "timestamp"], here, "is the column 'creation_time'"),
+        (["body"], replace(here, ordering_key="k"), "a column 'k' that is not there"),
+        (["body", "key", "k"], replace(here, ordering_key="k"), "orderingKey names another"),
     ):
         with pytest.raises(ValueError, match=why):
             check_columns(names, options)

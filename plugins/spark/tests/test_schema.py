@@ -40,6 +40,7 @@ def test_columns_are_chosen_by_name() -> None:
     [
         ({"bodi": "binary"}, "no column 'bodi': did you mean 'body'"),
         ({"x": "binary"}, f"there are {', '.join(COLUMNS)}"),
+        ({"value": "binary"}, "no column .value., which is Kafka.s: did you mean body"),
         ({"offset": "int"}, "'offset' is bigint, not int: cast it after reading"),
         ({"body": "string"}, "'body' is binary, not string; set the option body=text"),
         ({"header": "string"}, "'header' is struct<durable: boolean"),

@@ -28,7 +28,8 @@ def at(reader: Any, served: Any, address: str, **options: str) -> Any:
 def copy(spark: Any, served: Any, checkpoint: Path, to: str, **options: str) -> Any:
     """A query that copies the log to a node, and ends when it has read everything."""
     source = at(spark.readStream, served, "log", raw="true", **options).load()
-    sink = at(source.writeStream, served, to).option("checkpointLocation", str(checkpoint))
+    rows = source.drop("address")
+    sink = at(rows.writeStream, served, to).option("checkpointLocation", str(checkpoint))
     query = sink.trigger(availableNow=True).start()
     assert query.awaitTermination(120)
     assert query.exception() is None

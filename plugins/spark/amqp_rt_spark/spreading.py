@@ -1,0 +1,139 @@
+"""A sink whose rows name their own destinations, in the column ``to``.
+
+Each address gets its messages as it would from a sink of its own: with ``exactly-once`` one request for
+each address publishes a micro-batch there, one address after the other. A micro-batch that is done again
+skips the addresses that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from . import wire
+from .options import Options
+from .rows import check_columns, payload_of
+from .writing import Sink, Task, Written
+
+#: Rows after which a task sends what it has gathered. Their bytes are bounded by maxBytesInFlight.
+ROWS: Final = 10_000
+#: Chunks of a task have numbers of their own among the parts of a micro-batch, in order.
+_CHUNKS: Final = 2**32
+
+
+class Spread(Struct, frozen=True):
+    """What a task has sent: address and chunk, one by one."""
+
+    written: tuple[tuple[str, Written], ...]
+
+
+class SpreadSink:
+    """Sends each row to the address in its column ``to``.
+
+    Args:
+        options: What the user has said, without an address.
+        columns: Names of the columns of the rows.
+        streaming: Whether there are micro-batches.
+        body_type: Spark's type of the column body.
+
+    Raises:
+        ValueError: No message can be made of such rows, or the options do not go together.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        columns: Sequence[str],
+        *,
+        streaming: bool,
+        body_type: Any = None,
+    ) -> None:
+        check_columns(columns, options)
+        self.options = options
+        self._body_type = body_type
+        #: What those of all addresses have in common. It goes with the writer to all tasks.
+        self._sink = Sink(
+            replace(options, addresses=("to",)), columns, streaming=streaming, body_type=body_type
+        )
+
+    def send(self, rows: Iterable[Mapping[str, Any]], task: Task) -> Spread:
+        """Send *rows*, or stage them.
+
+        Rows are gathered by address, and sent when there are ``ROWS`` of them or ``maxBytesInFlight`` bytes;
+        to each address they go in order.
+
+        Raises:
+            AmqpError: A broker does not take them, or a later run of the query has taken over.
+            ValueError: A row makes no message, or names no address.
+        """
+        named_by = wire.wire(self.options.endpoint).named_by
+        waiting: dict[str, list[bytes]] = {}
+        chunks: dict[str, int] = {}
+        written: list[tuple[str, Written]] = []
+        count = size = 0
+        for row in rows:
+            payload = payload_of(row, self.options, named_by, self._body_type)
+            waiting.setdefault(_destination(row), []).append(payload)
+            count += 1
+            size += len(payload)
+            if count >= ROWS or size >= self.options.max_bytes_in_flight:
+                written += self._flush(waiting, chunks, task)
+                count = size = 0
+        written += self._flush(waiting, chunks, task)
+        return Spread(tuple(written))
+
+    def _flush(
+        self, waiting: dict[str, list[bytes]], chunks: dict[str, int], task: Task
+    ) -> list[tuple[str, Written]]:
+        """Send what is *waiting*, and empty it."""
+        written = []
+        for address, payloads in waiting.items():
+            number = chunks.get(address, 0)
+            chunks[address] = number + 1
+            part = replace(task, part=task.part * _CHUNKS + number)
+            written.append((address, self._at(address).send_payloads(payloads, part)))
+        waiting.clear()
+        return written
+
+    def _at(self, address: str) -> Sink:
+        """Return the sink of one address, of the same run."""
+        sink = copy(self._sink)
+        sink.options = replace(self.options, addresses=(address,))
+        return sink
+
+    def publish(self, written: Iterable[Spread | None]) -> bool:
+        """Publish what the tasks have staged, once at each address; whether that was not done before.
+
+        Raises:
+            AmqpError: A later run has taken over, or what was staged is not there any more.
+        """
+        parts: dict[str, list[Written]] = {}
+        for spread in written:
+            for address, each in spread.written if spread is not None else ():
+                parts.setdefault(address, []).append(each)
+        done = [self._at(address).publish(parts[address]) for address in sorted(parts)]
+        return any(done)
+
+
+def _destination(row: Mapping[str, Any]) -> str:
+    """Return the address that *row* names.
+
+    Raises:
+        ValueError: It names none, or one that no data should choose.
+    """
+    address = row.get("to")
+    if not address:
+        raise ValueError(
+            "the column 'to' is null or empty in a row, so its message has no destination: filter such rows "
+            "out, or give the option address"
+        )
+    # Requests to a broker's own nodes are for programs to make, not for data.
+    if any(part.startswith("$") for part in str(address).split("/")):
+        raise ValueError(
+            f"the column 'to' is {str(address)!r:.80} in a row: rows are not sent to a broker's own nodes"
+        )
+    return str(address)

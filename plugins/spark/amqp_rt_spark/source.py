@@ -25,13 +25,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import Row, StructType
 
 from .arrow import batches
@@ -64,6 +57,7 @@ class AmqpCommitMessage(WriterCommitMessage):
         self.written = written
 
 
+@sentence_first
 class AmqpDataSource(DataSource):
     """AMQP nodes as tables and streams: ``spark.read.format("amqp")``.
 
@@ -213,6 +207,7 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[Any]:
     return [each.written if isinstance(each, AmqpCommitMessage) else None for each in messages]
 
 
+@sentence_first
 class AmqpWriter(DataSourceWriter):
     """Writes what a batch has made."""
 
@@ -229,6 +224,7 @@ class AmqpWriter(DataSourceWriter):
         """Nothing is to be done: what is staged is not visible, and the broker forgets it."""
 
 
+@sentence_first
 class AmqpStreamWriter(DataSourceStreamWriter):
     """Writes what the micro-batches of a stream have made."""
 

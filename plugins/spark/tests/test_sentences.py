@@ -1,0 +1,94 @@
+"""An error, as Spark shows it, begins with its sentence."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from amqp_rt_spark.sentences import sentence_first
+
+from amqp_rt.errors import LinkRefused
+
+pytestmark = pytest.mark.req("K1")
+
+
+def shown(call: Callable[[], Any]) -> str:
+    """What a worker of Spark sends to the driver."""
+    try:
+        call()
+    except Exception:
+        return traceback.format_exc()
+    raise AssertionError("nothing was raised")
+
+
+class Plain:
+    """A reader that fails in several ways."""
+
+    def partitions(self) -> None:
+        raise LinkRefused("cannot send to 'x': there is no such node")
+
+    def latestOffset(self) -> None:  # noqa: N802
+        try:
+            json.loads("{")
+        except ValueError as error:
+            raise ValueError("the checkpoint holds no offset") from error
+
+    def commit(self) -> None:
+        self.latestOffset()
+
+    def read(self) -> Iterator[int]:
+        yield 1
+        try:
+            json.loads("{")
+        except ValueError:
+            raise ValueError("row 2 is none") from None
+
+
+@sentence_first
+class Reader(Plain):
+    """The same."""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("partitions", "LinkRefused: cannot send to 'x': there is no such node"),
+        ("latestOffset", "ValueError: the checkpoint holds no offset"),
+        ("commit", "ValueError: the checkpoint holds no offset"),
+        ("read", "ValueError: row 2 is none"),
+    ],
+)
+def test_the_sentence_comes_first_and_the_traceback_after(name: str, sentence: str) -> None:
+    first = shown(lambda: list(getattr(Reader(), name)() or ())).splitlines()
+    assert first[0].startswith(sentence)
+    assert sum(line.startswith(sentence) for line in first) <= 2
+    assert "Traceback (most recent call last):" in first
+    assert sentence.partition(": ")[2] in first[-1]
+    # The negative control.
+    assert shown(lambda: list(getattr(Plain(), name)() or ())).startswith("Traceback")
+    assert Reader.partitions.__name__ == "partitions"
+
+
+def test_an_error_that_is_raised_again_stays_as_it_is() -> None:
+    reader = Reader()
+    with pytest.raises(ValueError, match="no offset") as caught:
+        reader.latestOffset()
+    error = caught.value
+
+    @sentence_first
+    class Again:
+        def commit(self) -> None:
+            raise error
+
+    assert shown(Again().commit).count("ValueError: the checkpoint holds no offset") == 2
+
+
+def test_an_option_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    from amqp_rt_spark.source import AmqpDataSource
+
+    text = shown(AmqpDataSource({"subscribe": "flights"}).schema)
+    assert text.startswith("ValueError: amqp has no option 'subscribe', which is Kafka's")

@@ -63,6 +63,11 @@ class Part(Struct, frozen=True):
     next: int
     bytes: int
 
+    @property
+    def mean(self) -> int:
+        """Bytes of a record, on average."""
+        return self.bytes // max(self.next - self.first, 1)
+
 
 class LogState(Struct, frozen=True):
     """A log as its broker describes it."""
@@ -290,7 +295,25 @@ class _Reading:
             may_lose=not (ours and options.fail_on_data_loss),
             spelling=spelling_of(options),
         ):
-            yield maker.row(message, Place(span.address, span.partition, offset))
+            yield maker.row(message, Place(address, span.partition, offset, broker))
+
+
+def renamed(offset: Mapping[str, Any], states: Mapping[str, LogState]) -> Mapping[str, Any]:
+    """Return *offset*, as a checkpoint has it, with the names that logs have now.
+
+    A log has another name when there is one broker and there were several, or the reverse, and when a broker is
+    reached under another URL. Its incarnation stays.
+    """
+    now = {state.incarnation: name for name, state in states.items() if state.incarnation}
+    known = offset["logs"]
+    names = {
+        name: now.get(each["id"], name) if name not in states else name
+        for name, each in known.items()
+    }
+    if len(set(names.values())) < len(names):
+        # Two of them would be one; what that means is said where it is read.
+        return offset
+    return {**offset, "logs": {names[name]: each for name, each in known.items()}}
 
 
 def release_hold(endpoint: wire.Endpoint, address: str, holder: str) -> None:
@@ -445,6 +468,8 @@ class LogStream(Stream):
         #: What there was when the query that ends by itself began.
         self._until: dict[str, LogState] | None = None
         self._latest: dict[str, LogState] | None = None
+        #: Where the batch begins that was planned last.
+        self._started: Positions = {}
 
     # --- what Spark calls, in its spelling ---
 
@@ -464,6 +489,10 @@ class LogStream(Stream):
         states = self._latest = self._states()
         begin = positions_of(self.initialOffset() if start is None else start)
         eras = {} if start is None else eras_of(start)
+        if start is not None and begin.keys() - states.keys():
+            now = renamed(start, states)
+            begin, eras = positions_of(now), eras_of(now)
+        self._started = begin
         end: Positions = {}
         waiting: dict[tuple[str, int], tuple[int, int, int]] = {}
         pattern = self.options.address_pattern
@@ -499,8 +528,7 @@ class LogStream(Stream):
                 stop = until.get(number, part.next)
                 end[address][1][number] = at
                 if stop > at:
-                    mean = part.bytes // max(part.next - part.first, 1)
-                    waiting[address, number] = at, stop, mean
+                    waiting[address, number] = at, stop, part.mean
         available = sum(stop - at for at, stop, _ in waiting.values())
         if not self._enough(available, ends=self._until is not None):
             self._let_go(states)
@@ -515,10 +543,14 @@ class LogStream(Stream):
         return planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the logs went when that was asked last: the lag is from there."""
+        """How far the logs went when that was asked last: the lag is from there.
+
+        For those who look at the progress of a query (:mod:`.listening`) it has the mean sizes of records, and
+        where the batch begins, too.
+        """
         if self._latest is None:
             return None
-        return offset_of(
+        found = offset_of(
             {
                 address: (
                     state.incarnation,
@@ -527,6 +559,12 @@ class LogStream(Stream):
                 for address, state in self._latest.items()
             }
         )
+        for address, state in self._latest.items():
+            means = {number: part.mean for number, part in state.parts.items()}
+            begin = self._started.get(address, ("", {}))[1]
+            found["logs"][address]["mean"] = {str(number): means[number] for number in means}
+            found["logs"][address]["from"] = {str(number): begin[number] for number in begin}
+        return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on there is nothing but what there is now."""

@@ -1,0 +1,225 @@
+"""Lag and bytes of streams, batch by batch: a listener for a session, in the driver.
+
+Whatever reads ``format("amqp")`` says with each micro-batch where it has got, and how far its nodes go. This
+turns both into numbers for dashboards and alarms.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+_log = logging.getLogger("amqp_rt_spark")
+
+#: Queries whose last metrics are kept.
+QUERIES_MAX: Final = 100
+
+
+class Partition(Struct, frozen=True):
+    """How far a query is in one partition of a log, or in a queue.
+
+    Attributes:
+        address: The node.
+        partition: Its number, None for a queue.
+        offset: The first one that is not read yet; of a queue the number of a lease.
+        behind: Messages that wait there, None if Spark does not say (before 4.2).
+        behind_bytes: Bytes that those have, by the mean size of what the log has; None for a queue.
+        messages: Messages of the batch; with a selector, also those that it has left out.
+        bytes: Bytes that those have, likewise.
+    """
+
+    address: str
+    partition: int | None
+    offset: int
+    behind: int | None
+    behind_bytes: int | None
+    messages: int
+    bytes: int | None
+
+
+class Metrics(Struct, frozen=True):
+    """What a query has done in a micro-batch, and how far it is behind.
+
+    Attributes:
+        query: Its id, which its checkpoint keeps.
+        name: Its ``queryName``, empty without one.
+        batch: The number of the micro-batch.
+        rows: That Spark has counted.
+        rows_per_second: At which it did so.
+        partitions: What there is to say of each place.
+    """
+
+    query: str
+    name: str
+    batch: int
+    rows: int
+    rows_per_second: float
+    partitions: tuple[Partition, ...]
+
+    @property
+    def behind(self) -> int | None:
+        """Messages that wait."""
+        return _sum(each.behind for each in self.partitions)
+
+    @property
+    def behind_bytes(self) -> int | None:
+        """Bytes that those have."""
+        return _sum(each.behind_bytes for each in self.partitions)
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes that the messages of the batch have."""
+        return _sum(each.bytes for each in self.partitions)
+
+
+def _sum(numbers: Iterator[int | None]) -> int | None:
+    """Return the sum of what is known, None if nothing is."""
+    known = [each for each in numbers if each is not None]
+    return sum(known) if known else None
+
+
+class MetricsListener(StreamingQueryListener):
+    """Hears of each micro-batch of a session: ``spark.streams.addListener(MetricsListener())``.
+
+    Args:
+        report: Called with the metrics of each micro-batch of a query that reads ``format("amqp")``, in a
+            thread of Spark's. What it raises is logged. By default each is a line of the logger
+            ``amqp_rt_spark``, at the level INFO.
+    """
+
+    def __init__(self, report: Callable[[Metrics], object] | None = None) -> None:
+        self._report = report or _logged
+        self._last: dict[str, Metrics] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def last(self) -> dict[str, Metrics]:
+        """The id of a query → what it has done last, of the ``QUERIES_MAX`` queries that did something last."""
+        with self._lock:
+            return dict(self._last)
+
+    def openmetrics(self) -> str:
+        """Return the last metrics as text for Prometheus."""
+        lines = []
+        for name, attribute in _GAUGES.items():
+            lines.append(f"# TYPE {name} gauge")
+            for metrics in self.last.values():
+                for each in metrics.partitions:
+                    value = getattr(each, attribute)
+                    if value is None:
+                        continue
+                    labels = {"query": metrics.name or metrics.query, "address": each.address}
+                    if each.partition is not None:
+                        labels["partition"] = str(each.partition)
+                    said = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+                    lines.append(f"{name}{{{said}}} {value}")
+        return "\n".join([*lines, "# EOF", ""])
+
+    # --- what Spark calls, in its spelling ---
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
+        """Nothing has been read."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Report a micro-batch."""
+        metrics = metrics_of(event.progress)
+        if not metrics.partitions:
+            return
+        with self._lock:
+            self._last.pop(metrics.query, None)
+            self._last[metrics.query] = metrics
+            while len(self._last) > QUERIES_MAX:
+                del self._last[next(iter(self._last))]
+        try:
+            self._report(metrics)
+        except Exception:
+            _log.exception("metrics not reported: query %s", metrics.name or metrics.query)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing has come since the last micro-batch."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """Keep what it has done last: that it stands still is what an alarm is about."""
+
+
+_GAUGES: Final = {
+    "amqp_rt_spark_messages_behind": "behind",
+    "amqp_rt_spark_bytes_behind": "behind_bytes",
+    "amqp_rt_spark_offset": "offset",
+    "amqp_rt_spark_batch_messages": "messages",
+    "amqp_rt_spark_batch_bytes": "bytes",
+}
+
+
+def _escaped(text: str) -> str:
+    """Return *text* as the value of a label in OpenMetrics."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _logged(metrics: Metrics) -> None:
+    _log.info(
+        "micro-batch done: query %s batch %d rows %d bytes %s behind %s behind_bytes %s",
+        *(metrics.name or metrics.query, metrics.batch, metrics.rows),
+        *(metrics.bytes, metrics.behind, metrics.behind_bytes),
+    )
+
+
+def metrics_of(progress: Any) -> Metrics:
+    """Return what a ``StreamingQueryProgress`` says of the sources that are ours."""
+    found: list[Partition] = []
+    for source in progress.sources:
+        found += _partitions(source)
+    return Metrics(
+        query=str(progress.id),
+        name=progress.name or "",
+        batch=int(progress.batchId),
+        rows=int(progress.numInputRows),
+        rows_per_second=float(progress.processedRowsPerSecond or 0.0),
+        partitions=tuple(found),
+    )
+
+
+def _partitions(source: Any) -> Iterator[Partition]:
+    start, end, latest = map(_offset, (source.startOffset, source.endOffset, source.latestOffset))
+    for address, each in (end.get("logs") or {}).items():
+        there = _of(latest, "logs", address, each["id"])
+        # Of its first micro-batch Spark does not say where it begins.
+        before = _of(start, "logs", address, each["id"]).get("p", there.get("from", {}))
+        for number, at in each["p"].items():
+            last = there.get("p", {}).get(number)
+            mean = there.get("mean", {}).get(number)
+            behind = None if last is None else max(last - at, 0)
+            count = max(at - before.get(number, at), 0)
+            yield Partition(
+                *(address, int(number), at, behind),
+                None if behind is None or mean is None else behind * mean,
+                count,
+                None if mean is None else count * mean,
+            )
+    for address, each in (end.get("leases") or {}).items():
+        first = _of(start, "leases", address, each["id"]).get("n", each["n"])
+        last = _of(latest, "leases", address, each["id"]).get("n")
+        behind = None if last is None else max(last - each["n"], 0)
+        yield Partition(address, None, each["n"], behind, None, max(each["n"] - first, 0), None)
+
+
+def _offset(said: Any) -> Mapping[str, Any]:
+    """Return an offset of ours, empty if it is one of another source."""
+    try:
+        found = json.loads(said) if isinstance(said, str) else said
+    except ValueError:
+        return {}
+    ours = isinstance(found, Mapping) and found.keys() & {"logs", "leases"}
+    return found if ours else {}
+
+
+def _of(offset: Mapping[str, Any], kind: str, address: str, known: str) -> Mapping[str, Any]:
+    """Return what *offset* says of a node, empty if that was another one of its name."""
+    found = (offset.get(kind) or {}).get(address) or {}
+    return found if found.get("id") == known else {}

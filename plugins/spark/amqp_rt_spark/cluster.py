@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from .options import SINK, read_options
+from .options import SOURCE, read_options
 from .wire import Endpoint
 
 if TYPE_CHECKING:
@@ -84,9 +84,12 @@ def check(
     """
     if isinstance(endpoint, Mapping):
         # The address is of no interest here.
-        endpoint = read_options({"address": "-", **endpoint}, SINK).endpoint
+        options = read_options({"address": "-", **endpoint}, SOURCE)
+        endpoints = [options.place(node)[0] for node in options.nodes]
+    else:
+        endpoints = [] if endpoint is None else [endpoint]
     ours = {name: str(import_module(name).__version__) for name in _SAME}
-    found = _ask(spark, endpoint, tasks)
+    found = _ask(spark, endpoints, tasks)
     for machine in found:
         if why := _wrong(machine, ours):
             count = sum(1 for each in found if _wrong(each, ours))
@@ -94,11 +97,13 @@ def check(
     return found
 
 
-def _ask(spark: SparkSession, endpoint: Endpoint | None, tasks: int | None) -> tuple[Machine, ...]:
+def _ask(
+    spark: SparkSession, endpoints: Iterable[Endpoint], tasks: int | None
+) -> tuple[Machine, ...]:
     from pyspark.sql.functions import udf
 
     count = tasks or _cores(spark)
-    given = None if endpoint is None else msgspec.structs.asdict(endpoint)
+    given = [msgspec.structs.asdict(endpoint) for endpoint in endpoints]
     # Plain Python, since Arrow is among what may be missing.
     probe = udf(_probe(tuple(_NEEDED), given, _SPREAD_S), "string", useArrow=False)
     try:
@@ -116,7 +121,7 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _probe(
-    modules: tuple[str, ...], endpoint: Mapping[str, Any] | None, seconds: float
+    modules: tuple[str, ...], endpoints: list[dict[str, Any]], seconds: float
 ) -> Callable[[int], str]:
     """What a task does. A function within a function goes there as it is, and needs nothing of ours."""
 
@@ -135,10 +140,11 @@ def _probe(
             except Exception as error:
                 if not (isinstance(error, ModuleNotFoundError) and error.name == name):
                     trouble = trouble or f"cannot import {name}: {error}"
-        if endpoint is not None and not trouble and len(versions) == len(modules):
+        if endpoints and not trouble and len(versions) == len(modules):
             wire = importlib.import_module("amqp_rt_spark.wire")
             try:
-                wire.wire(wire.Endpoint(**endpoint))
+                for endpoint in endpoints:
+                    wire.wire(wire.Endpoint(**endpoint))
             except Exception as error:
                 trouble = str(getattr(error, "description", "") or error)
         time.sleep(seconds)

@@ -97,10 +97,39 @@ class Options(Struct, frozen=True, kw_only=True):
     ignore_unknown_columns: bool = False
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        """The brokers: one, or several whose logs are one table."""
+        return _names(self.url)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The addresses, at each of several brokers as a URL."""
+        if len(self.urls) == 1:
+            return self.addresses
+        return tuple(f"{url}/{address}" for url in self.urls for address in self.addresses)
+
+    def place(self, node: str) -> tuple[Endpoint, str]:
+        """Return the broker of *node*, and its address there.
+
+        Raises:
+            ValueError: It is at a broker that is not among the URLs.
+        """
+        urls = self.urls
+        if len(urls) == 1:
+            return self.endpoint, node
+        for url in urls:
+            if node.startswith(f"{url}/"):
+                return self._endpoint(url), node[len(url) + 1 :]
+        raise ValueError(f"{node!r} is at none of the brokers {', '.join(urls)}")
+
+    @property
     def endpoint(self) -> Endpoint:
-        """Where the broker is."""
+        """Where the broker is, if there is one only."""
+        return self._endpoint(self.url)
+
+    def _endpoint(self, url: str) -> Endpoint:
         return Endpoint(
-            url=self.url,
+            url=url,
             credentials_file=self.credentials_file,
             credentials_env=self.credentials_env,
             mechanism=self.mechanism,
@@ -124,6 +153,11 @@ def _names(text: str) -> tuple[str, ...]:
     if not found:
         raise ValueError("it is empty")
     return found
+
+
+def _urls(text: str) -> str:
+    """One or more URLs, without the slash that some end in."""
+    return ",".join(dict.fromkeys(each.rstrip("/") for each in _names(text)))
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -226,7 +260,8 @@ def _offsets(*words: str) -> Callable[[str], Any]:
         except (AttributeError, ValueError):
             pass
         raise ValueError(
-            f'it is {", ".join(words)}, or offsets as JSON: {{"orders": {{"0": 120, "1": 77}}}}'
+            f'it is {", ".join(words)}, or offsets as JSON: {{"orders": {{"0": 120, "1": 77}}}}, each from 0 on '
+            "(for Kafka's -2, earliest, leave the partition out)"
         )
 
     return read
@@ -236,9 +271,9 @@ _DECLARED: Final = (
     Option(
         "url",
         "url",
-        _text,
+        _urls,
         "",
-        "Where the broker is: amqp://host:port, amqps://… or amqp+unix://…, without a password. Required.",
+        "Where the broker is: amqp://host:port, amqps://… or amqp+unix://…, without a password. Required. A source of logs takes several, with commas between them: the logs of that address at each are one table.",
     ),
     Option(
         "address",

@@ -140,16 +140,15 @@ def log_state(options: Options, address: str) -> LogState:
         ValueError: It is no log.
     """
     dialect = dialect_of(options)
+    node, (endpoint, address) = address, options.place(address)
     if dialect is not None:
-        incarnation, ends = wire.retried(
-            options.endpoint, lambda there: dialect.state(there, address)
-        )
+        incarnation, ends = wire.retried(endpoint, lambda there: dialect.state(there, address))
         parts = {number: Part(first, after, 0) for number, (first, after) in ends.items()}
         return LogState(incarnation, parts)
-    found = wire.call(options.endpoint, address, "READ")
+    found = wire.call(endpoint, address, "READ")
     if found["kind"] != "log":
         raise ValueError(
-            f"{address!r} is a {found['kind']}, not a log: stream a queue with mode=lease or mode=spool, and read what "
+            f"{node!r} is a {found['kind']}, not a log: stream a queue with mode=lease or mode=spool, and read what "
             "waits there with a batch"
         )
     return LogState(
@@ -175,7 +174,7 @@ class _Reading:
         """The nodes to read, as things are now."""
         pattern = self.options.address_pattern
         if not pattern:
-            return self.options.addresses
+            return self.options.nodes
         return tuple(
             sorted(
                 name
@@ -192,7 +191,10 @@ class _Reading:
         return {address: state for address, state in found.items() if state is not None}
 
     def _log_state(self, address: str) -> LogState | None:
-        """None if the log *address* is gone, and only a pattern has named it."""
+        """None if the log *address* is gone, and only a pattern has named it; or if it is at a broker that is
+        not asked any more."""
+        if not self._is_reached(address):
+            return None
         try:
             return log_state(self.options, address)
         except AmqpError as error:
@@ -200,10 +202,16 @@ class _Reading:
                 raise
             return None
 
+    def _is_reached(self, address: str) -> bool:
+        """Whether the log *address* of a checkpoint is at a broker that is asked."""
+        several = len(self.options.urls) > 1 or "://" in address
+        return not several or address in self.options.nodes
+
     def _at_time(self, address: str, state: LogState, moment_ms: int) -> dict[int, int]:
         """The first offsets from a time on."""
         moment = Timestamp(moment_ms)
         spelling = spelling_of(self.options)
+        endpoint, address = self.options.place(address)
 
         def probe(there: wire.Wire) -> dict[int, int]:
             found = {}
@@ -212,10 +220,11 @@ class _Reading:
                 found[number] = part.next if probed is None else probed
             return found
 
-        return wire.retried(self.options.endpoint, probe)
+        return wire.retried(endpoint, probe)
 
     def _cursor(self, address: str) -> dict[int, int]:
-        found = wire.call(self.options.endpoint, address, "CURSOR", group=self.options.group)
+        endpoint, address = self.options.place(address)
+        found = wire.call(endpoint, address, "CURSOR", group=self.options.group)
         return {int(part): int(offset) for part, offset in found.items()}
 
     def _begin(self, address: str, state: LogState) -> dict[int, int]:
@@ -230,7 +239,20 @@ class _Reading:
             return first | self._cursor(address)
         if wanted == "earliest":
             return first
+        self._check_named(wanted, "startingOffsets")
         return _named(address, state, wanted, "startingOffsets", first)
+
+    def _check_named(self, given: Mapping[str, Any], option: str) -> None:
+        """Refuse offsets of logs that are not read: they would be passed over."""
+        if self.options.address_pattern:
+            # They may come to be.
+            return
+        for name in given:
+            if name not in self.options.nodes:
+                raise ValueError(
+                    f"{option} names the log {name!r}, which is not read: there is "
+                    f"{', '.join(map(repr, self.options.nodes))}"
+                )
 
     def _spans(self, begin: Positions, end: Positions, states: dict[str, LogState]) -> list[Span]:
         """Tasks for what lies between *begin* and *end*."""
@@ -270,11 +292,13 @@ class _Reading:
             return
         options = self.options
         maker = RowMaker(options)
+        endpoint, address = options.place(span.address)
+        broker = endpoint.url
         if isinstance(span, Snapshot):
-            place = Place(span.address)
+            place = Place(address, broker=broker)
             for message in wire.browse(
-                options.endpoint,
-                span.address,
+                endpoint,
+                address,
                 selector=options.selector,
                 most=span.most,
                 credit=options.credit,
@@ -283,8 +307,8 @@ class _Reading:
             return
         ours = options.logs == OURS
         for offset, message in wire.read(
-            options.endpoint,
-            span.address,
+            endpoint,
+            address,
             span.partition,
             span.start,
             span.end,
@@ -578,6 +602,12 @@ class LogStream(Stream):
             ValueError: It ends before it begins.
         """
         begin, stop = positions_of(start), positions_of(end)
+        names = begin.keys() | stop.keys()
+        if not self.options.address_pattern and names - set(self.options.nodes):
+            # The checkpoint was begun with one broker and there are several now, or the reverse.
+            there = self._states()
+            start, end = renamed(start, there), renamed(end, there)
+            begin, stop = positions_of(start), positions_of(end)
         before, after = eras_of(start), eras_of(end)
         states = {}
         for address in sorted(stop):
@@ -615,10 +645,13 @@ class LogStream(Stream):
         if not self.options.group or self.options.logs != OURS:
             return
         for address, (incarnation, parts) in positions_of(end).items():
+            if not self._is_reached(address):
+                continue
+            endpoint, name = self.options.place(address)
             try:
                 wire.call(
-                    self.options.endpoint,
-                    address,
+                    endpoint,
+                    name,
                     "SET-CURSOR",
                     parts,
                     group=self.options.group,
@@ -638,9 +671,10 @@ class LogStream(Stream):
         if set(found) < set(state.parts):
             # Once and for all: this is asked again when the first batch is done again.
             found = self._begin(address, state) | found
+            endpoint, name = self.options.place(address)
             wire.call(
-                self.options.endpoint,
-                address,
+                endpoint,
+                name,
                 "SET-CURSOR",
                 found,
                 group=self.options.group,
@@ -753,10 +787,11 @@ class LogStream(Stream):
             offsets = {number: min(starts.get(number, 0), stop) for number, stop in parts.items()}
             if not offsets:
                 continue
+            endpoint, name = self.options.place(address)
             try:
                 wire.call(
-                    self.options.endpoint,
-                    address,
+                    endpoint,
+                    name,
                     "HOLD",
                     offsets,
                     holder=self._holder,
@@ -777,7 +812,7 @@ class LogStream(Stream):
             return
         self._holds = False
         for address in addresses:
-            release_hold(self.options.endpoint, address, self._holder)
+            release_hold(*self.options.place(address), self._holder)
 
 
 class Bounds(Struct):
@@ -808,7 +843,8 @@ class Batch(_Reading):
         addresses = [
             address
             for address in self._addresses()
-            if self.bounds.addresses is None or address in self.bounds.addresses
+            if self.bounds.addresses is None
+            or self.options.place(address)[1] in self.bounds.addresses
         ]
         spans: list[Span | Snapshot] = []
         states: dict[str, LogState] = {}
@@ -838,8 +874,9 @@ class Batch(_Reading):
         options = self.options
         if options.mode == "log" or options.address_pattern or options.logs != OURS:
             return None
+        endpoint, address = self.options.place(address)
         try:
-            found = wire.call(self.options.endpoint, address, "READ")
+            found = wire.call(endpoint, address, "READ")
         except AmqpError:
             # A broker without this kind of management: there, only queues are read.
             if self.options.mode == "browse":
@@ -858,6 +895,7 @@ class Batch(_Reading):
             return self._at_time(address, state, self.options.ending_timestamp)
         if self.options.ending_offsets == "latest":
             return latest
+        self._check_named(self.options.ending_offsets, "endingOffsets")
         found = _named(address, state, self.options.ending_offsets, "endingOffsets", latest)
         for number, stop in found.items():
             if stop > latest[number]:

@@ -53,6 +53,7 @@ class Place(Struct, frozen=True):
     address: str
     partition: int | None = None
     offset: int | None = None
+    broker: str = ""
 
 
 class RowMaker:

@@ -57,7 +57,12 @@ def columns_of(options: Options) -> tuple[str, ...]:
     return tuple(
         name
         for name in COLUMNS
-        if (name != "message" or options.raw)
+        if (
+            name not in ON_REQUEST
+            or (name == "message" and options.raw)
+            # Without it, two rows would have one partition and offset.
+            or (name == "broker" and len(options.urls) > 1)
+        )
         and (name != "body_variant" or options.body in ("auto", "json"))
     )
 

@@ -70,7 +70,7 @@ class SpreadSink:
             AmqpError: A broker does not take them, or a later run of the query has taken over.
             ValueError: A row makes no message, or names no address.
         """
-        named_by = wire.wire(self.options.endpoint).named_by
+        named_by = wire.retried(self.options.endpoint, lambda there: there.named_by)
         waiting: dict[str, list[bytes]] = {}
         chunks: dict[str, int] = {}
         written: list[tuple[str, Written]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from amqp_rt.errors import AmqpError
 
@@ -166,7 +167,7 @@ def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) ->
         ValueError: It reads something that is not ours.
         AmqpError: The broker cannot be asked.
     """
-    found = []
+    found: list[Standing] = []
     try:
         for number, begun in enumerate(checkpoint.begun):
             done = checkpoint.done[number] if number < len(checkpoint.done) else {}
@@ -176,7 +177,7 @@ def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) ->
                 found += _logged(begun, done, endpoint, group)
     finally:
         # Whoever calls this lives on, and does not answer a broker that asks whether it does.
-        wire.forget(endpoint)
+        _forget(endpoint, found)
     if checkpoint.begun and not found:
         raise ValueError(
             "the checkpoint is one of a query that reads nothing from a broker of ours"
@@ -200,7 +201,8 @@ def _logged(
         if not trouble and state is not None:
             ends = {int(part["partition"]): int(part["next"]) for part in state["partitions"]}
             if group:
-                given = wire.call(endpoint, address, "CURSOR", group=group)
+                there, name = _place(endpoint, address)
+                given = wire.call(there, name, "CURSOR", group=group)
                 cursor = {int(part): int(offset) for part, offset in given.items()}
         before = written.get(address, (incarnation, {}))[1]
         for part, end in sorted(parts.items()):
@@ -244,12 +246,26 @@ def _leased(
     return found
 
 
+def _place(endpoint: wire.Endpoint, address: str) -> tuple[wire.Endpoint, str]:
+    """Return the broker and the address of a node, which a query of several brokers names by its URL."""
+    scheme, colon, rest = address.partition("://")
+    host, _, name = rest.partition("/")
+    return (replace(endpoint, url=f"{scheme}://{host}"), name) if colon else (endpoint, address)
+
+
+def _forget(endpoint: wire.Endpoint, standings: list[Standing]) -> None:
+    """Drop the connections to the brokers of *standings*."""
+    for there in {endpoint, *(_place(endpoint, each.address)[0] for each in standings)}:
+        wire.forget(there)
+
+
 def _asked(
     endpoint: wire.Endpoint, address: str, operation: str, **given: Any
 ) -> dict[str, Any] | None:
     """What the broker says, None if it does not know the node, or the group."""
+    there, name = _place(endpoint, address)
     try:
-        answer: dict[str, Any] = wire.call(endpoint, address, operation, **given)
+        answer: dict[str, Any] = wire.call(there, name, operation, **given)
         return answer
     except AmqpError as error:
         if error.condition != "amqp:not-found":
@@ -295,7 +311,8 @@ def settle_all(
             )
         for (address, incarnation), offsets in cursors.items():
             given = {"group": group, "incarnation": incarnation}
-            wire.call(endpoint, address, "SET-CURSOR", offsets, **given)
+            there, name = _place(endpoint, address)
+            wire.call(there, name, "SET-CURSOR", offsets, **given)
     finally:
-        wire.forget(endpoint)
+        _forget(endpoint, standings)
     return counts

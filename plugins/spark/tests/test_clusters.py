@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from amqp_rt_spark.cluster import NotReady, _sentence, check
+from amqp_rt_spark.java import java_home
 from amqp_rt_spark.jobs.submitting import package
 
 import amqp_rt
@@ -45,7 +50,8 @@ from amqp_rt_spark.cluster import NotReady, check
 from amqp_rt_spark.java import session
 
 url, folder, conf, archive = sys.argv[1:]
-spark = session("local-cluster[2,1,1024]", conf=json.loads(conf))
+conf = json.loads(conf)
+spark = session(conf.pop("spark.master"), conf=conf)
 said = []
 for wanted in (None, {{"url": "amqp://127.0.0.1:1"}}):
     try:
@@ -149,14 +155,62 @@ def test_what_spark_says_of_executors_is_one_sentence(said: str, sentence: str) 
     assert _sentence(said) == sentence
 
 
-@pytest.mark.long
+@contextmanager
+def standalone(folder: Path, environ: dict[str, str]) -> Iterator[str]:
+    """A cluster of Spark's own: a master and one worker with two cores, in processes of their own."""
+    import pyspark
+
+    home = Path(str(pyspark.__file__)).parent
+    env = {
+        **os.environ,
+        **environ,
+        "SPARK_HOME": str(home),
+        "JAVA_HOME": str(java_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+
+    def start(name: str, *said: str) -> tuple[subprocess.Popen[bytes], Path]:
+        log = folder / f"{name}.log"
+        program = f"org.apache.spark.deploy.{name.lower()}.{name}"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [str(home / "bin" / "spark-class"), program, *said],
+                env=env,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        return process, log
+
+    def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
+        while not (found := re.search(pattern, log.read_text("utf-8", "replace"))):
+            assert process.poll() is None, log.read_text("utf-8", "replace")[-3_000:]
+            time.sleep(0.1)
+        return found[1]
+
+    here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    started = []
+    try:
+        started.append(master := start("Master", *here))
+        url = wait_for(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)", *master)
+        size = ("--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work"))
+        started.append(worker := start("Worker", *here, *size, url))
+        wait_for(r"(Successfully registered with master)", *worker)
+        yield url
+    finally:
+        for process, _ in reversed(started):
+            process.terminate()
+            process.wait()
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.req("K1", "K2", "K3")
 def test_a_cluster_that_gets_our_python_sent_along(
     served: Any, spark_conf: dict[str, str], tmp_path: Path
 ) -> None:
-    """Executors have msgspec and pyarrow, and no trio: the rest comes as an archive."""
+    """Executors of ``spark://`` have msgspec and pyarrow, and no trio: the rest comes as an archive."""
     import pyarrow
 
     served.send("log", *(str(number) for number in range(COUNT)))
@@ -170,10 +224,16 @@ def test_a_cluster_that_gets_our_python_sent_along(
         "PYSPARK_PYTHON": getattr(sys, "_base_executable", sys.executable),
         "PYTHONPATH": str(there),
     }
-    conf = {**spark_conf, "spark.local.dir": str(tmp_path)}
-    said, tasks, loaded = run(
-        CLUSTER, environ, served.url, str(tmp_path), json.dumps(conf), str(archive)
-    )
+    with standalone(tmp_path, environ) as master:
+        conf = {
+            **spark_conf,
+            "spark.master": master,
+            "spark.local.dir": str(tmp_path),
+            "spark.executor.memory": "512m",
+        }
+        said, tasks, loaded = run(
+            CLUSTER, environ, served.url, str(tmp_path), json.dumps(conf), str(archive)
+        )
     missing, unreached = said
     assert "2 of 2 tasks ran has no amqp-rt and amqp-rt-spark for its Python" in missing
     assert unreached.endswith(": cannot connect to amqp://127.0.0.1:1: nobody listens there")

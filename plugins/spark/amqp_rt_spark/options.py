@@ -99,7 +99,7 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def urls(self) -> tuple[str, ...]:
         """The brokers: one, or several whose logs are one table."""
-        return _names(self.url)
+        return tuple(self.url.split(","))
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -442,17 +442,20 @@ class StartRemembered(Stream):
     at the last planned end first, and then does that batch again if it is not done.
     """
 
-    _at: dict[str, Any] | None = None
+    _planned_end: dict[str, Any] | None = None
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends, within the bounds of the options."""
-        found: dict[str, Any] = super().latestOffset(self._at)  # type: ignore[misc]
+        start = self._planned_end
+        if start is None:
+            start = self.initialOffset()  # type: ignore[attr-defined]
+        found: dict[str, Any] = super().latestOffset(start)  # type: ignore[misc]
         return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
         """The tasks of the batch between two offsets."""
         found: list[Any] = super().partitions(start, end)  # type: ignore[misc]
-        self._at = end
+        self._planned_end = end
         return found
 
 
@@ -606,7 +609,7 @@ class LogStream(Stream):
         if not self.options.address_pattern and names - set(self.options.nodes):
             # The checkpoint was begun with one broker and there are several now, or the reverse.
             there = self._states()
-            start, end = renamed(start, there), renamed(end, there)
+            start, end = dict(renamed(start, there)), dict(renamed(end, there))
             begin, stop = positions_of(start), positions_of(end)
         before, after = eras_of(start), eras_of(end)
         states = {}

@@ -159,10 +159,11 @@ class Driver:
         self.trace: list[str] = []
         self._left = ends_at
         # Made in one process, used in another.
-        kinds: dict[str, Any] = {"lease": LeaseStream, "spool": SpoolStream, "auto": LogStream}
+        kinds: dict[str, Any] = {"lease": LeaseStream, "spool": SpoolStream}
         if older:
-            kinds = {"lease": BareLeases, "spool": BareSpools, "auto": BareLogs}
-        self.reader: Any = moved(kinds[source.mode](source))
+            kinds = {"lease": BareLeases, "spool": BareSpools}
+        logs = BareLogs if older else LogStream
+        self.reader: Any = moved(kinds.get(source.mode, logs)(source))
         self._attempts = 0
 
     def arrow(self, name: str) -> None:

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def spark_is_missing() -> str:
     return ""
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """As in the tests of the runtime."""
+    if os.environ.get("AMQP_RT_LONG") == "1":
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("spark") and (reason := spark_is_missing()):
         if os.environ.get("CI") == "true" and os.environ.get("AMQP_RT_EXPECT") != "compiled":
@@ -127,7 +138,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 class BrokerProcess:
-    """A broker in a process of its own, with a store and an address that it keeps when it starts again."""
+    """A broker in a process of its own, with a store and an address that it keeps when it starts again.
+
+    Args:
+        folder: Where its store is.
+        nodes: Names of queues, and of logs with the numbers of their partitions.
+    """
 
     PROGRAM = """
 import signal, sys, threading
@@ -135,20 +151,24 @@ from amqp_rt import sync
 from amqp_rt.broker import Log, Queue
 from amqp_rt.limits import Limits
 
-port, store = sys.argv[1:]
+port, store, nodes = sys.argv[1:]
 stopped = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stopped.set())
 with sync.Broker(limits=Limits(close_grace_s=0.2), store="sqlite:" + store) as broker:
-    broker.declare(Queue("in"), Queue("out"), Log("log", partitions=2), Log("one", partitions=1))
+    broker.declare(
+        *(Log(name, partitions=int(parts)) if parts else Queue(name)
+        for name, _, parts in (node.partition(":") for node in nodes.split()))
+    )
     broker.listen("amqp://127.0.0.1:" + port)
     print("ready", flush=True)
     stopped.wait()
 """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: str = "in out log:2 one:1") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = str(free.getsockname()[1])
+        self._nodes = nodes
         self._store = str(folder / "broker.db")
         self.url = f"amqp://127.0.0.1:{self._port}"
         self.endpoint = wire.Endpoint(self.url)
@@ -157,9 +177,10 @@ with sync.Broker(limits=Limits(close_grace_s=0.2), store="sqlite:" + store) as b
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
 
-    def restart(self, number: signal.Signals) -> None:
+    def restart(self, number: signal.Signals, away_s: float = 0.0) -> None:
         """End the process by a signal, and start another one, which is not there yet."""
         self._end(number)
+        time.sleep(away_s)
         self._process = self._start()
 
     def send(self, address: str, *bodies: Any) -> None:
@@ -179,7 +200,7 @@ with sync.Broker(limits=Limits(close_grace_s=0.2), store="sqlite:" + store) as b
     def _start(self) -> subprocess.Popen[bytes]:
         self.starts += 1
         return subprocess.Popen(
-            [sys.executable, "-c", self.PROGRAM, self._port, self._store],
+            [sys.executable, "-c", self.PROGRAM, self._port, self._store, self._nodes],
             stdout=subprocess.PIPE,
         )
 
@@ -195,6 +216,19 @@ def broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
     found = BrokerProcess(tmp_path)
     yield found
     found.close()
+
+
+@pytest.fixture
+def broker_process_with(tmp_path: Path) -> Iterator[Callable[[str], BrokerProcess]]:
+    """Start a broker in a process of its own, with the nodes that are named."""
+    with contextlib.ExitStack() as open_here:
+
+        def start(nodes: str) -> BrokerProcess:
+            found = BrokerProcess(tmp_path, nodes)
+            open_here.callback(found.close)
+            return found
+
+        yield start
 
 
 class Relay:

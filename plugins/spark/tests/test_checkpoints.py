@@ -56,7 +56,7 @@ def test_a_checkpoint_from_a_backup(spark: Any, served: Any, tmp_path: Path) -> 
     send(served, 140, 340)
     why = query(spark, served, backup, {}, {})
     assert "is committed with something else: 100 messages" in why
-    assert '"p":{"0":140}' in why
+    assert '"p": {"0": 140}' in why
     assert "startingOffsets where the published ones end" in why
     assert ledger(served, 0, 140)
     there = {"startingOffsets": '{"one": {"0": 140}}'}

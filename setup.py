@@ -1,5 +1,7 @@
 """Compile the modules that ``[tool.mypyc]`` of pyproject.toml lists, where that is possible.
 
+Those under ``compiled`` are Python, which mypyc translates, and those under ``c`` are C. The latter use the
+limited API of Python 3.11 only; a distribution with nothing else to compile has one wheel for all versions.
 The ``.py`` files are always shipped: without the compiled modules the same source runs as it stands,
 slower. ``AMQP_RT_COMPILE`` chooses:
 
@@ -10,7 +12,7 @@ slower. ``AMQP_RT_COMPILE`` chooses:
 The reason for a build without compiled modules is written to ``not_compiled.txt`` in the package, where
 ``amqp-rt --version`` finds it: pip shows what a build prints only with ``--verbose``.
 
-Editable installs stay pure, so that a changed line takes effect at once. The distributions of this
+Editable installs stay pure, so that a changed line takes effect at once; C is compiled for them, too. The distributions of this
 repository have equal copies of this file, since each one builds from its own source distribution.
 """
 
@@ -87,6 +89,8 @@ def extensions() -> list[Extension]:
         NotCompiled: That was not possible.
     """
     check_compiler()
+    if not PROJECT["compiled"]:
+        return c_extensions()
     printed = io.StringIO()
     try:
         from mypyc.build import mypycify
@@ -103,7 +107,15 @@ def extensions() -> list[Extension]:
         print(printed.getvalue(), file=sys.stderr)
         first = next((line for line in printed.getvalue().splitlines() if "error:" in line), error)
         raise NotCompiled(f"mypyc: {first}") from error
-    return found
+    return found + c_extensions()
+
+
+def c_extensions() -> list[Extension]:
+    """List the modules that are written in C."""
+    return [
+        Extension(path.removesuffix(".c").replace("/", "."), [path], py_limited_api=True)
+        for path in PROJECT.get("c", [])
+    ]
 
 
 class BuildModules(build_py):
@@ -131,7 +143,8 @@ class BuildExtensions(build_ext):
             for name in map(self.get_ext_fullpath, (each.name for each in self.extensions)):
                 Path(name).unlink(missing_ok=True)
             self.extensions.clear()
-            write_note(self.build_lib, f"the C compiler failed: {one_line(error)}")
+            if not self.editable_mode:
+                write_note(self.build_lib, f"the C compiler failed: {one_line(error)}")
 
 
 def write_note(folder: str, reason: str) -> None:
@@ -147,6 +160,10 @@ def one_line(error: BaseException) -> str:
 
 def compiled() -> list[Extension]:
     """Return what setuptools is to compile in this run; nothing when it only reads the metadata."""
+    if "sdist" in sys.argv:
+        return c_extensions()  # whose files belong to the source distribution
+    if "editable_wheel" in sys.argv and WISH != "0":
+        return c_extensions()
     if not {"bdist_wheel", "build", "build_ext", "install"} & set(sys.argv):
         return []
     if WISH == "0":
@@ -164,4 +181,5 @@ def compiled() -> list[Extension]:
 setup(
     ext_modules=compiled(),
     cmdclass={"build_py": BuildModules, "build_ext": BuildExtensions},
+    options={} if PROJECT["compiled"] else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -48,6 +49,15 @@ class Kept(absent_from_here.Base):
 
 def known() -> str:
     return absent_from_here.known()  # type: ignore[no-any-return]
+"""
+
+
+C_PROJECT = PROJECT.replace('compiled = ["tiny"]', 'compiled = []\nc = ["tiny/_fast.c"]')
+C = """\
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fast", NULL, 0, NULL};
+PyMODINIT_FUNC PyInit__fast(void) { return PyModule_Create(&definition); }
 """
 
 
@@ -130,6 +140,50 @@ def test_packages_that_are_absent_do_not_matter_and_nothing_is_compiled_by_halve
     assert not list(tiny.glob("built/**/*.so"))
 
 
+def test_a_module_in_c_is_compiled_for_all_versions(tiny: Path) -> None:
+    (tiny / "pyproject.toml").write_text(C_PROJECT)
+    (tiny / "tiny" / "_fast.c").write_text(C)
+    done = build(tiny)
+    assert done.returncode == 0, done.stderr
+    if not list(tiny.glob("built/tiny/_fast*")):
+        pytest.skip(note(tiny))
+    if os.name == "posix":
+        assert (tiny / "built" / "tiny" / "_fast.abi3.so").is_file()
+    code = "import tiny._fast"
+    subprocess.run([sys.executable, "-c", code], cwd=tiny / "built", check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "why"),
+    [
+        (C, {"AMQP_RT_COMPILE": "0"}, "AMQP_RT_COMPILE was 0"),
+        (C, {"CC": "no-such-compiler"}, "no C compiler"),
+        ("#error no\n", {}, "the C compiler failed"),
+    ],
+)
+@pytest.mark.skipif(os.name != "posix", reason="CC names the compiler on POSIX only")
+def test_without_a_module_in_c_the_build_goes_on_and_says_why(
+    tiny: Path, source: str, environ: dict[str, str], why: str
+) -> None:
+    (tiny / "pyproject.toml").write_text(C_PROJECT)
+    (tiny / "tiny" / "_fast.c").write_text(source)
+    done = build(tiny, **environ)
+    assert done.returncode == 0, done.stderr
+    if shutil.which("cc") or "compiler failed" not in why:
+        assert note(tiny).startswith(why)
+    assert not list(tiny.glob("built/**/*.so"))
+
+
+def test_a_source_distribution_has_the_modules_in_c(tiny: Path) -> None:
+    (tiny / "pyproject.toml").write_text(C_PROJECT)
+    (tiny / "tiny" / "_fast.c").write_text(C)
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", "made"]
+    environ = {**os.environ, "CC": "no-such-compiler"}
+    subprocess.run(command, cwd=tiny, env=environ, check=True, timeout=100, capture_output=True)
+    with tarfile.open(next((tiny / "made").iterdir())) as packed:
+        assert "tiny-1/tiny/_fast.c" in packed.getnames()
+
+
 def test_the_version_tells_the_form_and_the_reason(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,13 +195,21 @@ def test_the_version_tells_the_form_and_the_reason(
     assert form_of("tiny") == "compiled"
 
 
-@pytest.mark.parametrize("distribution", [".", "plugins/amqp091"])
+@pytest.mark.parametrize(
+    ("distribution", "pythons"),
+    [
+        (".", {"cp311", "cp312", "cp313", "cp314"}),
+        ("plugins/amqp091", {"cp311", "cp312", "cp313", "cp314"}),
+        # The limited API: one for all.
+        ("plugins/spark", {"cp311"}),
+    ],
+)
 @pytest.mark.parametrize(
     ("platform", "wheels"),
     [("linux", "manylinux"), ("linux", "musllinux"), ("macos", "macosx"), ("windows", "win")],
 )
 def test_wheels_for_each_platform_and_python(
-    platform: str, wheels: str, distribution: str, tmp_path: Path
+    platform: str, wheels: str, distribution: str, pythons: set[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("cibuildwheel")
     done = subprocess.run(
@@ -162,4 +224,4 @@ def test_wheels_for_each_platform_and_python(
         check=True,
     )
     listed = [name for name in done.stdout.split() if f"-{wheels}_" in name]
-    assert {name.partition("-")[0] for name in listed} == {"cp311", "cp312", "cp313", "cp314"}
+    assert {name.partition("-")[0] for name in listed} == pythons

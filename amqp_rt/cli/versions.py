@@ -14,17 +14,21 @@ from .. import __version__
 
 #: Where setup.py says why a build is plain.
 _NOTE: Final = "not_compiled.txt"
-#: Plug-ins that bring a protocol may have compiled modules, too.
-_FRONTS: Final = "amqp_rt.fronts"
+#: Plug-ins that bring a protocol or a command may have compiled modules, too.
+_GROUPS: Final = ("amqp_rt.fronts", "amqp_rt.commands")
 
 
 def print_versions(context: click.Context) -> None:
-    """Print a line for amqp_rt and one for each plug-in that brings a protocol, and exit."""
+    """Print a line for amqp_rt and one for each plug-in that brings a protocol or a command, and exit."""
     click.echo(f"amqp-rt, version {__version__} ({form_of('amqp_rt')})")
-    for each in entry_points(group=_FRONTS):
-        if each.dist is not None:
-            form = form_of(each.module.partition(".")[0])
-            click.echo(f"{each.dist.name}, version {each.dist.version} ({form})")
+    plugins = {
+        each.module.partition(".")[0]: each.dist
+        for group in _GROUPS
+        for each in entry_points(group=group)
+        if each.dist is not None
+    }
+    for package, dist in plugins.items():
+        click.echo(f"{dist.name}, version {dist.version} ({form_of(package)})")
     context.exit()
 
 

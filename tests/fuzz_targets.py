@@ -82,6 +82,14 @@ def message(data: bytes) -> None:
             pass
 
 
+def columns(data: bytes) -> None:
+    """A message for the decoder in C, which makes what plain Python makes of it, or leaves it alone."""
+    import column_twins
+
+    if column_twins.module() is not None:
+        column_twins.check(data)
+
+
 def _stream(data: bytes) -> None:
     reader = BodyReader()
     for at in range(0, len(data), 7):
@@ -270,6 +278,7 @@ def _in_file(data: bytes, read: Callable[[Path], object]) -> None:
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     each.__name__: each
     for each in (
-        *(types, frames, message, sasl, websocket, selector, token, url, users, trace, store),
+        *(types, frames, message, columns, sasl, websocket, selector, token, url, users, trace),
+        store,
     )
 }

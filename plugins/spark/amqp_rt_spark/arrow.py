@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 #: Rows of one batch: larger ones are slower to make, and their first row comes later.
-ROWS: Final = 1_000
+ROWS: Final = 4_000
+#: Octets of messages after which a batch is closed, however few rows it has.
+BATCH_OCTETS: Final = 8 * 1024 * 1024
 
 
-def batches(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """*rows* by the columns of *schema*, ``ROWS`` at a time."""
-    waiting = iter(rows)
-    while some := list(islice(waiting, ROWS)):
-        columns = [
-            _array(values, field.type)
-            for values, field in zip(zip(*some, strict=True), schema, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    """Return *rows*, of which there is at least one, by the columns of *schema*."""
+    columns = [
+        _array(values, field.type)
+        for values, field in zip(zip(*rows, strict=True), schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

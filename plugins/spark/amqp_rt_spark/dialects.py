@@ -34,7 +34,7 @@ class RabbitStreams(Spelling):
     def begin(self, position: Any) -> dict[Any, Any]:
         return {Symbol("rabbitmq:stream-offset-spec"): offset_spec(position)}
 
-    def number(self, payload: bytes, message: Message) -> int:
+    def number(self, message: Message) -> int:
         return int(message.message_annotations["x-stream-offset"])
 
     def state(self, there: Wire, address: str) -> tuple[str, Ends]:
@@ -67,9 +67,6 @@ class EventHubs(Spelling):
         name = "x-opt-enqueued-time" if isinstance(position, Timestamp) else SEQUENCE_NUMBER
         text = f"amqp.annotation.{name} >= '{int(position)}'"
         return {Symbol("apache.org:selector-filter:string"): selector_filter(text)}
-
-    def number(self, payload: bytes, message: Message) -> int:
-        return int(message.message_annotations[SEQUENCE_NUMBER])
 
     def state(self, there: Wire, address: str) -> tuple[str, Ends]:
         """What tells the log from another one of its name, and its ends.

@@ -18,9 +18,10 @@ from amqp_rt.errors import AmqpError, LinkDetached
 
 from . import wire
 from .losses import Patience
+from .malformed import decoded
 from .options import Options
 from .reading import Snapshot, Span, Stream, cut
-from .rows import Place, RowMaker
+from .rows import Records, RowMaker
 from .wire import DataLost
 
 _log = logging.getLogger("amqp_rt_spark")
@@ -70,8 +71,19 @@ def leased_places(offset: Mapping[str, Any]) -> Places:
 
 
 def leased(options: Options, span: Span) -> Iterator[tuple[int, Message]]:
-    """Yield the messages of *span* that the group has, with their numbers; after a loss of the broker it
-    goes on at the next number.
+    """Yield the messages of *span* that the group has, with their numbers.
+
+    Raises:
+        DataLost: The group does not have this range any more.
+        AmqpError: It cannot be read.
+    """
+    for numbers, payloads in leased_payloads(options, span):
+        yield from zip(numbers, map(decoded, payloads), strict=True)
+
+
+def leased_payloads(options: Options, span: Span) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Yield the messages of *span* that the group has, encoded and with their numbers; after a loss of the
+    broker it goes on at the next number.
 
     Raises:
         DataLost: The group does not have this range any more.
@@ -86,10 +98,11 @@ def leased(options: Options, span: Span) -> Iterator[tuple[int, Message]]:
             said[_ID] = span.incarnation
         try:
             there = wire.wire(endpoint)
-            for message in there.leased(span.address, said, credit=options.credit):
-                number = int(message.message_annotations[wire.SEQUENCE_NUMBER])
-                yield number, message
-                start = number + 1
+            for payloads in there.leased(span.address, said, credit=options.credit):
+                numbers = wire.numbers(payloads)
+                after = numbers[-1] + 1
+                yield numbers, payloads
+                start = after
             return
         except LinkDetached as error:
             if error.condition in ("amqp:not-found", "amqp:precondition-failed"):
@@ -127,15 +140,18 @@ class LeaseBatch:
             )
         return list(cut(ranges, options.min_partitions, options.max_per_partition))
 
-    def read(self, span: Span) -> Iterator[tuple[Any, ...]]:
-        """The rows of *span*, without those that the group has given back.
+    def records(self, span: Span) -> Iterator[Records]:
+        """Yield the messages of *span*, without those that the group has given back.
 
         Raises:
             AmqpError: They cannot be read, or are not there any more (:class:`DataLost`).
         """
-        maker = RowMaker(self.options)
-        for number, message in leased(self.options, span):
-            yield maker.row(message, Place(span.address, None, number))
+        for numbers, payloads in leased_payloads(self.options, span):
+            yield Records(span.address, payloads, None, numbers)
+
+    def read(self, span: Span) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of *span*."""
+        return RowMaker(self.options).rows(self.records(span))
 
 
 class LeaseStream(Stream):
@@ -228,20 +244,20 @@ class LeaseStream(Stream):
                 ranges.append(Span(address, 0, first, last, id_))
         return list(cut(ranges, self.options.min_partitions, self.options.max_per_partition))
 
-    def read(self, span: Span | Snapshot | None) -> Iterator[tuple[Any, ...]]:
-        """The rows of *span*, the same ones whenever it is asked.
+    def records(self, span: Span | Snapshot | None) -> Iterator[Records]:
+        """Yield the messages of *span*, the same ones whenever it is asked.
 
         Raises:
             DataLost: The group does not have them any more.
         """
         if not isinstance(span, Span):
             return
-        maker = RowMaker(self.options)
         expected = span.start
-        for number, message in leased(self.options, span):
-            self._check(span, expected, number)
-            expected = number + 1
-            yield maker.row(message, Place(span.address, None, number))
+        for numbers, payloads in leased_payloads(self.options, span):
+            for number in numbers:
+                self._check(span, expected, number)
+                expected = number + 1
+            yield Records(span.address, payloads, None, numbers)
         self._check(span, expected, span.end)
 
     # --- inside ---

@@ -29,7 +29,7 @@ from amqp_rt.values import Timestamp
 from . import wire
 from .dialects import dialect_of, spelling_of
 from .options import OURS, Options
-from .rows import Place, RowMaker
+from .rows import Records, RowMaker
 from .wire import DataLost
 
 _log = logging.getLogger("amqp_rt_spark")
@@ -282,8 +282,12 @@ class _Reading:
         _log.warning("%s", text)
         return min(part.first, stop) if start < part.first else start
 
-    def read(self, span: Span | Snapshot | None) -> Iterator[tuple[Any, ...]]:
-        """The rows of *span*, the same ones whenever it is asked.
+    def read(self, span: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of *span*, the same ones whenever it is asked; raises what :meth:`records` does."""
+        return RowMaker(self.options).rows(self.records(span))
+
+    def records(self, span: Any) -> Iterator[Records]:
+        """Yield the encoded messages of *span*, the same ones whenever it is asked.
 
         Raises:
             AmqpError: They cannot be read, or are not there any more (:class:`DataLost`).
@@ -291,22 +295,20 @@ class _Reading:
         if span is None:
             return
         options = self.options
-        maker = RowMaker(options)
         endpoint, address = options.place(span.address)
         broker = endpoint.url
         if isinstance(span, Snapshot):
-            place = Place(address, broker=broker)
-            for message in wire.browse(
+            for payloads in wire.browsed(
                 endpoint,
                 address,
                 selector=options.selector,
                 most=span.most,
                 credit=options.credit,
             ):
-                yield maker.row(message, place)
+                yield Records(address, payloads, broker=broker)
             return
         ours = options.logs == OURS
-        for offset, message in wire.read(
+        for offsets, payloads in wire.records(
             endpoint,
             address,
             span.partition,
@@ -319,7 +321,7 @@ class _Reading:
             may_lose=not (ours and options.fail_on_data_loss),
             spelling=spelling_of(options),
         ):
-            yield maker.row(message, Place(address, span.partition, offset, broker))
+            yield Records(address, payloads, span.partition, offsets, broker)
 
 
 def renamed(offset: Mapping[str, Any], states: Mapping[str, LogState]) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from amqp_rt.values import Symbol, Timestamp, ULong
 
 from . import json_bodies, variant
 from .kafka_names import column_hint
+from .malformed import decoded
 from .options import Options
 from .schema import COLUMNS, columns_of
 
@@ -56,6 +57,22 @@ class Place(Struct, frozen=True):
     broker: str = ""
 
 
+class Records(Struct):
+    """Encoded messages that were found at one place, in order."""
+
+    address: str
+    payloads: list[bytes]
+    partition: int | None = None
+    #: As many as there are payloads.
+    offsets: list[int] | None = None
+    broker: str = ""
+
+    def place(self, at: int) -> Place:
+        """Return where the message with the index *at* was found."""
+        offset = None if self.offsets is None else self.offsets[at]
+        return Place(self.address, self.partition, offset, self.broker)
+
+
 class RowMaker:
     """Makes rows with the columns that *options* ask for."""
 
@@ -66,6 +83,16 @@ class RowMaker:
         self._getters: list[Callable[[Message, Place], Any]] = [
             _BODIES.get((name, options.body), _GETTERS[name]) for name in self._columns
         ]
+
+    def rows(self, found: Iterable[Records]) -> Iterator[tuple[Any, ...]]:
+        """Yield the row of each message.
+
+        Raises:
+            DecodeError: One is malformed, and is not to be a row.
+        """
+        for records in found:
+            for at, payload in enumerate(records.payloads):
+                yield self.row(decoded(payload), records.place(at))
 
     def row(self, message: Message, place: Place) -> tuple[Any, ...]:
         """The row of *message*.

@@ -27,10 +27,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
-from .arrow import batches
+from .columnar import batches
 from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
 from .reading import Batch, LogStream, StartRemembered, Stream
+from .rows import Records
 from .schema import ddl_of, with_schema
 from .sentences import sentence_first
 from .spooling import SpoolStream
@@ -104,8 +105,10 @@ class AmqpDataSource(DataSource):
         return AmqpStreamWriter(read_options(self.options, SINK), schema)
 
 
-def _batches(rows: Iterator[tuple[Any, ...]], schema: StructType) -> Iterator[pa.RecordBatch]:
-    return batches(rows, to_arrow_schema(schema, **_ZONE))
+def _batches(
+    found: Iterator[Records], options: Options, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    return batches(found, options, to_arrow_schema(schema, **_ZONE))
 
 
 @sentence_first
@@ -120,7 +123,7 @@ class AmqpReader(DataSourceReader):
         return [AmqpPartition(span) for span in self._batch.partitions()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _batches(self._batch.read(partition.value), self._schema)
+        return _batches(self._batch.records(partition.value), self._batch.options, self._schema)
 
 
 @sentence_first
@@ -135,7 +138,7 @@ class LeasedReader(DataSourceReader):
         return [AmqpPartition(span) for span in self._batch.partitions()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _batches(self._batch.read(partition.value), self._schema)
+        return _batches(self._batch.records(partition.value), self._batch.options, self._schema)
 
 
 if TYPE_CHECKING or ADMISSION:
@@ -160,7 +163,7 @@ class _InBatches(_Plans):
         return [AmqpPartition(each) for each in super().partitions(start, end)]  # type: ignore[misc]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        return _batches(super().read(partition.value), self._schema)
+        return _batches(self.records(partition.value), self.options, self._schema)
 
 
 @sentence_first

@@ -22,6 +22,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b, sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self
 from uuid import uuid4
@@ -34,10 +35,9 @@ from amqp_rt.outcomes import ACCEPTED, RELEASED
 
 from . import wire
 from .losses import is_loss
-from .malformed import decoded
 from .options import Options
 from .reading import Snapshot, Span, Stream
-from .rows import Place, RowMaker
+from .rows import Records
 from .wire import DataLost
 
 _VERSION: Final = 1
@@ -59,6 +59,8 @@ _FOOTER: Final = struct.Struct(">IBQI")
 _ID_SIZE: Final = 16
 _NOBODY: Final = bytes(_ID_SIZE)
 _SUFFIX: Final = ".spool"
+#: Messages of a file that are decoded together.
+_AT_ONCE: Final = 100
 
 
 class SpoolFile:
@@ -371,8 +373,8 @@ class SpoolStream(Stream):
                 before = ()
         return found
 
-    def read(self, span: Share | Span | Snapshot | None) -> Iterator[tuple[Any, ...]]:
-        """The rows of *span*, the same ones whenever it is asked; they are in a file by then.
+    def records(self, span: Share | Span | Snapshot | None) -> Iterator[Records]:
+        """Yield the messages of *span*, the same ones whenever it is asked; they are in a file by then.
 
         Raises:
             AmqpError: They cannot be taken, or are not there any more (:class:`.wire.DataLost`).
@@ -385,12 +387,11 @@ class SpoolStream(Stream):
             paths.append(path)
             if not path.exists():
                 self._fill(span, path)
-        maker = RowMaker(self.options)
-        place = Place(span.address)
         for path in paths:
             try:
-                for payload in spooled(path):
-                    yield maker.row(decoded(payload), place)
+                waiting = spooled(path)
+                while payloads := list(islice(waiting, _AT_ONCE)):
+                    yield Records(span.address, payloads)
             except FileNotFoundError as error:
                 raise DataLost(f"{path} is not there any more: was spoolDir emptied?") from error
 

@@ -41,6 +41,12 @@ from amqp_rt.values import Described, Symbol
 from .losses import Patience
 from .malformed import decoded
 
+_compiled_numbers: Callable[[list[bytes]], list[int | None]] | None
+try:
+    from ._columnar import numbers as _compiled_numbers
+except ImportError:
+    _compiled_numbers = None
+
 #: ``x-opt-incarnation``: the property of a log's links that tells it from others of its name.
 INCARNATION: Final = Symbol("x-opt-incarnation")
 SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
@@ -61,6 +67,9 @@ PRODUCER: Final = "amqp_rt:producer"
 _RESUMES: Final = "amqp_rt:resumes"
 
 _log = logging.getLogger("amqp_rt_spark")
+
+#: ``snd-settle-mode`` of a link whose messages are all settled by their sender (Part 2 §2.8.2).
+SND_SETTLED: Final = 1
 
 _CLOCK: Final = SystemClock()
 #: After so many seconds without use, a connection is looked at for as many before it is used again: the
@@ -199,16 +208,21 @@ class _Inbox(_End):
         self.answered = False
         self._outcome = outcome
 
+    def take(self) -> list[bytes]:
+        """Return what is ready, and remove it."""
+        found = list(self.ready)
+        self.ready.clear()
+        return found
+
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
-        size = 0
-        for delivery in deliveries:
-            payload = delivery.payload
-            size += len(payload)
-            self.ready.append(payload)
-            if not delivery.settled:
-                delivery.settle(self._outcome)
-        self.came += len(deliveries)
-        self.window.note(len(deliveries), size)
+        payloads = [delivery.payload for delivery in deliveries]
+        self.ready.extend(payloads)
+        self.came += len(payloads)
+        self.window.note(len(payloads), sum(map(len, payloads)))
+        if link.snd_settle_mode != SND_SETTLED:
+            for delivery in deliveries:
+                if not delivery.settled:
+                    delivery.settle(self._outcome)
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
         """Nothing is streamed here."""
@@ -836,6 +850,14 @@ class Wire:
     # --- reading ---
 
     def read(
+        self, address: str, partition: int, start: int, end: int, **how: Any
+    ) -> Iterator[tuple[int, Message]]:
+        """Yield what :meth:`records` yields, one record at a time and decoded."""
+        for offsets, payloads in self.records(address, partition, start, end, **how):
+            for offset, payload in zip(offsets, payloads, strict=True):
+                yield offset, decoded(payload)
+
+    def records(
         self,
         address: str,
         partition: int,
@@ -847,8 +869,9 @@ class Wire:
         credit: int = CREDIT,
         may_lose: bool = False,
         spelling: Spelling | None = None,
-    ) -> Iterator[tuple[int, Message]]:
-        """The records of a log from offset *start* on and before *end*, all of which are there.
+    ) -> Iterator[tuple[list[int], list[bytes]]]:
+        """Yield the records of a log from offset *start* on and before *end*, with their offsets, as many at
+        a time as have arrived.
 
         It ends by the offset, not by a count: a record is left out only if *selector* refuses it.
 
@@ -878,15 +901,17 @@ class Wire:
                 self._next(link, inbox, node, draining=bool(selector))
                 if not inbox.ready:
                     break
-                while inbox.ready and expected < end:
-                    payload = inbox.ready.popleft()
-                    message = decoded(payload)
-                    offset = spelling.number(payload, message)
+                payloads = inbox.take()
+                offsets = spelling.numbers(payloads)
+                for at, offset in enumerate(offsets):
                     if offset > expected and not selector and not may_lose:
                         raise DataLost(lost(node, expected, min(offset, end)))
                     expected = offset + 1
-                    if offset < end:
-                        yield offset, message
+                    if offset >= end:
+                        del offsets[at:], payloads[at:]
+                        break
+                if offsets:
+                    yield offsets, payloads
         finally:
             self._leave(link, inbox)
 
@@ -916,16 +941,19 @@ class Wire:
                 self._next(link, inbox, node, draining=True)
                 if not inbox.ready:
                     return
-                while inbox.ready:
-                    payload = inbox.ready.popleft()
-                    yield spelling.number(payload, decoded(payload))
+                yield from spelling.numbers(inbox.take())
         finally:
             self._leave(link, inbox)
 
-    def browse(
+    def browse(self, address: str, **how: Any) -> Iterator[Message]:
+        """Yield what :meth:`browsed` yields, one message at a time and decoded."""
+        for payloads in self.browsed(address, **how):
+            yield from map(decoded, payloads)
+
+    def browsed(
         self, address: str, *, selector: str = "", most: int | None = None, credit: int = CREDIT
-    ) -> Iterator[Message]:
-        """Copies of what waits in a queue, *most* of them at most; nothing is taken away.
+    ) -> Iterator[list[bytes]]:
+        """Yield copies of what waits in a queue, *most* of them at most; nothing is taken away.
 
         Without *most* it is as many as the broker says that there are, if it says so; else it ends when
         there are no more for a moment.
@@ -953,16 +981,18 @@ class Wire:
                 self._next(link, inbox, address, draining=True, short=most is None)
                 if not inbox.ready:
                     return
-                while inbox.ready and (most is None or taken < most):
-                    taken += 1
-                    yield decoded(inbox.ready.popleft())
+                payloads = inbox.take()
+                if most is not None:
+                    del payloads[most - taken :]
+                taken += len(payloads)
+                yield payloads
         finally:
             self._leave(link, inbox)
 
     def leased(
         self, address: str, properties: Mapping[Any, Any], *, credit: int = CREDIT
-    ) -> Iterator[Message]:
-        """Copies of messages that a group has leased; *properties* say which ones."""
+    ) -> Iterator[list[bytes]]:
+        """Yield copies of messages that a group has leased; *properties* say which ones."""
         inbox = _Inbox(ACCEPTED, credit)
         source = Source(address=address, distribution_mode=COPY)
         link = self.receive(address, inbox, source, properties)
@@ -971,8 +1001,7 @@ class Wire:
                 self._next(link, inbox, address, draining=True)
                 if not inbox.ready:
                     return
-                while inbox.ready:
-                    yield decoded(inbox.ready.popleft())
+                yield inbox.take()
         finally:
             self._leave(link, inbox)
 
@@ -991,7 +1020,7 @@ class Wire:
         Raises:
             LinkRefused: *what* cannot be read.
         """
-        settled = 0 if isinstance(inbox, _Basket) else 1
+        settled = 0 if isinstance(inbox, _Basket) else SND_SETTLED
         link = (session or self.session).attach_receiver(
             self.name(), inbox, source=source, snd_settle_mode=settled, properties=properties
         )
@@ -1064,13 +1093,28 @@ class Spelling:
         """Filters of a source that begins at *position*: an offset, a timestamp, ``first`` or ``last``."""
         return {Symbol("start"): offset_spec(position)}
 
-    def number(self, payload: bytes, message: Message) -> int:
-        """The offset of a record."""
-        return _number(payload, message)
+    def number(self, message: Message) -> int:
+        """Return the offset of a record."""
+        return int(message.message_annotations[SEQUENCE_NUMBER])
+
+    def numbers(self, payloads: list[bytes]) -> list[int]:
+        """Return the offset of each record.
+
+        Raises:
+            DecodeError: The annotations of one are malformed.
+        """
+        return [self.number(decoded(payload)) for payload in payloads]
+
+
+class _Ours(Spelling):
+    """The spelling of our broker, which puts the number of a record at a place that can be looked at."""
+
+    def numbers(self, payloads: list[bytes]) -> list[int]:
+        return numbers(payloads)
 
 
 #: Our own.
-OURS: Final = Spelling()
+OURS: Final = _Ours()
 
 
 def offset_spec(position: Any) -> Described:
@@ -1089,22 +1133,41 @@ _FIRST_KEY: Final = b"\xa3\x0cx-opt-offset\xa1"
 _SECOND_KEY: Final = b"\xa3\x15x-opt-sequence-number"
 
 
-def _number(payload: bytes, message: Message) -> int:
-    """The number of a record in its partition.
+def numbers(payloads: list[bytes]) -> list[int]:
+    """Return the number that our broker has given to each record of a log, or message of a lease.
 
-    Most records have the annotations that a log gives them, and no other: then it is found by its
-    place, and the map stays as it came until somebody asks for it.
+    Raises:
+        DecodeError: The annotations of one are malformed.
     """
-    at = 5 + payload[4] if payload.startswith(_HEADER_BEGIN) else 0
+    found = (
+        map(number_at_its_place, payloads)
+        if _compiled_numbers is None
+        else _compiled_numbers(payloads)
+    )
+    return [
+        OURS.number(decoded(payload)) if number is None else number
+        for number, payload in zip(found, payloads, strict=True)
+    ]
+
+
+def number_at_its_place(payload: bytes) -> int | None:
+    """Return the number of a record whose annotations are, or begin with, those of our broker.
+
+    Most records have these and no other, so that the map need not be decoded. ``numbers`` of the compiled
+    module does the same.
+    """
+    at = 5 + payload[4] if payload.startswith(_HEADER_BEGIN) and len(payload) > 4 else 0
     if payload.startswith(_ANNOTATIONS_BEGIN, at) and payload.startswith(_FIRST_KEY, at + 6):
         # Past the first key, and its text with its size.
         at += 21
         at += 1 + int.from_bytes(payload[at : at + 1])
         if payload.startswith(_SECOND_KEY, at):
-            number = payload[at + 23 : at + 32]
-            if number[:1] == b"\x81" and len(number) == 9:
-                return int.from_bytes(number[1:], signed=True)
-    return int(message.message_annotations[SEQUENCE_NUMBER])
+            # A long, or a small one.
+            for constructor, width in ((b"\x81", 8), (b"\x55", 1)):
+                number = payload[at + 24 : at + 24 + width]
+                if payload.startswith(constructor, at + 23) and len(number) == width:
+                    return int.from_bytes(number, signed=True)
+    return None
 
 
 def lost(node: str, first: int, end: int) -> str:
@@ -1170,41 +1233,43 @@ def call(endpoint: Endpoint, address: str, operation: str, body: Any = None, **g
     return retried(endpoint, lambda there: there.call(address, operation, body, **given))
 
 
-def read(
+def records(
     endpoint: Endpoint, address: str, partition: int, start: int, end: int, **how: Any
-) -> Iterator[tuple[int, Message]]:
-    """Yield what :meth:`Wire.read` yields; after a loss of the broker it goes on at the next offset.
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Yield what :meth:`Wire.records` yields; after a loss of the broker it goes on at the next offset.
 
     Raises:
-        AmqpError: As for :meth:`Wire.read` and :func:`retried`.
+        AmqpError: As for :meth:`Wire.records` and :func:`retried`.
     """
     patience = Patience(endpoint.retry_s)
     while start < end:
         try:
-            for offset, message in wire(endpoint).read(address, partition, start, end, **how):
-                yield offset, message
-                start = offset + 1
+            for offsets, payloads in wire(endpoint).records(address, partition, start, end, **how):
+                # Before the lists are given away.
+                after = offsets[-1] + 1
+                yield offsets, payloads
+                start = after
             return
         except AmqpError as error:
             patience.bear(error, start)
             forget(endpoint)
 
 
-def browse(endpoint: Endpoint, address: str, **how: Any) -> Iterator[Message]:
-    """Yield what :meth:`Wire.browse` yields; a loss of the broker before the first message is borne.
+def browsed(endpoint: Endpoint, address: str, **how: Any) -> Iterator[list[bytes]]:
+    """Yield what :meth:`Wire.browsed` yields; a loss of the broker before the first message is borne.
 
     A queue has no place to go on at, so that a later one ends the task, which is then done again.
 
     Raises:
-        AmqpError: As for :meth:`Wire.browse` and :func:`retried`.
+        AmqpError: As for :meth:`Wire.browsed` and :func:`retried`.
     """
     patience = Patience(endpoint.retry_s)
     begun = False
     while True:
         try:
-            for message in wire(endpoint).browse(address, **how):
+            for payloads in wire(endpoint).browsed(address, **how):
                 begun = True
-                yield message
+                yield payloads
             return
         except AmqpError as error:
             if begun:

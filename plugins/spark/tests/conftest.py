@@ -191,7 +191,8 @@ with sync.Broker(limits=Limits(close_grace_s=0.2), store="sqlite:" + store) as b
         out.finish()
 
     def bodies(self, queue: str) -> list[Any]:
-        return [message.body for message in wire.browse(self.endpoint, queue)]
+        found = wire.retried(self.endpoint, lambda there: list(there.browse(queue)))
+        return [message.body for message in found]
 
     def close(self) -> None:
         self._end(signal.SIGKILL)

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import column_twins
 import pytest
+from amqp_rt_spark.options import Options
+from amqp_rt_spark.rows import Records, RowMaker
+from amqp_rt_spark.schema import columns_of
+
+from amqp_rt import Message
+from amqp_rt.values import Char
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed (make .venv/spark)")
+
+from amqp_rt_spark.arrow import batch_of  # noqa: E402 - it takes pyarrow
 
 pytestmark = pytest.mark.req("K1")
 
@@ -16,8 +25,6 @@ def variant(*names: str) -> Any:
 
 
 def test_rows_become_columns() -> None:
-    from amqp_rt_spark.arrow import ROWS, batches
-
     schema = pa.schema(
         [
             pa.field("n", pa.int64()),
@@ -33,14 +40,10 @@ def test_rows_become_columns() -> None:
         octets = None if number % 5 == 0 else (b"v%d" % number, b"m")
         return number, pair, octets, octets, None
 
-    count = 2 * ROWS + 7
-    found = list(batches(map(row, range(count)), schema))
-    assert [each.num_rows for each in found] == [ROWS, ROWS, 7]
-    for each in found:
-        each.validate(full=True)
-        assert each.schema == schema
-    rows = [each for batch in found for each in batch.to_pylist()]
-    for number, each in enumerate(rows):
+    found = batch_of([row(number) for number in range(37)], schema)
+    found.validate(full=True)
+    assert (found.num_rows, found.schema) == (37, schema)
+    for number, each in enumerate(found.to_pylist()):
         _, pair, octets, _, _ = row(number)
         typed = octets and dict(zip(("value", "metadata"), octets, strict=True))
         assert each == {
@@ -50,4 +53,105 @@ def test_rows_become_columns() -> None:
             "turned": typed,
             "nothing": None,
         }
-    assert list(batches([], schema)) == []
+
+
+USUAL = [
+    Message(
+        f"{number}" * 50,
+        subject="s",
+        ttl_ms=number or None,
+        application_properties={"n": number, "é": "x"} if number % 3 else None,
+    ).encode()
+    for number in range(60)
+]
+#: What the compiled decoder leaves to the other one.
+ODD = Message(Char("x")).encode()
+BROKEN = b"\x00\x53\x75\xa0\x05ab"
+
+
+def schema_of(options: Options) -> Any:
+    """As Spark says it, but for the names of fields."""
+    from amqp_rt_spark.columnar import _TYPES
+
+    fields = []
+    for name in columns_of(options):
+        types = _TYPES[name]
+        kind = types[0]
+        if name == "body" and options.body == "text":
+            kind = pa.string()
+        if len(types) == 2:
+            # Both orders are known to Spark.
+            kind = variant(*("metadata", "value") if "app" in name else ("value", "metadata"))
+        elif len(types) > 2:
+            kind = pa.struct([pa.field(f"f{at}", each) for at, each in enumerate(types)])
+        fields.append(pa.field(name, kind))
+    return pa.schema(fields)
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def columnar(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, with the decoder in C and without."""
+    from amqp_rt_spark import columnar
+
+    if request.param == "compiled" and column_twins.module() is None:
+        pytest.skip("there is no C compiler, and nothing installed")
+    found = column_twins.module().Table if request.param == "compiled" else None
+    monkeypatch.setattr(columnar, "Table", found)
+    return columnar
+
+
+def records(payloads: list[bytes], size: int) -> Any:
+    for at in range(0, len(payloads), size):
+        some = payloads[at : at + size]
+        yield Records("n", some, 1, list(range(at, at + len(some))))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(raw=True, on_undecodable="row"),
+        Options(body="text", on_undecodable="row"),
+        Options(columns=("body", "offset"), on_undecodable="row"),
+        Options(columns=("message_annotations", "application_properties"), on_undecodable="row"),
+    ],
+)
+@pytest.mark.parametrize("odd", [0, 1, 2, 7, 60])
+def test_odd_messages_keep_their_places(
+    columnar: Any, monkeypatch: pytest.MonkeyPatch, options: Options, odd: int
+) -> None:
+    monkeypatch.setattr(columnar, "ROWS", 25)
+    payloads = list(USUAL)
+    for number in range(odd):
+        payloads[number * 60 // odd] = BROKEN if number % 2 else ODD
+    schema = schema_of(options)
+    maker = RowMaker(options)
+    expected = batch_of(list(maker.rows(records(payloads, 60))), schema)
+    for size in (1, 24, 25, 26, 60):
+        found = list(columnar.batches(records(payloads, size), options, schema))
+        assert [each.num_rows for each in found] == [25, 25, 10]
+        for each in found:
+            each.validate(full=True)
+        (together,) = pa.Table.from_batches(found).combine_chunks().to_batches()
+        assert together.equals(expected, check_metadata=True)
+
+
+@pytest.mark.parametrize("payload", [USUAL[0], ODD])
+def test_a_batch_is_closed_by_its_octets(
+    columnar: Any, monkeypatch: pytest.MonkeyPatch, payload: bytes
+) -> None:
+    monkeypatch.setattr(columnar, "BATCH_OCTETS", 3 * len(payload))
+    options = Options(columns=("offset",))
+    found = columnar.batches(records([payload] * 10, 5), options, schema_of(options))
+    assert [each.num_rows for each in found] == [3, 3, 3, 1]
+    assert list(columnar.batches([], options, schema_of(options))) == []
+
+
+def test_another_schema_is_not_filled_with_octets_of_ours(columnar: Any) -> None:
+    """Spark takes the schema of the user's: buffers would be taken for what its types say."""
+    options = Options(columns=("offset", "body"))
+    given = pa.schema([pa.field("offset", pa.int32()), pa.field("body", pa.string())])
+    (found,) = columnar.batches(records([Message(b"x").encode()] * 2, 2), options, given)
+    assert found.to_pylist() == [{"offset": 0, "body": "x"}, {"offset": 1, "body": "x"}]
+    short = pa.schema([pa.field("offset", pa.int64())])
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        list(columnar.batches(records([Message(b"x").encode()], 1), options, short))

@@ -173,8 +173,8 @@ def test_a_broker_that_stays_away_ends_the_task(tmp_path: Path) -> None:
     with pytest.raises(ConnectFailed, match=r"tried again for 0\.2 s \(retryTimeout\)"):
         wire.call(away, "one", "READ")
     for work in (
-        lambda: list(wire.read(away, "one", 0, 0, 1)),
-        lambda: list(wire.browse(away, "one")),
+        lambda: list(wire.records(away, "one", 0, 0, 1)),
+        lambda: list(wire.browsed(away, "one")),
         lambda: sink(away.url, retryTimeout="200ms").send(rows({}), task()),
     ):
         with pytest.raises(ConnectFailed, match=r"tried again for 0\.2 s"):
@@ -383,7 +383,7 @@ def test_a_writer_that_is_silent_for_long_goes_on(hasty: Any, at: int) -> None:
     done = it.send(rows({at: be_silent}), task())
     be_silent()
     assert it.publish([done])
-    found = [message.body for message in wire.browse(it.options.endpoint, "out")]
+    found = [message.body for message in wire.wire(it.options.endpoint).browse("out")]
     assert found == [str(number) for number in NUMBERS]
     if at:
         # The negative control, and how it was.

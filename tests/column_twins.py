@@ -1,0 +1,203 @@
+"""The compiled decoder of columns beside what defines it: ``rows.py``, message by message.
+
+It is the installed one, or is compiled here from its source. ``AMQP_RT_SANITIZE=1`` compiles it with the
+checks of memory and of undefined behaviour, which the process has to have loaded
+(``LD_PRELOAD=$(cc -print-file-name=libasan.so)``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import struct
+import subprocess
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from amqp_rt_spark import variant
+from amqp_rt_spark.malformed import decoded
+from amqp_rt_spark.options import Options
+from amqp_rt_spark.rows import Place, RowMaker
+from amqp_rt_spark.schema import COLUMNS, columns_of
+
+from amqp_rt.errors import DecodeError
+
+ROOT: Final = Path(__file__).parent.parent
+SOURCE: Final = ROOT / "plugins" / "spark" / "amqp_rt_spark" / "_columnar.c"
+#: What changes how a message is decoded, and each column alone: others are to be left undecoded then.
+CHOICES: Final = (
+    Options(),
+    Options(raw=True),
+    Options(body="text"),
+    Options(body="json"),
+    Options(body="binary"),
+    *(Options(columns=(name,)) for name in COLUMNS),
+    Options(body="text", columns=("body",)),
+    Options(body="json", columns=("body_variant",)),
+)
+PLACE: Final = Place("söme/node", 3, 2**40)
+#: Fields of the columns that are structs; VARIANT has two, which are octets.
+FIELDS: Final = {
+    "header": "bilbl",
+    "properties": "ssosssssssllsls",
+    "body_variant": "oo",
+    "application_properties": "oo",
+    "message_annotations": "oo",
+}
+SCALARS: Final = {
+    "address": "s",
+    "partition": "i",
+    "offset": "l",
+    "enqueued_time": "l",
+    "body": "o",
+    "body_kind": "s",
+    "message": "o",
+}
+
+
+@cache
+def module() -> Any:
+    """Return the compiled module; None if it is not installed and there is no compiler."""
+    sanitize = os.environ.get("AMQP_RT_SANITIZE") == "1"
+    if not sanitize:
+        try:
+            from amqp_rt_spark import _columnar
+        except ImportError:
+            pass
+        else:
+            return _columnar
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(compiler[0]) is None or not SOURCE.is_file():
+        return None
+    flags = ["-O1", "-g", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    flags += ["-Wno-missing-field-initializers"]
+    if sanitize:
+        flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    known = hashlib.sha256(SOURCE.read_bytes() + repr(flags).encode()).hexdigest()[:16]
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    built = ROOT / ".build" / "columnar" / known / f"_columnar{suffix}"
+    if not built.is_file():
+        built.parent.mkdir(parents=True, exist_ok=True)
+        made = built.with_name(f"{os.getpid()}{suffix}")
+        include = f"-I{sysconfig.get_path('include')}"
+        command = [*compiler, *flags, include, str(SOURCE), "-o", str(made)]
+        # Leaks are looked for at the end of the compiler, too, if the checks are loaded.
+        environ = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        subprocess.run(command, check=True, timeout=100, env=environ)
+        made.rename(built)
+    spec = importlib.util.spec_from_file_location("amqp_rt_spark._columnar", built)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def table(options: Options, rows: int = 100, octets: int = 1 << 30) -> Any:
+    """Return a table of the columns that *options* ask for."""
+    return module().Table(
+        columns_of(options),
+        rows=rows,
+        octets=octets,
+        text=options.body == "text",
+        all_json=options.body == "json",
+        parse=parsed if options.body == "json" else parsed_if_json,
+        hidden=(),
+    )
+
+
+def parsed(octets: bytes) -> tuple[bytes, bytes]:
+    return variant.encode(json.loads(octets))
+
+
+def parsed_if_json(octets: bytes) -> tuple[bytes, bytes] | None:
+    try:
+        return parsed(octets)
+    except ValueError:
+        return None
+
+
+@cache
+def kept_table(options: Options) -> Any:
+    """Return a table that is used again and again: what a row leaves behind would be seen."""
+    return table(options)
+
+
+def check(payload: bytes) -> set[Options]:
+    """Compare what both make of *payload*; return the options with which the compiled decoder took it."""
+    taken = set()
+    for options in CHOICES:
+        kept = kept_table(options)
+        done = kept.fill([payload], 0, 1, [PLACE.offset], PLACE.address, PLACE.partition)
+        count, columns = kept.take()
+        assert count == done
+        if not done:
+            continue
+        taken.add(options)
+        (found,) = rows_of(columns, count, options)
+        try:
+            expected = RowMaker(options).row(decoded(payload), PLACE)
+        except DecodeError as error:
+            raise AssertionError(f"{options.columns} of {payload!r} is {found}") from error
+        assert found == plain(expected), (columns_of(options), payload)
+    return taken
+
+
+def plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return *row* with octets for texts, so that both kinds compare."""
+    return tuple(
+        plain(each) if type(each) is tuple else each.encode() if isinstance(each, str) else each
+        for each in row
+    )
+
+
+def rows_of(columns: list[Any], count: int, options: Options) -> list[tuple[Any, ...]]:
+    """Read the buffers of Arrow."""
+    found = []
+    for name, parts in zip(columns_of(options), columns, strict=True):
+        fields = FIELDS.get(name)
+        if fields is None:
+            found.append(leaf_of(parts, count, SCALARS[name]))
+            continue
+        nulls, bits, leaves = parts
+        valid = validity_of(nulls, bits, count)
+        values = zip(
+            *(leaf_of(*each) for each in zip(leaves, [count] * len(leaves), fields, strict=True)),
+            strict=True,
+        )
+        found.append([value if each else None for each, value in zip(valid, values, strict=True)])
+    return list(zip(*found, strict=True))
+
+
+def validity_of(nulls: int, bits: bytes | None, count: int) -> list[bool]:
+    if bits is None:
+        assert nulls == 0
+        return [True] * count
+    valid = [bool(bits[each >> 3] >> (each & 7) & 1) for each in range(count)]
+    assert valid.count(False) == nulls
+    return valid
+
+
+def leaf_of(parts: tuple[Any, ...], count: int, kind: str) -> list[Any]:
+    nulls, bits, values, *octets = parts
+    valid = validity_of(nulls, bits, count)
+    made: list[Any]
+    if octets:
+        (data,) = octets
+        ends = struct.unpack(f"={count + 1}i", values)
+        assert ends[0] == 0
+        assert ends[-1] == len(data)
+        assert list(ends) == sorted(ends)
+        made = [data[ends[each] : ends[each + 1]] for each in range(count)]
+    elif kind == "b":
+        made = [bool(values[each >> 3] >> (each & 7) & 1) for each in range(count)]
+    else:
+        made = list(struct.unpack(f"={count}{'i' if kind == 'i' else 'q'}", values))
+    return [value if each else None for each, value in zip(valid, made, strict=True)]

@@ -2,7 +2,8 @@
 
 Beside them in the same run: *direct*, the same rows made by the same code in one process without
 Spark, which is what decoding allows; and Spark by itself: for batches a data source in Python whose
-batches are there already, for streams its rate source, which is no Python at all. Each of ours has a broker, and a session whose workers run it.
+batches are there already, with the same columns and contents, for streams its rate source, which is no Python
+at all. Each of ours has a broker, and a session whose workers run it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from . import Plan
 
 #: Messages of 256 B in a sample, for each second of it: a query costs half a second whatever it reads.
 ROWS = 150_000
-#: One in so many of them where all columns are made, or where each is put into a queue first.
+#: One in so many of them where plain Python makes all columns, or where each is put into a queue first.
 FEWER = 3
+#: The compiled form reads the log so many times in one query, which costs as much as some 100,000 rows
+#: before it begins.
+TIMES = 4
+ALL: dict[str, str] = {}
 #: Micro-batches in a sample.
 BATCHES = 10
 TRIMMED = {"columns": "offset,body"}
@@ -64,7 +69,8 @@ class Sessions:
         return f"{prefix}-{next(self._numbers)}"
 
     def _start(self, one: Contestant) -> Role:
-        env, options = {}, {}
+        # Workers are started in this folder, whose plain modules are not to be found before others.
+        env, options = {"PYTHONSAFEPATH": "1"}, {}
         python = self._spark.command[0]
         if one.broker is not None:
             python = one.command[0]
@@ -74,8 +80,14 @@ class Sessions:
         command = (python, "-P", *self._spark.command[1:])
         role = Role(command, "session", options, env=env, patience_s=PATIENCE_S)
         self._plan.stack.enter_context(role)
-        if one.broker is not None and role.ready["compiled"] != (one.key == "compiled"):
-            raise RoleFailed(f"the workers of {one.key} would run another form of amqp_rt")
+        codec, columns = role.ready["compiled"]
+        if one.broker is not None and (codec, columns or not codec) != (
+            one.key == "compiled",
+            True,
+        ):
+            raise RoleFailed(
+                f"the workers of {one.key} would run another form: {codec=}, {columns=} are compiled there"
+            )
         # Until the first queries have ended, one measures Java's compiler.
         warm: list[dict[str, Any]] = [
             {"job": "own_python", "rows": WARM_ROWS},
@@ -120,8 +132,17 @@ def cases(plan: Plan) -> list[Case]:
         return Case("spark", name, runs)
 
     return [
-        case("a log, batch, all columns", partial(read, fewer=True)),
-        case("a log, batch, offset and body", partial(read, fewer=False), ready),
+        case("a log, batch, all columns", partial(read, columns=ALL), partial(ready, columns="")),
+        case(
+            "a log, batch, offset and body",
+            partial(read, columns=TRIMMED),
+            partial(ready, columns=TRIMMED["columns"]),
+        ),
+        case(
+            "a log, batch, body",
+            partial(read, columns={"columns": "body"}),
+            partial(ready, columns="body"),
+        ),
         case("a log, stream, offset and body", stream, rate),
         case("a queue, leased, stream, body", lease),
         case("sink, at least once", partial(write, staged=False)),
@@ -155,10 +176,12 @@ def _until(rows: int) -> dict[str, str]:
     return {"endingOffsets": json.dumps({LOG: dict.fromkeys(("0", "1"), rows // 2)})}
 
 
-def read(there: Sessions, one: Contestant, fewer: bool) -> Sample:
-    options = _until(there.rows // FEWER) if fewer else TRIMMED
+def read(there: Sessions, one: Contestant, columns: dict[str, str]) -> Sample:
+    slow = one.key == "pure" and columns is ALL
+    options = {**columns, **(_until(there.rows // FEWER) if slow else {})}
     direct = there.ask(one, "direct_read", address=LOG, options=options)
-    done = there.ask(one, "read", address=LOG, rows=direct["n"], options=options)
+    times = 1 if slow else TIMES
+    done = there.ask(one, "read", address=LOG, rows=direct["n"], options=options, times=times)
     return _beside(done, direct)
 
 
@@ -189,8 +212,8 @@ def ticks(there: Sessions, one: Contestant) -> Sample:
     return {"batch_ms": there.ask(one, "ticks", address=LOG, batches=BATCHES)["median_ms"]}
 
 
-def ready(there: Sessions, spark: Contestant) -> Sample:
-    return _rows(there.ask(spark, "own_python", rows=4 * there.rows))
+def ready(there: Sessions, spark: Contestant, columns: str) -> Sample:
+    return _rows(there.ask(spark, "own_python", rows=TIMES * there.rows, columns=columns))
 
 
 def rate(there: Sessions, spark: Contestant) -> Sample:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import reduce
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -74,6 +75,7 @@ class Jobs:
         self.folder = folder
         self.url = f"amqp://127.0.0.1:{options['port']}" if options.get("port") else ""
         self._numbers = count()
+        self._ready: dict[str, type] = {}
 
     # --- ours ---
 
@@ -90,20 +92,13 @@ class Jobs:
         endpoint = read_options(self._options(address), SINK).endpoint
         out = wire.Outlet(wire.wire(endpoint), address, timeout_s=60)
         for number in range(rows):
-            message = Message(
-                BODY,
-                message_id=number,
-                subject="departed",
-                content_type="application/octet-stream",
-                application_properties={"carrier": "UA", "delay": number % 200, "late": True},
-            )
-            out.send(message.encode())
+            out.send(Message(BODY, **said(number)).encode())
         out.finish()
         return {"n": out.count}
 
     def direct_read(self, address: str, options: dict[str, str]) -> Options:
         """Rows of a log, as batches of Arrow, in one process and for nobody."""
-        from amqp_rt_spark.arrow import batches
+        from amqp_rt_spark.columnar import batches
         from amqp_rt_spark.options import SOURCE, read_options
         from amqp_rt_spark.reading import Batch
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -114,14 +109,15 @@ class Jobs:
         batch = Batch(read_options(given, SOURCE))
         rows, started, cpu = 0, time.perf_counter(), time.process_time()
         for part in batch.partitions():
-            for each in batches(batch.read(part), arrow):
+            for each in batches(batch.records(part), batch.options, arrow):
                 rows += each.num_rows
         return timed(rows, started, cpu)
 
-    def read(self, address: str, rows: int, options: dict[str, str]) -> Options:
-        """The same *rows* as a batch of Spark's."""
+    def read(self, address: str, rows: int, options: dict[str, str], times: int = 1) -> Options:
+        """The same *rows* as a batch of Spark's, which reads them so many *times*."""
         given = self._options(address, **options)
-        return self._batch(self.spark.read.format("amqp").options(**given).load(), rows)
+        found = self.spark.read.format("amqp").options(**given).load()
+        return self._batch(reduce(type(found).union, [found] * times), rows * times)
 
     def stream(self, address: str, options: dict[str, str]) -> Options:
         """The same as one micro-batch; of a queue, whose messages are gone then."""
@@ -163,9 +159,11 @@ class Jobs:
 
     # --- Spark by itself ---
 
-    def own_python(self, rows: int) -> Options:
-        """A Python data source whose batches are there already."""
-        self.spark.dataSource.register(ready_made())
+    def own_python(self, rows: int, columns: str = "offset,body") -> Options:
+        """A Python data source whose batches are there already; of *columns*, or of all."""
+        if columns not in self._ready:
+            self._ready[columns] = ready_made(columns)
+        self.spark.dataSource.register(self._ready[columns])
         found = self.spark.read.format("ready").option("rows", str(rows)).load()
         return self._batch(found, rows)
 
@@ -231,8 +229,56 @@ def timed(rows: int, started: float, cpu: float) -> Options:
     }
 
 
-def ready_made() -> type:
+def said(number: int) -> dict[str, Any]:
+    """What each message of a log says beside its body."""
+    return {
+        "message_id": number,
+        "subject": "departed",
+        "content_type": "application/octet-stream",
+        "application_properties": {"carrier": "UA", "delay": number % 200, "late": True},
+    }
+
+
+def ready_batch(columns: str) -> tuple[str, bytes]:
+    """The columns as DDL, and one batch of them, encoded; made here, so that no task has to."""
+    import pyarrow
+    from amqp_rt_spark.arrow import ROWS
+    from amqp_rt_spark.columnar import batches
+    from amqp_rt_spark.options import Options
+    from amqp_rt_spark.rows import Records
+    from amqp_rt_spark.schema import ddl_of
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    from amqp_rt import Message
+    from amqp_rt.values import Symbol, Timestamp
+
+    options = Options(columns=tuple(columns.split(",")) if columns else ())
+    numbers = list(range(ROWS))
+    payloads = [
+        Message(
+            BODY,
+            message_annotations={
+                Symbol("x-opt-offset"): str(number),
+                Symbol("x-opt-sequence-number"): number,
+                Symbol("x-opt-enqueued-time"): Timestamp(1_700_000_000_000 + number),
+            },
+            **said(number),
+        ).encode()
+        for number in numbers
+    ]
+    schema = to_arrow_schema(StructType.fromDDL(ddl_of(options)), timezone="UTC")
+    (made,) = batches([Records("ready", payloads, 0, numbers)], options, schema)
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(made)
+    return ddl_of(options), sink.getvalue().to_pybytes()
+
+
+def ready_made(columns: str) -> type:
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    ddl, encoded = ready_batch(columns)
 
     class Reader(DataSourceReader):
         def __init__(self, rows: int) -> None:
@@ -244,13 +290,12 @@ def ready_made() -> type:
         def read(self, partition: InputPartition) -> Iterator[Any]:
             import pyarrow
 
+            with pyarrow.ipc.open_stream(encoded) as stream:
+                (whole,) = stream
             left = partition.value
-            while left:
-                rows = min(left, 1_000)
-                offsets = pyarrow.array(range(rows), type=pyarrow.int64())
-                bodies = pyarrow.array([bytes(256)] * rows, type=pyarrow.binary())
-                yield pyarrow.RecordBatch.from_arrays([offsets, bodies], ["offset", "body"])
-                left -= rows
+            while left > 0:
+                yield whole.slice(0, left)
+                left -= len(whole)
 
     class Ready(DataSource):
         @classmethod
@@ -258,7 +303,7 @@ def ready_made() -> type:
             return "ready"
 
         def schema(self) -> str:
-            return "offset bigint, body binary"
+            return ddl
 
         def reader(self, schema: Any) -> DataSourceReader:
             return Reader(int(self.options["rows"]))
@@ -266,14 +311,23 @@ def ready_made() -> type:
     return Ready
 
 
+def forms_here(_: object) -> list[bool]:
+    """Whether the codec, and the decoder of columns, are compiled here."""
+    from amqp_rt_spark import columnar
+
+    import amqp_rt
+
+    return [amqp_rt.COMPILED, columnar.COMPILED]
+
+
 def session(options: Options) -> None:
     """Serve until standard input ends."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = Jobs(options, Path(folder))
         try:
-            import amqp_rt
-
-            say(ready=1, compiled=amqp_rt.COMPILED)
+            # What its workers import, which need not be what is imported here.
+            forms = jobs.spark.sparkContext.parallelize([0], 1).map(forms_here).collect()
+            say(ready=1, compiled=forms[0])
             for line in sys.stdin:
                 told = json.loads(line)
                 job: Callable[..., Options] = getattr(jobs, told.pop("job"))

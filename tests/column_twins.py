@@ -25,23 +25,12 @@ from amqp_rt_spark import variant
 from amqp_rt_spark.malformed import decoded
 from amqp_rt_spark.options import Options
 from amqp_rt_spark.rows import Place, RowMaker
-from amqp_rt_spark.schema import COLUMNS, columns_of
+from amqp_rt_spark.schema import columns_of
 
 from amqp_rt.errors import DecodeError
 
 ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ROOT / "plugins" / "spark" / "amqp_rt_spark" / "_columnar.c"
-#: What changes how a message is decoded, and each column alone: others are to be left undecoded then.
-CHOICES: Final = (
-    Options(),
-    Options(raw=True),
-    Options(body="text"),
-    Options(body="json"),
-    Options(body="binary"),
-    *(Options(columns=(name,)) for name in COLUMNS),
-    Options(body="text", columns=("body",)),
-    Options(body="json", columns=("body_variant",)),
-)
 PLACE: Final = Place("söme/node", 3, 2**40)
 #: Fields of the columns that are structs; VARIANT has two, which are octets.
 FIELDS: Final = {
@@ -60,6 +49,18 @@ SCALARS: Final = {
     "body_kind": "s",
     "message": "o",
 }
+
+#: What changes how a message is decoded, and each column alone: others are to be left undecoded then.
+CHOICES: Final = (
+    Options(),
+    Options(raw=True),
+    Options(body="text"),
+    Options(body="json"),
+    Options(body="binary"),
+    *(Options(columns=(name,)) for name in (*SCALARS, *FIELDS)),
+    Options(body="text", columns=("body",)),
+    Options(body="json", columns=("body_variant",)),
+)
 
 
 @cache

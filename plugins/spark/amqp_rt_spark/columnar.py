@@ -156,13 +156,13 @@ _TYPES: Final[dict[str, tuple[pa.DataType, ...]]] = {
 
 
 def _is_ours(schema: pa.Schema, options: Options) -> bool:
-    """Whether *schema* is that of our columns: buffers are taken for what their type says, so that a schema
-    of the user's with another type needs values that are converted."""
+    """Return whether the compiled decoder has all columns of *schema*, and they are of the types that it makes:
+    buffers are taken for what their type says."""
     names = columns_of(options)
     if len(names) != len(schema):
         return False
     for name, field in zip(names, schema, strict=True):
-        kind, types = field.type, _TYPES[name]
+        kind, types = field.type, _TYPES.get(name)
         if name == "body" and options.body == "text":
             types = (pa.string(),)
         found = (kind,)

@@ -22,16 +22,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from amqp_rt_spark import variant
-from amqp_rt_spark.malformed import decoded
 from amqp_rt_spark.options import Options
-from amqp_rt_spark.rows import Place, RowMaker
+from amqp_rt_spark.rows import PLACE, Records, RowMaker
 from amqp_rt_spark.schema import columns_of
 
 from amqp_rt.errors import DecodeError
 
 ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ROOT / "plugins" / "spark" / "amqp_rt_spark" / "_columnar.c"
-PLACE: Final = Place("söme/node", 3, 2**40)
+ADDRESS: Final = "söme/node"
+PARTITION: Final = 3
+OFFSET: Final = 2**40
 #: Fields of the columns that are structs; VARIANT has two, which are octets.
 FIELDS: Final = {
     "header": "bilbl",
@@ -110,7 +111,7 @@ def table(options: Options, rows: int = 100, octets: int = 1 << 30) -> Any:
         text=options.body == "text",
         all_json=options.body == "json",
         parse=parsed if options.body == "json" else parsed_if_json,
-        hidden=(),
+        hidden=[name.encode() for name in sorted(PLACE)],
     )
 
 
@@ -134,17 +135,18 @@ def kept_table(options: Options) -> Any:
 def check(payload: bytes) -> set[Options]:
     """Compare what both make of *payload*; return the options with which the compiled decoder took it."""
     taken = set()
-    for options in CHOICES:
+    for options, offsets in ((Options(), None), *((each, [OFFSET]) for each in CHOICES)):
         kept = kept_table(options)
-        done = kept.fill([payload], 0, 1, [PLACE.offset], PLACE.address, PLACE.partition)
+        done = kept.fill([payload], 0, 1, offsets, ADDRESS, PARTITION)
         count, columns = kept.take()
         assert count == done
         if not done:
             continue
-        taken.add(options)
+        if offsets:
+            taken.add(options)
         (found,) = rows_of(columns, count, options)
         try:
-            expected = RowMaker(options).row(decoded(payload), PLACE)
+            (expected,) = RowMaker(options).rows([Records(ADDRESS, [payload], PARTITION, offsets)])
         except DecodeError as error:
             raise AssertionError(f"{options.columns} of {payload!r} is {found}") from error
         assert found == plain(expected), (columns_of(options), payload)

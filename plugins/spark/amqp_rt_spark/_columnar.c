@@ -598,7 +598,7 @@ typedef struct {
     int text;            /* the body has to be text */
     int all_json;        /* each body is parsed, not only those that say that they are JSON */
     PyObject *parse;     /* octets of JSON -> None, or value and metadata of a VARIANT */
-    Buffer hidden[HIDDEN_MAX]; /* annotations that are left out */
+    Buffer hidden[HIDDEN_MAX]; /* annotations that are left out where there is an offset */
     int hidden_count;
     size_t rows_max, octets_max;
     size_t rows, octets;
@@ -901,8 +901,9 @@ static Outcome put_properties(Column *column, size_t row, Cursor section, Cursor
     return fields.at == fields.end ? OK : ODD;
 }
 
-/* A map of application properties, or of annotations. Of these some are left out, and one is a column. */
-static Outcome put_map(Table *table, Column *column, size_t row, Cursor section, int annotations,
+/* A map of application properties, or of annotations. Of these one is a column, and with *place* those are left
+   out that say where the message was found, since that is in columns of its own. */
+static Outcome put_map(Table *table, Column *column, size_t row, Cursor section, int annotations, int place,
                        Leaf *enqueued) {
     static const char ENQUEUED[] = "x-opt-enqueued-time";
     Variant *v = &table->variant;
@@ -931,7 +932,7 @@ static Outcome put_map(Table *table, Column *column, size_t row, Cursor section,
                 } else if (constructor != 0x40) return ODD;
             }
             int hidden = -1;
-            for (int i = 0; annotations && i < table->hidden_count; i++)
+            for (int i = 0; place && i < table->hidden_count; i++)
                 if (is_same(name, table->hidden[i].octets, table->hidden[i].size)) hidden = i;
             if (hidden < 0) {
                 entries++;
@@ -1109,9 +1110,9 @@ static Outcome put_row(Table *table, Cursor payload, const Place *place, int has
     }
     if (HAS(HEADER)) TRY(put_header(&columns[HEADER], row, message.sections[P_HEADER]));
     if (HAS(APPLICATION_PROPERTIES))
-        TRY(put_map(table, &columns[APPLICATION_PROPERTIES], row, message.sections[P_APPLICATION], 0, NULL));
+        TRY(put_map(table, &columns[APPLICATION_PROPERTIES], row, message.sections[P_APPLICATION], 0, 0, NULL));
     if (HAS(MESSAGE_ANNOTATIONS) || HAS(ENQUEUED_TIME))
-        TRY(put_map(table, HAS(MESSAGE_ANNOTATIONS) ? &columns[MESSAGE_ANNOTATIONS] : NULL, row, message.sections[P_MESSAGE], 1,
+        TRY(put_map(table, HAS(MESSAGE_ANNOTATIONS) ? &columns[MESSAGE_ANNOTATIONS] : NULL, row, message.sections[P_MESSAGE], 1, has_offset,
                     HAS(ENQUEUED_TIME) ? columns[ENQUEUED_TIME].leaves : NULL));
     if (HAS(MESSAGE)) {
         Cursor bare = {message.bare, message.bare_end};

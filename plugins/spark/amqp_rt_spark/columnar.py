@@ -18,7 +18,7 @@ from . import variant
 from .arrow import BATCH_OCTETS, ROWS, batch_of
 from .malformed import decoded
 from .options import Options
-from .rows import Records, RowMaker
+from .rows import PLACE, Records, RowMaker
 from .schema import columns_of
 
 try:
@@ -89,7 +89,7 @@ class _Compiled:
             text=options.body == "text",
             all_json=all_json,
             parse=_parsed if all_json else _parsed_if_json,
-            hidden=(),
+            hidden=[name.encode() for name in sorted(PLACE)],
         )
         self._schema = schema
         self._odd = _Plain(options, schema)

@@ -11,15 +11,16 @@ from typing import Any
 
 import column_twins as twins
 import pytest
-from amqp_rt_spark import wire
+from amqp_rt_spark import variant, wire
 from amqp_rt_spark.malformed import decoded
 from amqp_rt_spark.options import Options
-from amqp_rt_spark.rows import Place, RowMaker
+from amqp_rt_spark.rows import PLACE, Place, Records, RowMaker, time_at_its_place
 from hypothesis import example, given
 from hypothesis import strategies as st
 from typed_values import SCALARS, text, values
 
 from amqp_rt import Message
+from amqp_rt.broker.logs import Record, dress
 from amqp_rt.codec.primitives import encode
 from amqp_rt.message import Sequence
 from amqp_rt.values import (
@@ -182,7 +183,7 @@ def messages(draw: st.DrawFn) -> Message:
             "delivery_count": st.integers(0, 2**32 - 1),
             "application_properties": st.dictionaries(names, simple, max_size=5),
             "message_annotations": st.dictionaries(
-                st.sampled_from(["x-opt-enqueued-time", "x-opt-a", "x-opt-b"]).map(Symbol),
+                st.sampled_from([*sorted(PLACE), "x-opt-a", "x-opt-b"]).map(Symbol),
                 st.one_of(SCALARS[Timestamp], values),
                 max_size=3,
             ),
@@ -357,22 +358,78 @@ def test_what_is_raised_while_json_is_parsed() -> None:
     assert found.take()[0] == 1
 
 
+def annotated(names: dict[str, Any]) -> bytes:
+    said = {Symbol(name): value for name, value in names.items()}
+    return Message(b"x", message_annotations=said).encode()
+
+
 def test_annotations_that_are_left_out() -> None:
-    made = Message(
-        b"x", message_annotations={Symbol("x-opt-offset"): "5", Symbol("x-opt-a"): 1}
-    ).encode()
-    only = Message(b"x", message_annotations={Symbol("x-opt-offset"): "5"}).encode()
-    rest = Message(b"x", message_annotations={Symbol("x-opt-a"): 1}).encode()
+    made = annotated({"x-opt-offset": "5", "x-opt-a": 1})
+    only = annotated({"x-opt-offset": "5"})
+    rest = annotated({"x-opt-a": 1})
     options = Options(columns=("message_annotations",))
     found = twins.module().Table(
         options.columns, 9, 999, False, False, None, (b"x-opt-offset", b"x-opt-b")
     )
     twice = made.replace(b"x-opt-a", b"x-opt-b").replace(b"x-opt-offset", b"x-opt-bffset")
-    assert found.fill([made, only, rest, twice], 0, 99, None, "n", 0) == 4
+    assert found.fill([made, only, rest, twice], 0, 99, [5] * 4, "n", 0) == 4
     count, columns = found.take()
     (first,), (nothing,), (same,), _ = twins.rows_of(columns, count, options)
     assert first == same == RowMaker(options).row(decoded(rest), Place("n"))[0]
     assert nothing is None
+    # Without an offset nothing else says what they say.
+    assert found.fill([made], 0, 99, None, "n", 0) == 1
+    count, columns = found.take()
+    (((value, names),),) = twins.rows_of(columns, count, options)
+    assert variant.decode(value, names) == {"x-opt-offset": "5", "x-opt-a": 1}
+
+
+# --- Places of records ----------------------------------------------------------------------------
+
+
+def recorded(partition: int, offset: int, time_ms: int, message: Message) -> bytes:
+    """Return what a log sends of *message*."""
+    found = dress(partition, offset, Record(time_ms, message.encode()))
+    return b"".join(found) if isinstance(found, list) else found
+
+
+#: A record with a header, one without, and one with annotations of its own.
+DRESSED = [
+    recorded(partition, offset, time_ms, said)
+    for said in (
+        Message(b"1", durable=True),
+        Message(b"1"),
+        Message(b"1", message_annotations={Symbol("x-opt-a"): 1}),
+    )
+    for partition, offset, time_ms in ((0, 0, 0), (17, 2**40, 1_700_000_000_000), (3, 7, -1))
+]
+
+
+@pytest.mark.parametrize("payload", DRESSED)
+def test_a_place_is_in_columns_and_not_in_the_annotations(payload: bytes) -> None:
+    assert twins.check(payload) == {*twins.CHOICES}
+    said = dict(decoded(payload).message_annotations)
+    only = "x-opt-a" not in said
+    assert time_at_its_place(payload) == (said["x-opt-enqueued-time"] if only else None)
+    options = Options(columns=("enqueued_time", "message_annotations"))
+    ((time, kept),) = RowMaker(options).rows([Records("n", [payload], 0, [7])])
+    assert time == said["x-opt-enqueued-time"] * 1000
+    assert (kept is None) if only else (variant.decode(*kept) == {"x-opt-a": 1})
+
+
+@pytest.mark.parametrize("payload", DRESSED[1::6])
+def test_a_place_that_is_changed_is_read_the_same_way(payload: bytes) -> None:
+    maker = RowMaker(Options(columns=("enqueued_time", "message_annotations")))
+    for at in range(len(payload)):
+        for octet in (0x31, payload[at] ^ 1):
+            changed = bytearray(payload)
+            changed[at] = octet
+            found = time_at_its_place(bytes(changed))
+            message = decoded(bytes(changed))
+            if found is not None and isinstance(message, Message):
+                short = maker.row(message, Place("n", 0, 7, time_ms=found))
+                assert short == maker.row(message, Place("n", 0, 7))
+            twins.check(bytes(changed))
 
 
 # --- Numbers of records ---------------------------------------------------------------------------

@@ -341,7 +341,7 @@ def test_octets_that_are_no_message_are_a_row_with_all_that_can_be_read_of_them(
     assert (row["address"], row["offset"], row["enqueued_time"]) == ("here", 17, 5_000)
     assert (row["body"], row["body_kind"]) == (payload, "undecodable")
     assert row["header"] is row["properties"] is None
-    assert row["message_annotations"] is not None
+    assert row["message_annotations"] is None
     assert row_of(decoded(payload), columns=("offset",)) == {"offset": 17}
     with pytest.raises(DecodeError, match="onUndecodable=row"):
         row_of(decoded(payload))

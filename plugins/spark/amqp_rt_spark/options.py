@@ -68,6 +68,7 @@ class Options(Struct, frozen=True, kw_only=True):
     min_messages: int = 0
     max_delay: float = 60.0
     min_partitions: int = 1
+    min_per_partition: int = 1
     max_per_partition: int | None = None
     fail_on_data_loss: bool = True
     selector: str = ""
@@ -425,6 +426,14 @@ _DECLARED: Final = (
         _positive,
         SOURCE,
         "Tasks of one micro-batch at least, as long as there are messages for them.",
+    ),
+    Option(
+        "minMessagesPerPartition",
+        "min_per_partition",
+        _positive,
+        SOURCE,
+        "Messages of one task at least: smaller partitions are read one after another by one task, but "
+        "never by fewer tasks than minPartitions. Default 1: each by its own.",
     ),
     Option(
         "maxMessagesPerPartition",

@@ -388,6 +388,27 @@ def cut(ranges: list[Span], least: int, most: int | None) -> Iterator[Span]:
             )
 
 
+def joined(spans: Iterable[Any], options: Options) -> list[tuple[Any, ...]]:
+    """Return *spans* as tasks, each with what it reads in turn: small ones have a task together, of
+    ``minMessagesPerPartition`` at least."""
+    alone = [(span,) for span in spans]
+    found: list[tuple[Any, ...]] = []
+    missing = 0
+    for task in alone:
+        (span,) = task
+        # How many messages the others have is not known before they are read.
+        size = span.end - span.start if isinstance(span, Span) else options.min_per_partition
+        if missing > 0:
+            found[-1] += task
+            missing -= size
+        else:
+            found.append(task)
+            missing = options.min_per_partition - size
+    if missing > 0 and len(found) > 1:
+        found[-2:] = [found[-2] + found[-1]]
+    return alone if len(found) < options.min_partitions else found
+
+
 class Stream(_Reading, ABC):
     """What streams have in common."""
 

@@ -6,9 +6,10 @@ one connects nowhere. Names of methods and parameters are Spark's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from inspect import signature
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -30,8 +31,7 @@ from pyspark.sql.types import Row, StructType
 from .columnar import batches
 from .leasing import LeaseBatch, LeaseStream
 from .options import SINK, SOURCE, Options, read_options
-from .reading import Batch, LogStream, StartRemembered, Stream
-from .rows import Records
+from .reading import Batch, LogStream, StartRemembered, Stream, joined
 from .schema import ddl_of, with_schema
 from .sentences import sentence_first
 from .spooling import SpoolStream
@@ -105,10 +105,15 @@ class AmqpDataSource(DataSource):
         return AmqpStreamWriter(read_options(self.options, SINK), schema)
 
 
+def _tasks(spans: Iterable[Any], options: Options) -> list[InputPartition]:
+    return [AmqpPartition(each) for each in joined(spans, options)]
+
+
 def _batches(
-    found: Iterator[Records], options: Options, schema: StructType
+    reader: Batch | LeaseBatch | Stream, partition: InputPartition, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    return batches(found, options, to_arrow_schema(schema, **_ZONE))
+    found = chain.from_iterable(map(reader.records, partition.value))
+    return batches(found, reader.options, to_arrow_schema(schema, **_ZONE))
 
 
 @sentence_first
@@ -120,10 +125,10 @@ class AmqpReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        return [AmqpPartition(span) for span in self._batch.partitions()]
+        return _tasks(self._batch.partitions(), self._batch.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _batches(self._batch.records(partition.value), self._batch.options, self._schema)
+        return _batches(self._batch, partition, self._schema)
 
 
 @sentence_first
@@ -135,10 +140,10 @@ class LeasedReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        return [AmqpPartition(span) for span in self._batch.partitions()]
+        return _tasks(self._batch.partitions(), self._batch.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _batches(self._batch.records(partition.value), self._batch.options, self._schema)
+        return _batches(self._batch, partition, self._schema)
 
 
 if TYPE_CHECKING or ADMISSION:
@@ -160,10 +165,10 @@ class _InBatches(_Plans):
         self._schema = schema
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
-        return [AmqpPartition(each) for each in super().partitions(start, end)]  # type: ignore[misc]
+        return _tasks(super().partitions(start, end), self.options)  # type: ignore[misc]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        return _batches(self.records(partition.value), self.options, self._schema)
+        return _batches(self, partition, self._schema)
 
 
 @sentence_first

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from amqp_rt_spark import wire
 from amqp_rt_spark.leasing import LeaseBatch
-from amqp_rt_spark.options import read_options
+from amqp_rt_spark.options import Options, read_options
 from amqp_rt_spark.reading import (
     Batch,
     Bounds,
@@ -22,6 +22,7 @@ from amqp_rt_spark.reading import (
     Snapshot,
     Span,
     cut,
+    joined,
     offset_of,
     positions_of,
 )
@@ -78,6 +79,34 @@ def test_tasks_are_cut(least: int, most: int | None, lengths: list[int]) -> None
     assert sorted(span.end - span.start for span in found) == sorted(lengths)
     numbers = [(span.partition, each) for span in found for each in range(span.start, span.end)]
     assert numbers == [(0, each) for each in range(10, 17)] + [(1, each) for each in range(5, 8)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "least", "tasks"),
+    [
+        ([1, 1], 1, [[1], [1]]),
+        ([1, 1], 2, [[1, 1]]),
+        ([1, 1], 99, [[1, 1]]),
+        ([3, 3, 3, 3], 5, [[3, 3], [3, 3]]),
+        ([9, 3, 3, 3], 5, [[9], [3, 3, 3]]),
+        ([9, 9, 1], 5, [[9], [9, 1]]),
+        ([1, 9, 9], 5, [[1, 9], [9]]),
+        ([], 5, []),
+    ],
+)
+def test_small_partitions_have_a_task_together(
+    lengths: list[int], least: int, tasks: list[list[int]]
+) -> None:
+    spans = [Span("a", at, 10, 10 + length, "i") for at, length in enumerate(lengths)]
+    found = joined(spans, Options(min_per_partition=least))
+    assert [span for task in found for span in task] == spans
+    assert [[span.end - span.start for span in task] for task in found] == tasks
+    # Whoever asks for tasks gets them.
+    apart = joined(spans, Options(min_per_partition=least, min_partitions=len(spans) or 1))
+    assert apart == [(span,) for span in spans]
+    # How much a queue has is known when it has been read.
+    queues = [Snapshot(name, None) for name in "abc"]
+    assert joined(queues, Options(min_per_partition=least)) == [(each,) for each in queues]
 
 
 # --- Streams -------------------------------------------------------------------------------------

@@ -129,7 +129,10 @@ def test_a_stream_goes_on_where_it_was(spark: Any, served: Any, tmp_path: Path) 
         assert sum(each["numInputRows"] for each in batches) == 40
         assert max(each["numInputRows"] for each in batches) <= 15
         last = batches[-1]["sources"][0]
-        assert json.loads(last["latestOffset"]) == json.loads(last["endOffset"])
+        latest, end = (
+            json.loads(last[each])["logs"]["log"] for each in ("latestOffset", "endOffset")
+        )
+        assert (latest["id"], latest["p"]) == (end["id"], end["p"])
     # Of the last batch, too, of which Spark itself says nothing.
     assert wire.call(served.endpoint, "log", "CURSOR", group="g") == {0: 40, 1: 40}
     expected = Counter(f"{round_} {number}" for round_ in range(2) for number in range(40))

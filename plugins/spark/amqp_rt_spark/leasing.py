@@ -213,8 +213,17 @@ class LeaseStream(Stream):
         return lease_offset(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far it would go if all that waits were taken."""
-        return None if self._latest is None else lease_offset(self._latest)
+        """How far it would go if all that waits were taken.
+
+        By ``waiting`` a listener (:mod:`.listening`) tells it from the end of a batch, which Spark before 4.2
+        repeats instead.
+        """
+        if self._latest is None:
+            return None
+        found = lease_offset(self._latest)
+        for each in found["leases"].values():
+            each["waiting"] = True
+        return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on there is nothing but what there is now."""

@@ -189,10 +189,12 @@ def _partitions(source: Any) -> Iterator[Partition]:
     start, end, latest = map(_offset, (source.startOffset, source.endOffset, source.latestOffset))
     for address, each in (end.get("logs") or {}).items():
         there = _of(latest, "logs", address, each["id"])
+        # Spark before 4.2 repeats the end of the batch as the latest offset, which has no means.
+        known = "mean" in there
         # Of its first micro-batch Spark does not say where it begins.
         before = _of(start, "logs", address, each["id"]).get("p", there.get("from", {}))
         for number, at in each["p"].items():
-            last = there.get("p", {}).get(number)
+            last = there["p"].get(number) if known else None
             mean = there.get("mean", {}).get(number)
             behind = None if last is None else max(last - at, 0)
             count = max(at - before.get(number, at), 0)
@@ -204,7 +206,8 @@ def _partitions(source: Any) -> Iterator[Partition]:
             )
     for address, each in (end.get("leases") or {}).items():
         first = _of(start, "leases", address, each["id"]).get("n", each["n"])
-        last = _of(latest, "leases", address, each["id"]).get("n")
+        there = _of(latest, "leases", address, each["id"])
+        last = there["n"] if "waiting" in there else None
         behind = None if last is None else max(last - each["n"], 0)
         yield Partition(address, None, each["n"], behind, None, max(each["n"] - first, 0), None)
 

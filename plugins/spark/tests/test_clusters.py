@@ -48,6 +48,7 @@ CLUSTER = f"""
 import json, sys
 from amqp_rt_spark.cluster import NotReady, check
 from amqp_rt_spark.java import session
+from amqp_rt_spark.source import AmqpDataSource
 
 url, folder, conf, archive = sys.argv[1:]
 conf = json.loads(conf)
@@ -61,6 +62,8 @@ for wanted in (None, {{"url": "amqp://127.0.0.1:1"}}):
     # What is sent along is there from now on.
     spark.sparkContext.addPyFile(archive)
 found = check(spark, {{"url": url}})
+# A format has the archives that were there when it was registered.
+spark.dataSource.register(AmqpDataSource)
 {COPY}
 rows = spark.sparkContext.parallelize(range(2), 2)
 loaded = rows.map(lambda _: sorted({{"trio", "amqp_rt_spark"}} & set(__import__("sys").modules))).collect()

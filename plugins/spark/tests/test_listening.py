@@ -37,14 +37,18 @@ def log(address: str = "a", known: str = "x", **more: Any) -> str:
     return json.dumps({"logs": {address: {"id": known, **more}}, "v": 1})
 
 
-def lease(number: int) -> str:
-    return json.dumps({"leases": {"jobs": {"id": "l", "n": number}}, "v": 1})
+def lease(number: int, **more: Any) -> str:
+    return json.dumps({"leases": {"jobs": {"id": "l", "n": number, **more}}, "v": 1})
+
+
+#: What a source says, and not Spark in its place.
+SAID = {"waiting": True}
 
 
 def test_what_is_behind() -> None:
     start, end = log(p={"0": 5, "1": 2}), log(p={"0": 8, "1": 2})
     latest = log(p={"0": 9, "1": 4}, mean={"0": 100, "1": 10}, **{"from": {"0": 0, "1": 0}})
-    found = metrics_of(progress((start, end, latest), (lease(3), lease(5), lease(9))))
+    found = metrics_of(progress((start, end, latest), (lease(3), lease(5), lease(9, **SAID))))
     assert found.partitions == (
         Partition("a", 0, 8, 1, 100, 3, 300),
         Partition("a", 1, 2, 2, 20, 0, 0),
@@ -62,6 +66,14 @@ def test_what_nobody_has_said_is_unknown(latest: Any) -> None:
     assert (found.behind, found.behind_bytes, found.bytes) == (None, None, None)
 
 
+def test_the_end_of_a_batch_is_not_the_end_of_its_nodes() -> None:
+    """Spark before 4.2 repeats it as the latest offset."""
+    found = metrics_of(
+        progress((None, log(p={"0": 8}), log(p={"0": 8})), (None, lease(5), lease(5)))
+    )
+    assert [each.behind for each in found.partitions] == [None, None]
+
+
 def test_sources_that_are_not_ours() -> None:
     told: list[Metrics] = []
     listener = MetricsListener(told.append)
@@ -74,7 +86,7 @@ def test_the_last_ones_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(listening, "QUERIES_MAX", 2)
     listener = MetricsListener()
     for query in ("one", "two", "one", "three"):
-        event = progress((None, lease(5), lease(9)), query=query, name=None)
+        event = progress((None, lease(5), lease(9, **SAID)), query=query, name=None)
         listener.onQueryProgress(SimpleNamespace(progress=event))
         listener.onQueryTerminated(SimpleNamespace())
     assert list(listener.last) == ["one", "three"]
@@ -85,7 +97,7 @@ def test_a_report_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> N
         raise OSError("no room")
 
     listener = MetricsListener(report)
-    event = SimpleNamespace(progress=progress((None, lease(5), lease(9))))
+    event = SimpleNamespace(progress=progress((None, lease(5), lease(9, **SAID))))
     listener.onQueryProgress(event)
     assert "metrics not reported: query late" in caplog.text
     with caplog.at_level(logging.INFO, "amqp_rt_spark"):

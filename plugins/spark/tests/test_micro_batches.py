@@ -531,7 +531,10 @@ def test_a_queue_that_is_streamed_is_still_a_queue(anywhere: Any) -> None:
             assert delivery.body == str(number)
             delivery.accept()
     known = start["leases"][queue]["id"]
-    assert stream.reportLatestOffset() == {"leases": {queue: {"id": known, "n": 10}}, "v": 1}
+    assert stream.reportLatestOffset() == {
+        "leases": {queue: {"id": known, "n": 10, "waiting": True}},
+        "v": 1,
+    }
     # Nothing more is there, and what was written is gone.
     assert stream.latestOffset(end, None) == end
     assert found(url, queue) == Counter()

@@ -108,15 +108,30 @@ class SpreadSink:
     def publish(self, written: Iterable[Spread | None]) -> bool:
         """Publish what the tasks have staged, once at each address; whether that was not done before.
 
+        Addresses that have this epoch come first: if it is another one under the same number, it is refused there
+        before anything is published elsewhere.
+
         Raises:
+            EpochDiffers: This number was published with something else.
             AmqpError: A later run has taken over, or what was staged is not there any more.
         """
         parts: dict[str, list[Written]] = {}
         for spread in written:
             for address, each in spread.written if spread is not None else ():
                 parts.setdefault(address, []).append(each)
-        done = [self._at(address).publish(parts[address]) for address in sorted(parts)]
+        order = sorted(
+            parts, key=lambda address: (not self._has(address, parts[address][0]), address)
+        )
+        done = [self._at(address).publish(parts[address]) for address in order]
         return any(done)
+
+    def _has(self, address: str, written: Written) -> bool:
+        """Whether *address* has published the epoch of *written*, or one after it."""
+        if not written.staged:
+            return False
+        endpoint = self.options.endpoint
+        found = wire.call(endpoint, address, "EPOCH", producer=written.producer)
+        return int(found["epoch"]) >= written.epoch
 
 
 def _destination(row: Mapping[str, Any]) -> str:

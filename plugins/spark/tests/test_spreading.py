@@ -9,7 +9,7 @@ import pytest
 from amqp_rt_spark import spreading
 from amqp_rt_spark.options import read_options
 from amqp_rt_spark.spreading import Spread, SpreadSink
-from amqp_rt_spark.writing import Task
+from amqp_rt_spark.writing import EpochDiffers, Task
 
 from amqp_rt.broker import Log, Queue
 from amqp_rt.errors import AmqpError, LinkRefused
@@ -62,6 +62,17 @@ def test_what_is_done_again_is_there_once(served: Any) -> None:
     # The next one needs not go where the one before went.
     again.publish([again.send(rows(("d", "in")), task(epoch=1, run="two"))])
     assert (served.bodies("in"), served.bodies("out")) == (["a", "c", "d"], ["b"])
+
+
+def test_what_differs_at_one_address_is_published_at_none(served: Any) -> None:
+    """A checkpoint that was restored plans a wider range under the same number; the next range has the rest."""
+    it = sink(served)
+    it.publish([it.send(rows(("a", "out")), task())])
+    wider = sink(served)
+    sent = wider.send(rows(("a", "out"), ("b", "in"), ("c", "out")), task(attempt=1, run="two"))
+    with pytest.raises(EpochDiffers, match="restore the latest checkpoint"):
+        wider.publish([sent])
+    assert (served.bodies("in"), served.bodies("out")) == ([], ["a"])
 
 
 def test_without_staging_it_would_come_twice(served: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -109,6 +110,17 @@ def test_the_module_that_spark_finds_never_raises() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (run.returncode, run.stdout.split()) == (0, ["False", "True"]), run.stderr
+
+
+def test_no_pyspark_is_replaced_unless_it_is_asked_for() -> None:
+    """Platforms bring their own, of the version that their cluster speaks."""
+    file = Path(__file__).parents[1] / "pyproject.toml"
+    project = tomllib.loads(file.read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanting = {name for name, needs in extras.items() if "pyspark" in str(needs)}
+    assert "pyspark" not in str(project["dependencies"])
+    # The last one is for the tests.
+    assert wanting == {"pyspark", "all", "peers"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Spark shows an error of a Python data source as the text of its traceback, whose last line says what is
 wrong: a hundred lines below the place where people begin to read. Python prints the cause of an error before the
-error itself, and a cause that was never raised has no traceback; so the sentence is made the cause.
+error itself, and a cause that was never raised has no traceback; so the sentence is made the cause. Spark takes
+causes away from errors whose traceback it shortens, so an error of another class is raised, which keeps its cause.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 yield from method(*args, **kwargs)
             except Exception as error:
-                lead(error)
-                raise
+                raise led(error)  # noqa: B904 - it has the cause that it is to have
 
         return generated
 
@@ -49,29 +49,51 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            lead(error)
-            raise
+            raise led(error)  # noqa: B904 - it has the cause that it is to have
 
     return called
 
 
-def lead(error: BaseException) -> None:
-    """Put the sentence of *error* in front of its traceback, and of those of its causes."""
-    root, known = error, {id(error)}
-    while True:
-        hidden = root.__suppress_context__
-        before = root.__cause__ or (None if hidden else root.__context__)
-        if isinstance(before, _Sentence):
-            # A method calls another one that Spark calls, too.
-            return
-        if before is None or id(before) in known:
-            break
-        known.add(id(before))
-        root = before
+def led(error: Exception) -> Exception:
+    """Return *error* with its sentence in front of its traceback, and of those of its causes."""
+    if isinstance(error, _Led):
+        # A method calls another one that Spark calls, too.
+        return error
     # The name of the class, which Python prints before the text, is that of the error.
-    kind = type(type(error).__name__, (_Sentence,), {"__module__": "builtins"})
-    root.__cause__ = kind(str(error))
+    kind = type(error)
+    first: BaseException = type(kind.__name__, (Exception,), {"__module__": "builtins"})(str(error))
+    if (before := _before(error)) is not None:
+        root, known = before, {id(error), id(before)}
+        while (cause := _before(root)) is not None and id(cause) not in known:
+            known.add(id(cause))
+            root = cause
+        root.__cause__ = first
+        first = before
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "led_by": first}
+    made = type(kind.__name__, (_Led, kind), names)
+    try:
+        copy: Exception = made.__new__(made, *error.args)
+    except TypeError:
+        # A class that has more than a text: it is shown as it is.
+        return error
+    copy.__dict__.update(error.__dict__)
+    return copy.with_traceback(error.__traceback__)
 
 
-class _Sentence(Exception):
-    """What is wrong, without how it came to that."""
+def _before(error: BaseException) -> BaseException | None:
+    """Return the error that Python prints before *error*."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+class _Led(Exception):
+    """An error whose cause stays what it is."""
+
+    led_by: BaseException
+
+    @property
+    def __cause__(self) -> BaseException:
+        return self.led_by
+
+    @__cause__.setter
+    def __cause__(self, value: object) -> None:
+        """Nothing: Spark would take it away."""

@@ -234,6 +234,8 @@ def test_a_cluster_that_gets_our_python_sent_along(
             "spark.local.dir": str(tmp_path),
             "spark.executor.memory": "512m",
         }
+        # Streams are planned by a Python of the driver, which Spark sends nothing.
+        environ["PYTHONPATH"] += f"{os.pathsep}{archive}"
         said, tasks, loaded = run(
             CLUSTER, environ, served.url, str(tmp_path), json.dumps(conf), str(archive)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,11 +17,23 @@ pytestmark = pytest.mark.req("K1")
 
 
 def shown(call: Callable[[], Any]) -> str:
-    """What a worker of Spark sends to the driver."""
+    """What is shown where tracebacks are not shortened."""
     try:
         call()
     except Exception:
         return traceback.format_exc()
+    raise AssertionError("nothing was raised")
+
+
+def shown_by_spark(call: Callable[[], Any]) -> str:
+    """What a worker of Spark sends to the driver."""
+    util = pytest.importorskip("pyspark.util")
+    out = io.BytesIO()
+    try:
+        call()
+    except Exception as error:
+        util.handle_worker_exception(error, out)
+        return out.getvalue()[8:].decode()
     raise AssertionError("nothing was raised")
 
 
@@ -70,6 +83,25 @@ def test_the_sentence_comes_first_and_the_traceback_after(name: str, sentence: s
     # The negative control.
     assert shown(lambda: list(getattr(Plain(), name)() or ())).startswith("Traceback")
     assert Reader.partitions.__name__ == "partitions"
+
+
+@pytest.mark.parametrize("simplified", ["", "1"])
+@pytest.mark.parametrize("name", ["partitions", "latestOffset", "commit", "read"])
+def test_spark_shows_the_sentence_first(
+    name: str, simplified: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it shortens tracebacks, as it does by default, and takes the cause of the error away."""
+    monkeypatch.setenv("SPARK_SIMPLIFIED_TRACEBACK", simplified)
+    first = shown_by_spark(lambda: list(getattr(Reader(), name)() or ())).splitlines()
+    assert "Traceback (most recent call last):" in first[1:]
+    assert first[0].partition(": ")[2] == first[-1].partition(": ")[2]
+    assert shown_by_spark(Plain().partitions).startswith("Traceback")
+
+
+def test_an_error_stays_what_it_is() -> None:
+    with pytest.raises(LinkRefused, match="cannot send") as caught:
+        Reader().partitions()
+    assert caught.value.condition == LinkRefused("x").condition
 
 
 def test_an_error_that_is_raised_again_stays_as_it_is() -> None:

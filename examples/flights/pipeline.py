@@ -14,13 +14,16 @@ from typing import Any
 import click
 from station import Delays
 
-#: What the installation ``./plugins/spark[jobs]`` brings.
+#: What the installation ``./plugins/spark[pyspark,jobs]`` brings.
 NEEDED = ("amqp_rt_spark", "pyspark", "pyarrow", "rich", "jinja2", "matplotlib")
 #: As few as this machine has to do; Spark's own default is for clusters.
 CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.shuffle.partitions": "1",
+    # A third of what Java computed went into compiling, again and again, what runs for some seconds only.
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
 }
 
 #: Delays by carrier, and by the hour in which the flights were to leave.
@@ -33,7 +36,7 @@ def missing() -> str:
     if absent:
         return (
             f"{', '.join(absent)} cannot be imported; "
-            "pip install --editable './plugins/spark[jobs,java]' brings all that it takes"
+            "pip install --editable './plugins/spark[pyspark,jobs,java]' brings all that it takes"
         )
     from amqp_rt_spark.java import NoJava, java_home
 
@@ -56,7 +59,7 @@ def delays(url: str, address: str, total: int) -> Grouped:
         flights = (
             spark.readStream.format("amqp")
             .options(url=url, address=address, body="text", columns="body")
-            .option("maxMessagesPerTrigger", 100_000)
+            .option("maxMessagesPerTrigger", 200_000)
             .load()
             .selectExpr(
                 "inline(array(from_json(body, "

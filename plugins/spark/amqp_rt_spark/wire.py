@@ -170,12 +170,12 @@ class Window:
     last tell how many more there may be.
 
     Args:
-        most: Messages at most.
+        most: Messages at most; it may be changed.
         max_bytes: Bytes of them, or else one message.
     """
 
     def __init__(self, most: int, max_bytes: int = CREDIT_BYTES) -> None:
-        self._most = most
+        self.most = most
         self._max_bytes = max_bytes
         self._mean = 0.0
 
@@ -190,8 +190,8 @@ class Window:
     def credit(self) -> int:
         """Messages to ask for."""
         if not self._mean:
-            return min(self._most, _FIRST_CREDIT)
-        return max(min(self._most, int(self._max_bytes / self._mean)), 1)
+            return min(self.most, _FIRST_CREDIT)
+        return max(min(self.most, int(self._max_bytes / self._mean)), 1)
 
 
 class _Inbox(_End):
@@ -898,6 +898,8 @@ class Wire:
                 )
             expected = start
             while expected < end:
+                # What comes behind the end would be sent for nothing.
+                inbox.window.most = min(credit, end - expected)
                 self._next(link, inbox, node, draining=bool(selector))
                 if not inbox.ready:
                     break

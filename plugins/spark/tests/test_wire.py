@@ -95,6 +95,22 @@ def test_what_retention_has_dropped_is_missed() -> None:
             assert found == list(range(first, end))
 
 
+@pytest.mark.parametrize("credit", [3, 1_000])
+@pytest.mark.parametrize("selector", ["", "1 = 1"])
+def test_nothing_is_sent_that_is_behind_the_end(served: Any, credit: int, selector: str) -> None:
+    served.send("one", *range(100))
+    with Wire(served.endpoint) as it:
+        for first, end in ((0, 1), (7, 27), (60, 99)):
+            found: Any = it.records("one", 0, first, end, credit=credit, selector=selector)
+            offsets, _ = next(found)
+            link = found.gi_frame.f_locals["link"]
+            begun = link.delivery_count - len(offsets)
+            for more, _ in found:
+                offsets += more
+            assert offsets == list(range(first, end))
+            assert link.delivery_count - begun == end - first
+
+
 def test_probing(served: Any) -> None:
     with Wire(served.endpoint) as it:
         assert it.probe("one", 0, "first") is None

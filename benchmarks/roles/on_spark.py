@@ -125,8 +125,8 @@ class Jobs:
         return self._stream(self.spark.readStream.format("amqp").options(**given).load())
 
     def ticks(self, address: str, batches: int) -> Options:
-        """Micro-batches of two messages each."""
-        given = self._options(address, maxMessagesPerTrigger="2")
+        """Micro-batches of two messages each, one of each partition, which one task reads."""
+        given = self._options(address, maxMessagesPerTrigger="2", minMessagesPerPartition="2")
         return self._ticks(self.spark.readStream.format("amqp").options(**given).load(), batches)
 
     def direct_write(self, address: str, rows: int) -> Options:

@@ -140,7 +140,8 @@ def test_each_version_of_spark_as_far_as_it_goes(
         assert sentence in text
         assert text.index(sentence) < text.index("Traceback"), text
     found = Counter(str(body) for body in served.bodies("out"))
-    expected = [str({"n": number}) for number in range(COUNT // 2)]
+    # JSON, octet for octet.
+    expected = [str(b'{"n":%d}' % number) for number in range(COUNT // 2)]
     expected += [str(number) for number in range(COUNT // 2, COUNT)]
     expected += [f"queue {number}" for number in range(COUNT)]
     assert found == Counter(expected)

@@ -259,11 +259,14 @@ def drivers(
 
 def rows_in(endpoint: wire.Endpoint, node: str) -> Iterator[str]:
     parts = dict(each.partition(":")[::2] for each in NODES.split())[node]
+    # With its retries: the broker may still be starting.
+    states = wire.call(endpoint, node, "READ")
+    there = wire.wire(endpoint)
     if not parts:
-        yield from (message.body for message in wire.browse(endpoint, node))
-    for part in wire.call(endpoint, node, "READ")["partitions"] if parts else ():
+        yield from (message.body for message in there.browse(node))
+    for part in states["partitions"] if parts else ():
         number, first, end = (int(part[name]) for name in ("partition", "first", "next"))
-        for _, message in wire.read(endpoint, node, number, first, end):
+        for _, message in there.read(node, number, first, end):
             yield message.body
 
 

@@ -410,7 +410,7 @@ def test_a_slow_function_of_a_user_ends_no_query(spark: Any, hasty: Any) -> None
     found.select(slow("body").alias("body")).write.format("amqp").options(**out).mode(
         "append"
     ).save()
-    bodies = [message.body for message in wire.browse(Endpoint(hasty.url), "out")]
+    bodies = [message.body for message in wire.wire(Endpoint(hasty.url)).browse("out")]
     assert Counter(bodies) == Counter(map(str, NUMBERS))
 
 
@@ -462,7 +462,7 @@ def test_writers_that_find_no_room_wait_for_each_other() -> None:
         with ThreadPoolExecutor() as pool:
             list(pool.map(write, ("one", "two")))
         found = Counter(
-            tuple(message.body.split()[:3]) for message in wire.browse(Endpoint(url), "out")
+            tuple(message.body.split()[:3]) for message in wire.wire(Endpoint(url)).browse("out")
         )
         assert found == Counter(
             (name, str(epoch), str(n))

@@ -68,9 +68,9 @@ class MessageTopic:
         #: Called as a queue's ``bury`` for what a subscriber's queue gives up.
         self.bury: Callable[[Entry, str, Error | None], bool] = _drop
         self.watch: Any = None
-        #: Called when a subscriber's queue is to be told the time.
+        #: Called with the time at which a subscriber's queue has something to do next.
         self.on_alarm: Callable[[MessageQueue, float], None] = _nothing_then
-        #: Called when a subscriber's queue has more to do than it may in one turn.
+        #: Called when a subscriber's queue has more work than one turn may take.
         self.on_unfinished: Callable[[MessageQueue], None] = _no_more
         #: Bytes of messages of transactions.
         self._held = 0
@@ -379,12 +379,12 @@ class TopicLedger:
 
 
 def _nothing() -> None:
-    """Nobody waits for room."""
+    """Do nothing: no publisher waits for room."""
 
 
 def _no_more(queue: MessageQueue) -> None:
-    """Nobody gives it another turn."""
+    """Do nothing: no later turn is scheduled."""
 
 
 def _nothing_then(queue: MessageQueue, at: float) -> None:
-    """Nobody looks at the clock."""
+    """Do nothing: no alarm is kept."""

@@ -109,17 +109,17 @@ class Session:
 
     @property
     def going(self) -> bool:
-        """It ends, or its connection does: links that go now go with it."""
+        """Whether the session or its connection is ending, so that its links end with it."""
         return self.core is None or bool(self.core.ended) or self.connection.engine_over
 
     @property
     def ended(self) -> bool:
-        """It is over for good."""
+        """Whether the session has ended for good."""
         return self._ended
 
     @property
     def limits(self) -> Limits:
-        """The bounds of its connection."""
+        """The limits of the session's connection."""
         return self.connection.container.limits
 
     def follow(self, member: LinkHandle, error: Error) -> bool:

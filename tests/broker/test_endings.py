@@ -1,4 +1,4 @@
-"""What a connection leaves behind at a broker that keeps its links: their state, and nothing of itself."""
+"""A connection that ends leaves the state of its links at the broker, and no object of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes long is done some at a time, and others have their turn in between."""
+"""Long work is done in turns, and other work runs between them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a connection leaves behind: nothing that waits for the collector of cycles.
+"""A connection that ends leaves no reference cycles behind.
 
-A connection has buffers, and a broker may go on for long before Python looks for cycles in what is old.
+A connection has buffers, and Python may collect cycles of old objects only long after.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An engine does so much at a time, and goes on when it is called again."""
+"""An engine processes a bounded amount for each call, and continues at the next."""
 
 from __future__ import annotations
 

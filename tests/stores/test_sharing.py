@@ -1,4 +1,4 @@
-"""What messages that share a payload cost in the durable store, and when it is freed."""
+"""The cost of messages that share a payload in the durable store, and when the payload is freed."""
 
 from __future__ import annotations
 

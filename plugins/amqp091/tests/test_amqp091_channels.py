@@ -1,4 +1,4 @@
-"""What the methods of a channel do, one at a time, against a broker in memory."""
+"""The methods of a channel, one at a time, against a broker in memory."""
 
 from __future__ import annotations
 

@@ -10,7 +10,11 @@ import trio
 
 from amqp_rt import Broker, Connection, Container
 from amqp_rt.broker.broker import BrokerHost
+from amqp_rt.broker.entries import Entry
 from amqp_rt.broker.nodes import Declaration
+from amqp_rt.broker.queues import MessageQueue
+from amqp_rt.broker.subscriptions import Enlisted
+from amqp_rt.broker.topics import MessageTopic
 from amqp_rt.events import AttachRequested
 from amqp_rt.fronts import amqp10
 from amqp_rt.fronts.base import RCV_FIRST, SND_MIXED
@@ -47,6 +51,38 @@ class Time:
         return self.now
 
 
+def acquired_entries(queue: MessageQueue) -> list[Entry] | None:
+    """Return what the deliveries of *queue* hold, None if some are not found at a link that is attached."""
+    found: list[Entry] = []
+    for consumer in queue.consumers.values():
+        session = getattr(consumer.link, "session", None)
+        for sending in () if session is None else session._outgoing.values():
+            held = sending.context
+            if sending.link is consumer.link and isinstance(held, Entry | Enlisted):
+                found.append(held.entry if isinstance(held, Enlisted) else held)
+    return found if len(found) == queue.acquired else None
+
+
+def check_queues(host: BrokerHost) -> None:
+    """Check the invariants of all queues of *host*, those of subscriptions included."""
+    held = 0
+    for space in host._spaces.values():
+        for node in space.values():
+            queues = [node.held]
+            if isinstance(node.held, MessageTopic):
+                queues = node.held.queues
+            for queue in queues:
+                if isinstance(queue, MessageQueue):
+                    broken = queue.broken_invariants(acquired_entries(queue))
+                    assert not broken, (node.declared.name, broken)
+                    held += queue.bytes_in_memory
+    assert held <= host.memory.held
+
+
+#: Worlds that the running test has made; ``conftest.py`` checks their queues when it has ended.
+made: list[World] = []
+
+
 class World:
     """A broker and the connections to it."""
 
@@ -58,6 +94,11 @@ class World:
             self.host.declare(declaration)
         self.clients: list[Client] = []
         self._made = 0
+        made.append(self)
+
+    def check(self) -> None:
+        """Check the invariants of all queues."""
+        check_queues(self.host)
 
     def client(self, name: str = "", *, limits: Limits | None = None) -> Client:
         # One that was cut has left the list: its number is not given again, or a link would be stolen.

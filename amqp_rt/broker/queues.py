@@ -2187,6 +2187,12 @@ class MessageQueue(DistributionNode):
         return self.available + len(self._paused)
 
     @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of ``bytes`` that are not in the store only: its part of the shared account."""
+        paged = 0 if self._paging is None else self._paging.bytes
+        return self.bytes - self.beyond - paged
+
+    @property
     def place_next(self) -> int:
         """The place that the next message gets."""
         return self._place_next
@@ -2357,6 +2363,186 @@ class MessageQueue(DistributionNode):
             _drop_some(held, 1 if isinstance(held, dict) else _FREED)
             if not held:
                 self._trash.pop()
+
+    # --- Invariants ---
+
+    def broken_invariants(self, acquired: Iterable[Entry] | None = None) -> list[str]:
+        """Return a sentence for each rule of this class's own state that does not hold now.
+
+        For tests, between two calls of other methods: the work follows the number of messages times that
+        of consumers. *acquired* is every entry that a delivery or a transaction of this queue holds, if the
+        caller knows all of them; bytes are compared exactly only then, or when nothing is ACQUIRED.
+        """
+        broken: list[str] = []
+        if self.deleted:
+            # A queue that is out of service after an error keeps what it had, in whatever state.
+            return broken
+        here = self._check_slots(broken)
+        self._check_ranks(here, broken)
+        self._check_counts(here, acquired, broken)
+        self._check_turns(here, broken)
+        return broken
+
+    def _check_slots(self, broken: list[str]) -> dict[int, Entry]:
+        """Check segments and pages; return the entries in slots by their places."""
+        here: dict[int, Entry] = {}
+        for number, segment in self._segments.items():
+            found = 0
+            for at, entry in enumerate(segment.slots):
+                if entry is None:
+                    continue
+                found += 1
+                place = number << _SHIFT | at
+                here[place] = entry
+                if entry.sequence != place:
+                    broken.append(f"the entry of place {entry.sequence} lies in slot {place}")
+                if place >= self._place_next:
+                    broken.append(f"place {place} was never given out")
+            if segment.number != number:
+                broken.append(f"segment {segment.number} is filed as {number}")
+            if segment.live != found:
+                broken.append(f"segment {number} counts {segment.live} entries, and has {found}")
+            if not found and segment is not self._tail:
+                broken.append(f"segment {number} is empty and not the last one")
+        if self._segments.get(self._tail.number) is not self._tail:
+            broken.append("the last segment is not among the segments")
+        paging = self._paging
+        if paging is None or self.paged_from == NOWHERE_PAGED:
+            if self.paged or self.paged_from != NOWHERE_PAGED:
+                broken.append(f"{self.paged} messages are paged out, from no place on")
+            if paging is not None and (paging.bytes or paging.out):
+                broken.append(f"{paging.bytes} bytes are paged out, from no place on")
+            return here
+        if not 0 <= self.paged <= self.available or paging.bytes < 0:
+            broken.append(f"{self.paged} messages of {paging.bytes} bytes are paged out")
+        for place, entry in here.items():
+            if place >= self.paged_from and paging.out.get(place) is not entry:
+                broken.append(f"place {place} is paged out, and has an entry in memory")
+        return here
+
+    def _check_ranks(self, here: dict[int, Entry], broken: list[str]) -> None:
+        """Check that each entry of *here* is either in one heap or among those never taken."""
+        filed: dict[int, int] = {}
+        stale = 0
+        for heap in (self._returned, *self._apart.values()):
+            if any(heap[at] < heap[(at - 1) >> 1] for at in range(1, len(heap))):
+                broken.append("the ranks of what came back are no heap")
+            for rank in heap:
+                place = rank & _PLACE
+                entry = here.get(place)
+                if entry is None:
+                    stale += 1
+                    continue
+                filed[place] = filed.get(place, 0) + 1
+                if rank != self._rank(entry):
+                    broken.append(f"place {place} is filed with the rank of another")
+        if stale != self._stale:
+            broken.append(
+                f"{stale} ranks are of messages that have gone, {self._stale} are counted"
+            )
+        for avoid, heap in self._apart.items():
+            if not heap or not avoid or not avoid <= self.consumers.keys():
+                broken.append(f"a heap of {len(heap)} ranks is kept from consumers {set(avoid)}")
+        for place in here:
+            fresh = self._head <= place < self._next and place not in self._aside
+            if filed.get(place, 0) + fresh != 1:
+                broken.append(
+                    f"place {place} is in {filed.get(place, 0)} heaps and "
+                    f"{'' if fresh else 'not '}among those never taken"
+                )
+        broken += [
+            f"place {place} is set aside and in no heap"
+            for place in self._aside
+            if place not in filed
+        ]
+        if self._head < self._next and self._fresh(self._head) is None:
+            broken.append(f"the first of those never taken, at {self._head}, is not there")
+        ranks = set(self._paused_ranks)
+        for place, entry in self._paused.items():
+            if entry.sequence != place or place in here or self._rank(entry) not in ranks:
+                broken.append(
+                    f"the paused message of place {place} is elsewhere too, or has no rank"
+                )
+
+    def _check_counts(
+        self, here: dict[int, Entry], acquired: Iterable[Entry] | None, broken: list[str]
+    ) -> None:
+        """Check what is counted against what is there."""
+        counted = (self.available, self.acquired, self.delayed, self.pending, self.held, self.paged)
+        if min(counted) < 0 or self.bytes < 0 or self.beyond < 0:
+            broken.append(f"a count is negative: {counted}, {self.bytes}, {self.beyond}")
+        if len(here) != self.available - self.paged:
+            broken.append(
+                f"{len(here)} messages are here, {self.available - self.paged} are counted"
+            )
+        waiting = list(self._paused.values())
+        if self._schedule is not None:
+            for scheduled in self._schedule.heaps():
+                waiting += [entry for _, _, entry in scheduled if entry.due is not None]
+        if len(waiting) != self.delayed:
+            broken.append(f"{len(waiting)} messages wait for a time, {self.delayed} are counted")
+        if self.delayed and self.alarm == inf:
+            broken.append("messages wait for a time, and no alarm is set")
+        entries = [*here.values(), *waiting]
+        if acquired is not None:
+            entries += acquired
+            if len(entries) != len(here) + len(waiting) + self.acquired:
+                broken.append(f"{self.acquired} messages are counted as acquired")
+        if len({entry.sequence for entry in entries}) != len(entries):
+            broken.append("a message is in more places than one")
+        size = sum(len(entry.payload) + entry.rest for entry in entries)
+        paged = 0 if self._paging is None else self._paging.bytes
+        known = not (self.pending or self.held) and (acquired is not None or not self.acquired)
+        if self.bytes - paged != size if known else self.bytes - paged < size:
+            broken.append(f"{size} bytes are here, {self.bytes - paged} are counted")
+        rest = sum(entry.rest for entry in entries)
+        if self.beyond != rest if known else self.beyond < rest:
+            broken.append(f"{rest} bytes are in the store only, {self.beyond} are counted")
+        for key, entry in self._latest.items():
+            if entry.marks.key != key or entry.marks.replaced:
+                broken.append(f"the last message with the key {key!r} is not its last one")
+
+    def _check_turns(self, here: dict[int, Entry], broken: list[str]) -> None:
+        """Check who stands in which ring, and that nothing is left that one of them may have."""
+        if self._levels:
+            if self._levels != sorted(set(self._levels), reverse=True) or self._ring:
+                broken.append(f"the levels {self._levels} are out of order, or not in use")
+            if self._rings.keys() != set(self._levels) or 0 not in self._levels:
+                broken.append(f"rings of {list(self._rings)}, and levels {self._levels}")
+        elif self._rings:
+            broken.append(f"rings of {list(self._rings)}, and no levels")
+        standing: list[Subscription] = []
+        for ring in (self._ring, *self._rings.values()):
+            standing += ring
+        for subscription in standing:
+            identity = subscription.identity
+            if self.consumers.get(identity) is not subscription:
+                broken.append(f"consumer {identity} has left, and stands in a ring")
+            elif not subscription.ready or not subscription.active:
+                broken.append(f"consumer {identity} is not ready, and stands in a ring")
+            elif subscription not in self._ring_of(subscription):
+                broken.append(f"consumer {identity} stands in the ring of another priority")
+        ready = [each for each in self.consumers.values() if each.ready]
+        if len(ready) != len(standing):
+            broken.append(f"{len(ready)} consumers are ready, {len(standing)} stand in rings")
+        if self.single_active:
+            active = [each for each in self.consumers.values() if each.active]
+            if active != ([self._active] if self._active is not None and not self._paused else []):
+                broken.append(f"{len(active)} consumers are active")
+            if (self._active is None) != (not self.consumers):
+                broken.append("no consumer is to be the active one")
+        if self._pumping or self.unfinished or self.paged:
+            return
+        now = self.wall()
+        for subscription in ready:
+            link = subscription.link
+            if link.credit <= 0 or not link.writable or subscription.feeding:
+                continue
+            for place, entry in here.items():
+                avoided = entry.avoid is not None and subscription.identity in entry.avoid
+                if not avoided and entry.expires_at > now and subscription.wants(entry):
+                    broken.append(f"consumer {subscription.identity} may have place {place}")
+                    break
 
 
 def _in_order(heap: list[int]) -> Iterator[int]:

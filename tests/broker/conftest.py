@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import brokers
 import pytest
 
 from amqp_rt.broker import pieces
 from amqp_rt.stores.base import Store
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
+
+
+@pytest.fixture(autouse=True)
+def _sound_queues() -> Iterator[None]:
+    """Check the invariants of the queues of every world that the test has made."""
+    brokers.made.clear()
+    yield
+    worlds = list(brokers.made)
+    brokers.made.clear()
+    for world in worlds:
+        world.check()
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -352,6 +352,10 @@ class KindModel(RuleBasedStateMachine):
     # --- What must hold ---
 
     @invariant()
+    def queues_are_consistent(self) -> None:
+        self.world.check()
+
+    @invariant()
     def everybody_got_what_the_model_says(self) -> None:
         for consumer in self.consumers:
             assert consumer.link.bodies == consumer.got

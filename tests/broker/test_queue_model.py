@@ -225,6 +225,10 @@ class QueueModel(RuleBasedStateMachine):
     # --- What must hold ---
 
     @invariant()
+    def queues_are_consistent(self) -> None:
+        self.world.check()
+
+    @invariant()
     def deliveries_are_those_of_the_model(self) -> None:
         for consumer in self.consumers:
             found = [(m.body, m.delivery_count) for m in consumer.link.messages]

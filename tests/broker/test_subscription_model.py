@@ -149,6 +149,10 @@ class SubscriptionModel(RuleBasedStateMachine):
     # --- Both agree ---
 
     @invariant()
+    def queues_are_consistent(self) -> None:
+        self.world.check()
+
+    @invariant()
     def everybody_has_got_what_is_due(self) -> None:
         for subscriber in self.attached():
             assert subscriber.link is not None

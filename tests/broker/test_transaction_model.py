@@ -210,6 +210,10 @@ class TransactionModel(RuleBasedStateMachine):
     # --- What must agree ---
 
     @invariant()
+    def queues_are_consistent(self) -> None:
+        self.world.check()
+
+    @invariant()
     def the_queue_is_what_the_model_says(self) -> None:
         messages = [Message.decode(each) for each in self.world.peek("q", 1_000)]
         found = [(message.body, message.delivery_count) for message in messages]

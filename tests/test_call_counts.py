@@ -1,0 +1,171 @@
+"""How many calls a message costs: of the broker's functions, and of a container's.
+
+The numbers are what was measured, rounded up. A change that costs more of them on these paths is seen here
+although no machine is quiet enough to see it in a benchmark.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from brokers import Client, Receiving, Sending, World
+from call_counts import Calls, plain_only
+from paged import world_of
+
+from amqp_rt import Container, node, rpc
+from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.message import Message
+from amqp_rt.outcomes import ACCEPTED
+from amqp_rt.stores.memory import MemoryStore
+
+pytestmark = plain_only
+
+MESSAGES = 64
+WARM = 32
+
+
+class Counted:
+    """The server's side of a connection in memory: only what it does is counted."""
+
+    def __init__(self, client: Client, calls: Calls) -> None:
+        self.client = client
+        self.calls = calls
+
+    def pump(self) -> bool:
+        """Carry bytes both ways once; whether there were any."""
+        joined = self.client.joined
+        data = b"".join(joined.client.take())
+        with self.calls:
+            if data:
+                joined.server.receive(data, joined.now)
+            pieces = joined.server.take()
+        answer = b"".join(pieces)
+        if answer:
+            joined.client_events += joined.client.receive(answer, joined.now)
+        return bool(data or answer)
+
+
+def pump(ends: list[Counted]) -> bool:
+    """Carry bytes of all *ends* once; whether there were any."""
+    moved = [end.pump() for end in ends]
+    return any(moved)
+
+
+async def carry(world: World, ends: list[Counted], calls: Calls) -> None:
+    """Carry bytes until no end has more to say; with a store, have it written between."""
+    while True:
+        while pump(ends):
+            pass
+        if world.host.journal is None:
+            return
+        await trio.testing.wait_all_tasks_blocked()
+        with calls:
+            hurried = world.host.journal.hurry()
+        if not hurried and not pump(ends):
+            return
+
+
+async def through_broker(
+    world: World, address: str, *, durable: bool = False
+) -> tuple[Calls, Calls]:
+    """Calls for messages that come one by one, and for all of their lives."""
+    coming, living = Calls(), Calls()
+    producer, consumer = world.client(), world.client()
+    receiving: Receiving | None = None
+    if address != "q":
+        receiving = consumer.receiver(address, settle=ACCEPTED)
+    sending: Sending = producer.sender(address)
+    for counted in (WARM, MESSAGES):
+        coming.counts.clear()
+        living.counts.clear()
+        ends = [Counted(producer, coming)]
+        for number in range(counted):
+            sending.link.send(Message(b"x" * 100, durable=durable).encode(), number)
+            await carry(world, ends, coming)
+        living.counts.update(coming.counts)
+        if receiving is None:
+            receiving = consumer.receiver(address, settle=ACCEPTED)
+        ends = [Counted(producer, living), Counted(consumer, living)]
+        before = len(receiving.endpoint.deliveries)
+        for _ in range(counted):
+            receiving.link.grant(1)
+            await carry(world, ends, living)
+        assert len(receiving.endpoint.deliveries) == before + counted
+    assert len(sending.outcomes) == WARM + MESSAGES
+    return coming, living
+
+
+@pytest.mark.parametrize(
+    ("address", "coming", "living"), [("q", 52, 155), ("t", 55, 158), ("log", 65, 165)]
+)
+async def test_messages_in_memory(address: str, coming: int, living: int) -> None:
+    world = World(Queue("q"), Topic("t"), Log("log"))
+    came, lived = await through_broker(world, address)
+    came.judge(MESSAGES, coming)
+    lived.judge(MESSAGES, living)
+
+
+async def test_messages_in_memory_that_come_and_go_in_batches() -> None:
+    world = World(Queue("q"))
+    calls = Calls()
+    producer, consumer = world.client(), world.client()
+    sending = producer.sender("q")
+    receiving = consumer.receiver("q", settle=ACCEPTED)
+    ends = [Counted(producer, calls), Counted(consumer, calls)]
+    for counted in (WARM, MESSAGES):
+        calls.counts.clear()
+        for number in range(counted):
+            sending.link.send(Message(b"x" * 100).encode(), number)
+        await carry(world, ends, calls)
+        receiving.link.grant(counted)
+        await carry(world, ends, calls)
+    assert len(sending.outcomes) == len(receiving.bodies) == WARM + MESSAGES
+    calls.judge(MESSAGES, 40)
+
+
+async def test_durable_messages(autojump_clock: Any) -> None:
+    async with world_of(MemoryStore(), Queue("q")) as world:
+        came, lived = await through_broker(world, "q", durable=True)
+    came.judge(MESSAGES, 63)
+    lived.judge(MESSAGES, 180)
+
+
+@node("bench")
+async def take(body: bytes) -> None:
+    """Accept what comes."""
+
+
+@rpc("double")
+async def double(number: int) -> int:
+    return 2 * number
+
+
+async def through_container(how: str) -> Calls:
+    """Calls at both ends for messages to a node, or requests and their replies."""
+    calls = Calls()
+    async with Container("server", nodes=[take, double]) as server:
+        await server.listen("memory://b")
+        async with (
+            Container("client", network=server.network) as container,
+            container.connect("memory://b", reconnect=None) as peer,
+            peer.sender("bench") as sender,
+        ):
+            await peer.call("double", 1, reply=int)
+            for counted in (WARM, MESSAGES):
+                calls.counts.clear()
+                with calls:
+                    if how == "pipelined":
+                        await sender.send_many([b"x" * 100] * counted)
+                    for number in range(counted if how != "pipelined" else 0):
+                        if how == "awaited":
+                            await sender.send(b"x" * 100)
+                        else:
+                            assert await peer.call("double", number, reply=int) == 2 * number
+    return calls
+
+
+@pytest.mark.parametrize(("how", "at_most"), [("pipelined", 55), ("awaited", 186), ("rpc", 283)])
+async def test_messages_through_a_container(how: str, at_most: int) -> None:
+    (await through_container(how)).judge(MESSAGES, at_most)

@@ -68,9 +68,9 @@ def check_queues(host: BrokerHost) -> None:
     held = 0
     for space in host._spaces.values():
         for node in space.values():
-            queues = [node.held]
+            queues: list[Any] = [node.held]
             if isinstance(node.held, MessageTopic):
-                queues = node.held.queues
+                queues = list(node.held.queues)
             for queue in queues:
                 if isinstance(queue, MessageQueue):
                     broken = queue.broken_invariants(acquired_entries(queue))

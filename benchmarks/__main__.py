@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from . import report
-from .contestants import PEERS, ROOT, environment, field_of
+from .contestants import BEFORE, PEERS, ROOT, environment, field_of
 from .measures import (
     Plan,
     Settings,
@@ -63,6 +63,7 @@ Examples:
   python -m benchmarks p2p rpc --sizes 100          two measures, one size
   python -m benchmarks all --check benchmarks/targets.toml
   python -m benchmarks broker --peers proton,rhea --json now.json --compare then.json
+  python -m benchmarks codec p2p broker durable --against ../before
 """
 
 
@@ -85,7 +86,11 @@ def _list(context: click.Context, parameter: click.Parameter, value: str) -> tup
     help="Which of our two forms.",
 )
 @click.option("--sizes", default="0,100,1024,65536", callback=_list, help="Bodies in bytes.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    help="3 by default, 11 with --against.",
+)
 @click.option(
     "--seconds",
     default=1.0,
@@ -99,6 +104,19 @@ def _list(context: click.Context, parameter: click.Parameter, value: str) -> tup
     "--compare",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Show beside each number what it is of the one saved there.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Measure another checkout too, which has .venv and .venv-compiled of its own, in pairs with "
+    "this one; exit 1 if a cost has grown by more than --within.",
+)
+@click.option(
+    "--within",
+    default=0.03,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="By how much costs may grow.",
 )
 @click.option(
     "--check",
@@ -123,11 +141,13 @@ def main(
     peers: tuple[str, ...],
     mode: str,
     sizes: tuple[str, ...],
-    rounds: int,
+    rounds: int | None,
     seconds: float,
     quick: bool,
     json_path: Path | None,
     compare: Path | None,
+    against: Path | None,
+    within: float,
     check: Path | None,
     markdown: Path | None,
     compiled_python: Path,
@@ -159,10 +179,14 @@ def main(
     compiled form is twelve times the one on that line. Everything stays on 127.0.0.1, nothing is
     downloaded, and what was started is ended, by whatever signal this program ends.
     """  # noqa: D301  # click takes \b for "do not wrap"
+    if rounds is None:
+        rounds = 3 if against is None else 11
+    if against is not None and peers == ("auto",):
+        peers = ()
     if quick:
         measures = measures or ("codec", "p2p", "rpc", "growth")
         sizes = tuple(size for size in sizes if size == "100") or sizes[:1]
-        rounds, seconds = 1, min(seconds, 0.3)
+        rounds, seconds = (1 if against is None else rounds), min(seconds, 0.3)
         peers = peers if peers != ("auto",) else ()
     try:
         settings = Settings(seconds=seconds, sizes=tuple(map(int, sizes)), quick=quick)
@@ -177,7 +201,7 @@ def main(
     targets = _targets(check) if check else []
     old = Results.read(compare) if compare else None
 
-    field = field_of(mode, names, compiled_python)
+    field = field_of(mode, names, compiled_python, against)
     results = Results(environment(), {key: one.identity for key, one in field.present.items()})
     results.absent = field.absent
     for name, reason in field.absent.items():
@@ -190,7 +214,9 @@ def main(
             except RoleFailed as error:
                 results.failures[name] = str(error)
                 continue
-            turns = min(rounds, STEADY_ROUNDS) if name in STEADY else rounds
+            turns = rounds
+            if name in STEADY and against is None:
+                turns = min(rounds, STEADY_ROUNDS)
             progress = Progress(sum(len(case.runs) for case in found) * turns)
             for case in found:
                 run(case, results, turns, progress)
@@ -198,12 +224,16 @@ def main(
 
     verdicts = judge(results, targets)
     report.show(results, verdicts, old)
+    changes = results.changes(BEFORE, within) if against else []
+    if changes:
+        report.show_changes(changes)
     if json_path:
         results.write(json_path)
     if markdown:
         report.write_markdown(markdown, results, verdicts)
     missed = [one for one in verdicts if one.value is not None and not one.passed]
-    if missed or (results.failures and check):
+    worse = [one for one in changes if one.verdict == "worse"]
+    if missed or worse or (results.failures and (check or against)) or (against and not changes):
         sys.exit(1)
 
 

@@ -142,9 +142,25 @@ def peer(name: str) -> Callable[[Callable[[], Contestant | str]], Callable[[], C
     return enter
 
 
-def field_of(mode: str, peers: Sequence[str], compiled_python: Path) -> Field:
-    """Ourselves in *mode* (compiled, pure or both), and those of *peers* that are here."""
+#: What precedes the mode in the key of the same mode of another checkout.
+BEFORE = "before-"
+
+
+def field_of(
+    mode: str, peers: Sequence[str], compiled_python: Path, against: Path | None = None
+) -> Field:
+    """Ourselves in *mode* (compiled, pure or both), and those of *peers* that are here.
+
+    With *against*, another checkout of this repository, the same modes of that as well.
+    """
     found = Field()
+    for one in ("compiled", "pure") if against is not None else ():
+        if mode in (one, "both"):
+            folder = ".venv-compiled" if one == "compiled" else ".venv"
+            python = against / folder / "bin" / "python"
+            # Its own programs: they use names that are not public, which may have changed.
+            roles = against / "benchmarks" / "roles"
+            found.add(ours(one, python, key=BEFORE + one, roles=roles), BEFORE + one)
     if mode in ("compiled", "both"):
         found.add(ours("compiled", compiled_python), "compiled")
     if mode in ("pure", "both"):
@@ -163,24 +179,24 @@ def identify(command: Sequence[str], env: Mapping[str, str]) -> dict[str, Any] |
         return str(error)
 
 
-def ours(mode: str, python: Path) -> Contestant | str:
-    """This package, as *python* has it installed."""
+def ours(mode: str, python: Path, *, key: str = "", roles: Path = ROLES) -> Contestant | str:
+    """This package, as *python* has it installed; its contestant is called *key*, by default *mode*."""
     if not python.exists():
         return f"no {python}: `make compiled` makes it, --compiled-python names another"
-    command = (str(python), str(ROLES / "on_amqp_rt.py"))
+    command = (str(python), str(roles / "on_amqp_rt.py"))
     says = identify(command, {})
     if isinstance(says, str):
         return says
     if says["compiled"] != (mode == "compiled"):
         return f"the installation of {python} is {'' if says['compiled'] else 'not '}compiled"
     identity = (
-        f"amqp_rt {says['version']} {mode}, Python {says['python']}, {says['driver']} driver, "
+        f"{key and f'{key}: '}amqp_rt {says['version']} {mode}, Python {says['python']}, {says['driver']} driver, "
         f"{cores()} cores"
     )
     # -P: what this Python has installed, not the folder that we run in.
     serve = (str(python), "-P", "-c", "from amqp_rt.cli import main; main()", "serve")
     return Contestant(
-        mode,
+        key or mode,
         identity,
         command,
         roles=OWN_ROLES,

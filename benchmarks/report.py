@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from .results import METRICS, Results, Series, Verdict
+from .results import METRICS, Change, Results, Series, Verdict
 
 #: Metrics in the order in which a case shows them: what it costs first, then how fast it is.
 ORDER = list(METRICS)
@@ -88,6 +88,18 @@ def show(results: Results, verdicts: Sequence[Verdict], old: Results | None) -> 
         click.secho("\nTargets", bold=True)
         for verdict in verdicts:
             click.echo("  " + judged(verdict))
+
+
+def show_changes(changes: Sequence[Change]) -> None:
+    """Print what became of each cost, the worst first."""
+    click.secho("\nAgainst the other checkout", bold=True)
+    for change in sorted(changes, key=lambda one: -one.ratio):
+        series = change.series
+        click.echo(
+            f"  {change.verdict:<10} {change.ratio:6.3f} [{change.low:.3f}–{change.high:.3f}]  "
+            f"{series.measure}: {series.case}, {METRICS[series.metric].title}, {series.contestant}, "
+            f"{len(series.values)} pairs"
+        )
 
 
 def judged(verdict: Verdict) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from math import comb, inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -112,6 +113,17 @@ class Results:
             ours / theirs for ours, theirs in zip(series.values, other.values, strict=False)
         )
 
+    def changes(self, before: str, within: float) -> list[Change]:
+        """What became of the costs of each contestant X since the one called *before* + X."""
+        found = []
+        for series in self:
+            old = self.get(series.measure, series.case, before + series.contestant, series.metric)
+            if old is None or METRICS[series.metric].more or not all(old.values):
+                continue
+            ratios = [now / then for now, then in zip(series.values, old.values, strict=False)]
+            found.append(Change(series, median(ratios), *interval(ratios), within))
+        return found
+
     def write(self, path: Path) -> None:
         """Save everything as JSON, for ``--compare`` and for those who draw curves."""
         document = {
@@ -147,6 +159,42 @@ class Results:
                     entry["measure"], entry["case"], entry["contestant"], {entry["metric"]: value}
                 )
         return results
+
+
+def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
+    """An interval that has the median of what *values* were drawn from, with that *confidence*.
+
+    The values themselves are its ends, so nothing is assumed of how they are spread. With fewer than six no
+    two of them are far enough apart: the interval is everything then.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    outside = 0.0
+    ends = (0.0, inf)
+    for at in range(count // 2):
+        # The median lies below the value at this place if at most so many of *count* coins show heads.
+        outside += 2 * comb(count, at) / 2**count
+        if outside > 1 - confidence:
+            break
+        ends = (ordered[at], ordered[count - 1 - at])
+    return ends
+
+
+class Change(Struct, frozen=True):
+    """A cost now over the same cost before: the median of the ratios of pairs, and its interval."""
+
+    series: Series
+    ratio: float
+    low: float
+    high: float
+    #: How much more it may cost.
+    within: float
+
+    @property
+    def verdict(self) -> str:
+        """``worse`` or ``not worse`` than allowed if the interval decides it, ``unclear`` otherwise."""
+        allowed = 1 + self.within
+        return "worse" if self.low > allowed else "not worse" if self.high <= allowed else "unclear"
 
 
 class Target(Struct, frozen=True, kw_only=True):

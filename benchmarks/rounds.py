@@ -63,10 +63,13 @@ class Progress:
 
 
 def run(case: Case, results: Results, rounds: int, progress: Progress) -> None:
-    """Measure *case* in *rounds*: A B C, A B C. A contestant that fails is left out of the rest."""
+    """Measure *case* in *rounds*: A B C, C B A. A contestant that fails is left out of the rest.
+
+    Every other round goes backwards: a machine that gets slower by and by favours neither end.
+    """
     runs = dict(case.runs)
     for number in range(rounds):
-        for contestant in list(runs):
+        for contestant in list(runs) if number % 2 == 0 else list(reversed(runs)):
             progress.say(f"{case.measure}: {case.name}, {contestant}, round {number + 1}")
             try:
                 sample = _steady(runs[contestant])

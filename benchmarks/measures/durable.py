@@ -24,7 +24,11 @@ def cases(plan: Plan) -> list[Case]:
             if client is None or not size:
                 continue
             # Of our client's queues others keep nothing: it asks for no terminus-durability.
-            rivals = [one for one in able if name == "rhea" or one.key in ("compiled", "pure")]
+            rivals = [
+                one
+                for one in able
+                if name == "rhea" or one.key.removeprefix("before-") in ("compiled", "pure")
+            ]
             rivals = [one for one in rivals if not 0 < one.size_max < size]
             runs = {one.key: partial(sample, plan, one, client, size) for one in rivals}
             found.append(Case("durable", f"{size_name(size)}, {name} clients", runs))

@@ -93,6 +93,70 @@ def test_saved_results_are_the_same_again(tmp_path: Path) -> None:
     assert again.absent == found.absent
 
 
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    [
+        (1, 0, float("inf")),
+        (5, 0, float("inf")),
+        (6, 1, 6),
+        (8, 1, 8),
+        (9, 2, 8),
+        (11, 2, 10),
+        (12, 3, 10),
+    ],
+)
+def test_the_interval_of_a_median_needs_no_distribution(
+    count: int, low: float, high: float
+) -> None:
+    from benchmarks.results import interval
+
+    # Textbooks have these ranks in their tables of the sign test.
+    assert interval(range(count, 0, -1)) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([1.0] * 11, "not worse"),
+        ([0.5] * 11, "not worse"),
+        ([1.02] * 9 + [1.5, 1.6], "unclear"),
+        ([1.02] * 10 + [1.5], "not worse"),
+        ([1.05] * 10 + [0.9], "worse"),
+        ([1.05] * 5, "unclear"),
+    ],
+)
+def test_a_cost_is_worse_if_the_interval_of_its_pairs_says_so(
+    ratios: list[float], verdict: str
+) -> None:
+    # The machine gets slower all the time, for both of a pair.
+    before = [10.0 * (number + 1) for number in range(len(ratios))]
+    now = [cost * ratio for cost, ratio in zip(before, ratios, strict=True)]
+    found = results(**{"before-pure": before, "pure": now})
+    (change,) = found.changes("before-", 0.03)
+    assert (change.series.contestant, change.series.metric, change.verdict) == (
+        "pure",
+        "ns",
+        verdict,
+    )
+
+
+def test_every_other_round_goes_backwards() -> None:
+    from benchmarks.results import Results
+    from benchmarks.rounds import Case, Progress, run
+
+    order: list[str] = []
+
+    def measured(name: str) -> dict[str, float]:
+        order.append(name)
+        return {"ns": 1.0}
+
+    case = Case("codec", "c", {name: lambda name=name: measured(name) for name in "ab"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.rounds.calibrate", lambda: 1.0)
+        run(case, Results({}, {}), 3, Progress(6))
+    assert order == ["a", "b", "b", "a", "a", "b"]
+
+
 #: Whose brokers keep durable messages.
 KEEPERS = ("compiled", "pure", "rabbitmq")
 

@@ -129,6 +129,13 @@ every round, a number is the median of {rounds} rounds with the lowest and the h
 and a ratio is the median of the ratios round by round. Credit is 1000 and TCP_NODELAY is set
 everywhere.
 
+**A change beside the code before it**: `python -m benchmarks codec p2p broker durable amqp091 --against ../before` measures
+both checkouts in one run, each in the modes that it has installed (`.venv`, and `.venv-compiled` by `make compiled`), in
+11 pairs whose order alternates. Each cost is judged by the 95 % interval of the median of its pairs' ratios: *worse* if all
+of the interval is above 1.03 (`--within`), *not worse* if none of it is, *unclear* if it takes more `--rounds`. The
+exit code is 1 if a cost is worse. Calls of Python functions, which no load changes, are counted by
+`tests/test_call_counts.py`.
+
 """
 
 

@@ -276,6 +276,8 @@ class MessageQueue(DistributionNode):
         self.pending: int = 0
         #: Messages of transactions, which have room here and no place yet.
         self.held: int = 0
+        #: Large messages that have a place here, and whose body is arriving.
+        self.arriving: int = 0
         #: Messages that are AVAILABLE, and that are ACQUIRED.
         self.available: int = 0
         self.acquired: int = 0
@@ -1580,6 +1582,7 @@ class MessageQueue(DistributionNode):
         size = len(entry.payload)
         self.bytes += size
         self.memory.held += size
+        self.arriving += 1
 
     def grow(self, entry: Entry, size: int) -> None:
         """So many bytes of its body more are going to be in the store."""
@@ -1591,6 +1594,7 @@ class MessageQueue(DistributionNode):
     def forgo(self, entry: Entry) -> None:
         """An expected *entry* does not come after all."""
         if not self.deleted:
+            self.arriving -= 1
             self._archive(entry)
             self._tell_of_room()
 
@@ -1598,6 +1602,7 @@ class MessageQueue(DistributionNode):
         """All of an expected *entry* is kept: deliver it if somebody waits."""
         if self.deleted:
             return
+        self.arriving -= 1
         self.counts.enqueued += 1
         paging = self._paging
         sequence = entry.sequence
@@ -2469,7 +2474,7 @@ class MessageQueue(DistributionNode):
     ) -> None:
         """Check what is counted against what is there."""
         counted = (self.available, self.acquired, self.delayed, self.pending, self.held, self.paged)
-        if min(counted) < 0 or self.bytes < 0 or self.beyond < 0:
+        if min(*counted, self.arriving) < 0 or self.bytes < 0 or self.beyond < 0:
             broken.append(f"a count is negative: {counted}, {self.bytes}, {self.beyond}")
         if len(here) != self.available - self.paged:
             broken.append(
@@ -2492,7 +2497,9 @@ class MessageQueue(DistributionNode):
             broken.append("a message is in more places than one")
         size = sum(len(entry.payload) + entry.rest for entry in entries)
         paged = 0 if self._paging is None else self._paging.bytes
-        known = not (self.pending or self.held) and (acquired is not None or not self.acquired)
+        known = not (self.pending or self.held or self.arriving) and (
+            acquired is not None or not self.acquired
+        )
         if self.bytes - paged != size if known else self.bytes - paged < size:
             broken.append(f"{size} bytes are here, {self.bytes - paged} are counted")
         rest = sum(entry.rest for entry in entries)

@@ -1,0 +1,22 @@
+"""Stores that earlier builds wrote open, with everything that is in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import golden_store
+import pytest
+
+FILES = sorted(Path(__file__).parent.glob("golden-*.db.gz"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.name.removesuffix(".db.gz") for file in FILES])
+async def test_a_store_of_an_earlier_build_has_all_its_facts(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    path.write_bytes(gzip.decompress(file.read_bytes()))
+    known = json.loads(file.with_name(file.name.replace(".db.gz", ".json")).read_text())
+    # Twice: what opening it writes is as good as what it found.
+    for _ in range(2):
+        assert await golden_store.facts(path) == known

@@ -10,16 +10,18 @@ import gzip
 import json
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from amqp_rt import Broker
+from amqp_rt import Broker, Connection, Receiver
 from amqp_rt.broker.nodes import Log, Queue, Topic
+from amqp_rt.broker.staging import ATTEMPT, EPOCH, PART, PRODUCER, RUN
 from amqp_rt.message import Message
 from amqp_rt.stores.sqlite import SQLiteStore
-from amqp_rt.values import Symbol, ULong
+from amqp_rt.values import Described, Symbol, ULong
 
 NAME = "golden-0.1.0"
 QUEUES = (
@@ -30,40 +32,88 @@ QUEUES = (
     Queue("latest", last_value_key="key"),
     Queue("grouped", groups=100, lock_s=60.0, single_active=True),
     Queue("bounded", length_max=100, bytes_max=10_000_000, overflow="reject"),
+    Queue("known", duplicate_window_s=1e9),
+    Queue("leased"),
+    Queue("once"),
+    Queue("waiting"),
 )
 
 
+#: From the first record of a log on.
+FIRST = {
+    Symbol("rabbitmq:stream-offset-spec"): Described(Symbol("rabbitmq:stream-offset-spec"), "first")
+}
+#: What a link says to stage the messages of an epoch.
+STAGES = {PRODUCER: "job", RUN: "one", EPOCH: 1, PART: 0, ATTEMPT: 0}
+
+
 async def write(path: Path) -> None:
-    """Write a store with each kind of node and message to *path*."""
-    async with Broker(store=SQLiteStore(path)) as broker:
+    """Write a store with each kind of node, of message and of kept progress to *path*."""
+    async with Broker(store=SQLiteStore(path), virtual_hosts=["", "berlin"]) as broker:
         await broker.declare(*QUEUES, Topic("topic"), Log("log", partitions=2))
+        await broker.declare(Queue("plain", max_deliveries=7), virtual_host="berlin")
         async with broker.local() as peer:
-            async with peer.receiver("topic", name="kept", durable=1):
-                pass
+            kept = peer.receiver("topic", name="kept", durable=1)
+            await kept.wait_attached()
+            await kept.suspend()
             for node in (*(each.name for each in QUEUES), "topic", "log"):
                 async with peer.sender(node) as sender:
                     for number in range(6):
-                        delay = {Symbol("x-opt-delivery-delay"): ULong(10**12)}
-                        await sender.send(
-                            Message(
-                                f"{node} {number}",
-                                durable=True,
-                                priority=number,
-                                group_id=f"g{number % 2}",
-                                application_properties={"number": -number, "key": f"k{number % 2}"},
-                                message_annotations=delay if number == 5 else None,
-                            )
-                        )
+                        await sender.send(_message(node, number))
             async with peer.sender("plain") as sender:
                 await sender.send(Message(b"large" * 200_000, durable=True))
             async with peer.receiver("plain", credit=1) as receiver:
                 (await receiver.receive()).reject()
+            left = peer.receiver("waiting", credit=3, name="left", durable=2)
+            deliveries = [await left.receive() for _ in range(3)]
+            deliveries[0].accept()
+            await deliveries[0].settled()
+            deliveries[1].release()
+            await deliveries[1].settled()
+            await left.suspend()
+            async with peer.sender("plain") as sender, peer.transaction() as transaction:
+                await sender.send(Message("posted", durable=True), transaction=transaction)
+            for number in range(2):
+                async with peer.sender("once", properties={**STAGES, EPOCH: number}) as sender:
+                    await sender.send(Message(f"epoch {number}", durable=True, message_id=number))
+            crc = zlib.crc32(Message("epoch 0", durable=True, message_id=0).encode())
+            parts: Any = [[0, 0, 1, crc]]
+            body = {"producer": "job", "run": "one", "epoch": 0, "parts": parts, "query": "q"}
+            await _ask(peer, "once", "COMMIT-EPOCH", body)
+            lease = await _ask(peer, "leased", "OPEN-LEASE", group="g")
+            given = {"group": "g", "generation": lease["generation"], "id": lease["id"]}
+            await _ask(peer, "leased", "LEASE", count=4, **given)
+            await _ask(peer, "leased", "ACCEPT-LEASE", to=1, **given)
+            await broker.host.set_cursor("log", "readers", {0: 2, 1: 1})
+
+
+def _message(node: str, number: int) -> Message:
+    delay = {Symbol("x-opt-delivery-delay"): ULong(10**12)}
+    return Message(
+        f"{node} {number}",
+        durable=True,
+        priority=number,
+        # Each other one is a duplicate, where those are known.
+        message_id=f"{node} {number // 2}",
+        group_id=f"g{number % 2}",
+        application_properties={"number": -number, "key": f"k{number % 2}"},
+        message_annotations=delay if number == 5 and node not in ("leased", "waiting") else None,
+    )
+
+
+async def _ask(peer: Connection, node: str, operation: str, body: Any = None, **given: Any) -> Any:
+    properties = {"operation": operation, **given}
+    asked = Message(body, body_kind="value", application_properties=properties)
+    return (await peer.call(f"{node}/$management", asked, reply=Message, within=60)).body
 
 
 async def facts(path: Path) -> dict[str, Any]:
-    """What a broker that opens the store at *path* has, by management and by browsing."""
+    """Return what a broker that opens the store at *path* has, by what its users can see."""
     found: dict[str, Any] = {}
-    async with Broker(store=SQLiteStore(path)) as broker, broker.local() as peer:
+    async with (
+        Broker(store=SQLiteStore(path), virtual_hosts=["", "berlin"]) as broker,
+        broker.local() as peer,
+    ):
         async with peer.management() as management:
             for kind in ("queue", "topic", "log"):
                 async for node in management.query(f"amqp_rt.{kind}"):
@@ -72,14 +122,36 @@ async def facts(path: Path) -> dict[str, Any]:
                         # The queue of our own replies.
                         continue
                     found[name] = {str(key): str(value) for key, value in sorted(node.items())}
+        found["berlin"] = str(broker.host.stats("plain", virtual_host="berlin"))
         for each in QUEUES:
-            async with peer.receiver(each.name, mode="copy") as receiver:
-                bodies = []
-                with trio.move_on_after(0.5):
-                    while True:
-                        bodies.append((await receiver.receive()).body)
-            found[f"messages of {each.name}"] = [str(body)[:100] for body in bodies]
+            async with peer.receiver(each.name, mode="copy", credit=0) as receiver:
+                found[f"messages of {each.name}"] = await _bodies(receiver)
+        for partition in range(2):
+            node = f"log/partitions/{partition}"
+            async with peer.receiver(node, credit=0, filter=FIRST) as receiver:
+                found[f"records of {node}"] = await _bodies(receiver)
+        kept = await broker.host.peek_subscription("topic", "kept", 100)
+        found["messages of the subscription"] = [str(Message.decode(each).body) for each in kept]
+        found["waiting"] = str(broker.host.stats("waiting"))
+        found["cursor"] = str(broker.host.cursor("log", "readers"))
+        found["epoch"] = str(await _ask(peer, "once", "EPOCH", producer="job"))
+        staged = {"producer": "job", "run": "one", "epoch": 1, "part": 0, "attempt": 0}
+        found["staged"] = str(await _ask(peer, "once", "STAGE", staged))
+        found["lease"] = str(await _ask(peer, "leased", "LEASE-STATE", group="g"))
+        async with peer.sender("known") as sender:
+            await sender.send(Message("again", durable=True, message_id="known 1"))
+        found["duplicates"] = broker.host.stats("known").available
     return found
+
+
+async def _bodies(receiver: Receiver) -> list[str]:
+    """Return the beginnings of all bodies there are, and put the messages back."""
+    found = []
+    while (delivery := await receiver.get()) is not None:
+        found.append(delivery)
+    for delivery in found:
+        delivery.release()
+    return [str(delivery.body)[:100] for delivery in found]
 
 
 def main() -> None:

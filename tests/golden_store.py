@@ -19,6 +19,9 @@ import trio
 from amqp_rt import Broker, Connection, Receiver
 from amqp_rt.broker.nodes import Log, Queue, Topic
 from amqp_rt.broker.staging import ATTEMPT, EPOCH, PART, PRODUCER, RUN
+from amqp_rt.broker.topology import Topology
+from amqp_rt.events import Peer
+from amqp_rt.fronts import Exchange, QueueDeclaration, UInt
 from amqp_rt.message import Message
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.values import Described, Symbol, ULong
@@ -85,6 +88,21 @@ async def write(path: Path) -> None:
             await _ask(peer, "leased", "LEASE", count=4, **given)
             await _ask(peer, "leased", "ACCEPT-LEASE", to=1, **given)
             await broker.host.set_cursor("log", "readers", {0: 2, 1: 1})
+        _declare_topology(broker.topologies.of(Peer(), object()))
+        await broker.host.wait_kept()
+
+
+def _declare_topology(topology: Topology) -> None:
+    """Declare as peers of 0-9-1 do."""
+    for name, arguments in (("unrouted", {}), ("routed", {"alternate-exchange": "unrouted"})):
+        topology.declare_exchange(
+            Exchange(name=name, type="topic", durable=True, arguments=arguments)
+        )
+    arguments = {"x-max-length": UInt(5), "x-dead-letter-exchange": "routed"}
+    topology.declare_queue(QueueDeclaration(name="bound", durable=True, arguments=arguments))
+    topology.bind_queue("bound", "routed", "a.#", {"n": 1})
+    topology.bind_queue("bound", "amq.headers", "", {"x-match": "any", "n": 1})
+    topology.bind_exchange("routed", "amq.direct", "key", {})
 
 
 def _message(node: str, number: int) -> Message:
@@ -140,6 +158,14 @@ async def facts(path: Path) -> dict[str, Any]:
         found["lease"] = str(await _ask(peer, "leased", "LEASE-STATE", group="g"))
         async with peer.sender("known") as sender:
             await sender.send(Message("again", durable=True, message_id="known 1"))
+        topology = broker.topologies.of(Peer(), object())
+        found["exchange"] = str(topology.exchange("routed"))
+        found["routes"] = [
+            topology.route("routed", "a.b", {}),
+            topology.route("routed", "b", {}),
+            topology.route("amq.headers", "", {"n": 1}),
+            topology.route("amq.direct", "key", {}),
+        ]
         found["duplicates"] = broker.host.stats("known").available
     return found
 

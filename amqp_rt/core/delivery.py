@@ -1,4 +1,4 @@
-"""The settlement machine of one delivery, for each direction (Part 2 §2.6.12)."""
+"""Settlement state machine of one delivery, for each direction (Part 2 §2.6.12)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_outcome(state: Any) -> bool:
-    """Whether *state* is terminal (Part 3 §3.4)."""
+    """Return whether *state* is terminal (Part 3 §3.4)."""
     kind = type(state)
     return (
         kind is Accepted
@@ -27,17 +27,17 @@ def is_outcome(state: Any) -> bool:
 
 
 class Delivery:
-    """A message on its way from the peer to us."""
+    """Delivery received from the peer."""
 
-    #: Waits for its link's next batch of news, of which it is one item however much happens.
+    #: Queued already for the link's next batch of notifications, which names a delivery only once.
     noted: bool = False
-    #: The sender resumes what we do not know: not listened to (§2.7.5).
+    #: The sender resumes a delivery that is unknown here; its transfers are ignored (§2.7.5).
     ignored: bool = False
-    #: It is one that an earlier link left unsettled (§2.6.13).
+    #: An earlier link left this delivery unsettled (§2.6.13).
     resumed: bool = False
-    #: Bytes of a resumed delivery that are still to come and that we have already.
+    #: Bytes of a resumed delivery that will arrive again although they are here already.
     repeated: int = 0
-    #: It was handed out before it had arrived, because it is large: read it in chunks.
+    #: Handed out before it had arrived completely, because of its size: read it in chunks.
     streamed: bool = False
 
     def __init__(
@@ -47,13 +47,13 @@ class Delivery:
         self.delivery_id = delivery_id
         self.tag = tag
         self.message_format = message_format
-        #: The sender has settled it: no outcome will be heard.
+        #: Settled by the sender, which expects no outcome.
         self.settled: bool = False
-        #: We have settled it, or it can no longer be settled.
+        #: Settled by us, or no longer possible to settle.
         self.local_settled: bool = False
-        #: What the sender said of it.
+        #: State set by the sender.
         self.state: Any = None
-        #: What we said of it.
+        #: State set by us.
         self.local_state: Any = None
         self.payload: bytes = b""
         self.complete: bool = False
@@ -66,11 +66,11 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Payload bytes that have arrived so far."""
+        """Number of payload bytes received so far."""
         return self._size
 
     def resume(self, link: ReceiverLink, delivery_id: int, second: bool) -> None:
-        """Go on as a delivery of *link*, the one that its link was resumed as (§2.6.13)."""
+        """Continue as a delivery of *link*, which resumes the delivery's earlier link (§2.6.13)."""
         self.link = link
         self.resumed = True
         self.delivery_id = delivery_id
@@ -78,11 +78,11 @@ class Delivery:
         self.local_settled = False
         self.state = None
         if type(self.local_state) is TransactionalState:
-            # It went with its transaction.
+            # The transaction ended with its connection, and the provisional state with it.
             self.local_state = None
 
     def say_again(self) -> None:
-        """Say the outcome that was said on a link before this one, or in between."""
+        """Repeat the outcome that was set on an earlier link, or between two links."""
         session = self.link.session
         session.queue_disposition(RECEIVER, self.delivery_id, not self.second, self.local_state)
         if not self.second:
@@ -90,7 +90,7 @@ class Delivery:
             session.forget_incoming(self.delivery_id)
 
     def read_chunks(self) -> list[bytes]:
-        """What has arrived since the last call; taking it reopens the session window."""
+        """Return the chunks that arrived since the last call, and reopen the session window."""
         chunks = self._chunks
         if chunks:
             self._chunks = []
@@ -99,14 +99,14 @@ class Delivery:
         return chunks
 
     def settle(self, outcome: Any) -> None:
-        """Say *outcome*: settled at once, or after the sender where the link settles second.
+        """Set *outcome*: settled at once, or after the sender where the link settles second.
 
-        Saying the same outcome again changes nothing. One that was said within a transaction, and
-        not settled, may be followed by another. On a link that is gone it is in vain: the peer will
-        decide when it comes back.
+        Setting the same outcome again has no effect. An outcome that was set within a transaction
+        and not settled may be followed by another. If the link is detached nothing is sent; the
+        outcome is sent when the sender resumes the delivery.
 
         Raises:
-            LocalProtocolError: Another outcome has been said, or the outcome is larger than the
+            LocalProtocolError: Another outcome has been set, or the outcome is larger than the
                 peer's frames. Nothing was sent.
             EncodeError: The outcome has no encoding.
         """
@@ -133,15 +133,15 @@ class Delivery:
 
     @property
     def _provisional(self) -> bool:
-        """What we said depends on a transaction, and we can still say something else."""
+        """Whether our state depends on a transaction and may still be replaced."""
         return type(self.local_state) is TransactionalState and not self.local_settled
 
     def update(self, state: Any) -> None:
-        """Say *state* without settling (§2.6.12).
+        """Send *state* without settling (§2.6.12).
 
         Raises:
-            LocalProtocolError: An outcome has been said, the delivery is settled, its link has gone,
-                or the state is larger than the peer's frames.
+            LocalProtocolError: The delivery has an outcome or is settled, also because its link is
+                detached; or the state is larger than the peer's frames.
             EncodeError: The state has no encoding.
         """
         if (
@@ -160,38 +160,38 @@ class Delivery:
 
 
 class Sending:
-    """A message on its way from us to the peer."""
+    """Delivery that we send to the peer."""
 
-    #: As for :class:`Delivery`.
+    #: See :class:`Delivery`.
     noted: bool = False
-    #: Octets that ``local_state`` takes of the first frame.
+    #: Octets that ``local_state`` takes in the first frame.
     state_size: int = 0
-    #: Bytes of a message that is sent in pieces.
+    #: Bytes so far of a message that is sent in pieces.
     size: int = 0
-    #: It is one that an earlier link left unsettled (§2.6.13).
+    #: An earlier link left this delivery unsettled (§2.6.13).
     resumed: bool = False
-    #: The receiver's outcome is known from its unsettled map; settling says what we made of it.
+    #: The receiver's outcome is known from its unsettled map, and ``settle`` confirms it.
     confirms: bool = False
 
     def __init__(self, link: SenderLink, tag: bytes, message_format: int, settled: bool) -> None:
         self.link = link
-        #: Given when the first frame leaves; -1 before.
+        #: Assigned when the first frame leaves; -1 before.
         self.delivery_id: int = -1
         self.tag = tag
         self.message_format = message_format
-        #: We have settled it: nothing more will be heard.
+        #: Settled by us; no further notification follows.
         self.settled = settled
         self.remote_settled: bool = False
-        #: What the peer said of it.
+        #: State set by the peer.
         self.state: Any = None
-        #: What we said of it with its first frame, for example a transactional state.
+        #: State that we send with the first frame, for example a transactional state.
         self.local_state: Any = None
         self.complete: bool = False
         self.aborted: bool = False
         self.context: Any = None
 
     def resume(self, link: SenderLink) -> None:
-        """Go on as a delivery of *link*, the one that its link was resumed as (§2.6.13)."""
+        """Continue as a delivery of *link*, which resumes the delivery's earlier link (§2.6.13)."""
         self.link = link
         self.resumed = True
         self.confirms = False
@@ -207,15 +207,15 @@ class Sending:
         """Send a further piece of a message begun with ``more``; ``more=False`` ends it.
 
         Raises:
-            LocalProtocolError: The message is complete or aborted, its link is gone, or it becomes
-                too large for the peer. Nothing was sent.
+            LocalProtocolError: The message is complete or aborted, its link is detached, or the
+                message becomes too large for the peer. Nothing was sent.
         """
         if self.complete:
             raise LocalProtocolError("the message is complete")
         self.link.go_on(self, data, more)
 
     def abort(self) -> None:
-        """Give up an unfinished message (§2.7.5 ``aborted``). The peer drops what it has.
+        """Abort an unfinished message (§2.7.5 ``aborted``). The peer drops the part that it has.
 
         Raises:
             LocalProtocolError: The message is complete.
@@ -227,7 +227,7 @@ class Sending:
         self.link.give_up(self)
 
     def settle(self, state: Any = None) -> None:
-        """Forget it, and tell the peer if it has not settled it itself.
+        """Settle, with a disposition to the peer if it has not settled already.
 
         Raises:
             LocalProtocolError: *state* is larger than the peer's frames, or is *received*. Nothing

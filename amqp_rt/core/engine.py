@@ -1,7 +1,7 @@
-"""The AMQP 1.0 connection without its stream (Part 2 §2.4, Part 5 §5.3).
+"""AMQP 1.0 connection without I/O (Part 2 §2.4, Part 5 §5.3).
 
-Bytes in, events out; calls in, bytes out; the time is an argument. The engine maps
-channels to sessions and owns the output; sessions and links hold their own rules.
+Bytes in, events out; calls in, bytes out; the time is an argument. The engine maps channels to
+sessions and owns the output; sessions and links hold their own rules.
 """
 
 from __future__ import annotations
@@ -68,31 +68,31 @@ from .sasl_frames import (
 )
 from .session import Session
 
-# How far the layers below open have got.
+# Progress of the layers below open.
 _HEADER: Final = 0  # a protocol header is expected
 _SASL: Final = 1  # SASL frames are expected
-_LOGIN: Final = 2  # the application is asked; bytes wait
+_LOGIN: Final = 2  # the application decides on the login; bytes wait
 _FRAMES: Final = 3  # AMQP frames are expected
-_DEAD: Final = 4  # nothing more is read
+_DEAD: Final = 4  # no further input is read
 
 UNBOUNDED_WORK: Final = 2**31 - 1
-#: Frames' work in a performative that is neither a transfer nor a disposition. An attach is more by
-#: its octets: somebody looks the address up, and compiles filters.
+#: Work of a performative other than transfer or disposition, in units of one frame. An attach costs
+#: more in proportion to its octets: its address is looked up and its filters are compiled.
 _PERFORMATIVE_WORK: Final = 4
-#: Bytes of a performative that are kept without being counted, and bytes that count for each element.
+#: Bytes of a performative that are kept without being counted, and bytes counted for each element.
 _SAID_FREE: Final = 1024
 _ELEMENT_BYTES: Final = 8
 
 
 def _no_output() -> None:
-    """Nobody listens yet."""
+    """Ignore output; the default of ``Engine.on_output``."""
 
 
 class Engine:
-    """One AMQP 1.0 connection, of either side.
+    """AMQP 1.0 connection of either side.
 
-    ``receive`` never raises for the peer's faults: it queues the answer that the standard
-    names and reports :class:`~amqp_rt.events.ConnectionFailed`.
+    ``receive`` never raises for the peer's faults: it queues the answer that the standard requires
+    and reports :class:`~amqp_rt.events.ConnectionFailed`.
     """
 
     def __init__(self, options: EngineOptions, *, client: bool, now: float) -> None:
@@ -101,27 +101,27 @@ class Engine:
         self.client = client
         self.on_output: Callable[[], None] = _no_output
         self.finished: bool = False
-        #: The connection is going or gone. Set before its links hear that they are over.
+        #: The connection is closing or closed. Set before its links are notified of their end.
         self.over: bool = False
         self.peer = Peer(address=options.address)
-        #: It grants itself credit twice that was topped up while transfers were on their way.
+        #: The peer counts credit twice if it was topped up while transfers were in flight.
         self.peer_miscounts = False
         self.ours = Half(CONNECTION, START, ours=True)
         self.theirs = Half(CONNECTION, START, ours=False)
         self.sessions: dict[int, Session] = {}
-        #: Called once the connection is over, after its sessions.
+        #: Called once after the connection has ended, after its sessions.
         self.followers: dict[Any, Callable[[], None]] = {}
-        #: The peer's max-frame-size as far as we use it.
+        #: The peer's max-frame-size, as far as we use it.
         self.frame_size_out: int = FRAME_SIZE_MIN
         self.output_size: int = 0
         self.output_max: int = self.limits.output_max
-        #: What the performative that is being read would keep, and what those before it do: bytes
-        #: beyond the first KiB of each (``Limits.attach_bytes_max``).
+        #: Bytes beyond the first KiB that would be kept of the performative being read, and the sum
+        #: that is kept of earlier ones (``Limits.attach_bytes_max``).
         self.said: int = 0
         self.kept: int = 0
-        #: Bytes of messages that are not complete, over all sessions.
+        #: Bytes of incomplete messages, over all sessions.
         self.assembling: int = 0
-        #: Bytes of streamed messages that nobody has read, over all sessions.
+        #: Unread bytes of streamed messages, over all sessions.
         self.held: int = 0
         self._remote: dict[int, Session] = {}
         self._remote_channel_max: int = 65535
@@ -139,13 +139,13 @@ class Engine:
         self._waiting: dict[SenderLink, None] = {}
         self._room: bool = False
         self._receiving: bool = False
-        #: Work that one call of ``receive`` does before it leaves the rest to the next one: about
-        #: the frames in it, and more for those that make more of it. Whoever shares a thread with
-        #: others sets it.
+        #: Work done by one call of ``receive`` before it leaves the rest to the next call: about
+        #: one unit for each frame, more for costly frames. Set by drivers that serve several
+        #: connections in one thread.
         self.work_max: int = UNBOUNDED_WORK
-        #: ``receive`` has left something.
+        #: ``receive`` has left input unread.
         self.unread: bool = False
-        #: Work of this call beyond one for each frame.
+        #: Work of this call, beyond one unit for each frame.
         self.spent: int = 0
         self._signalled: bool = False
         self._failed: Error | None = None
@@ -153,7 +153,8 @@ class Engine:
         self._now = now
         self._handshake_deadline = now + self.limits.handshake_s
         self._close_deadline = inf
-        #: Our close is said, and its grace begins with the next tick: what we last heard may be old.
+        #: Our close has been sent, and its grace period begins with the next tick: the last time
+        #: that we were given may be old.
         self._grace_begins = False
         self._last_received = now
         self._send_interval = inf
@@ -167,21 +168,21 @@ class Engine:
                 self._sasl_done = True
                 self._start_amqp()
 
-    # --- what the driver calls -----------------------------------------------------------
+    # --- called by the driver ------------------------------------------------------------
 
     @property
     def state(self) -> str:
-        """The connection's state by its name in §2.4.6."""
+        """Name of the connection's state in §2.4.6."""
         return connection_state(self.ours, self.theirs)
 
     @property
     def open_received(self) -> bool:
-        """The peer's open has arrived."""
+        """Whether the peer's open has arrived."""
         return self.theirs.stage is OPENED or self.theirs.stage is CLOSED
 
     @property
     def deadline(self) -> float:
-        """When ``tick`` wants to be called; ``inf`` for never."""
+        """Time at which ``tick`` has to be called; ``inf`` for never."""
         if self.finished:
             return inf
         deadline = min(self._handshake_deadline, self._close_deadline, self._next_send)
@@ -190,7 +191,7 @@ class Engine:
         return deadline
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the peer: every whole frame in them, as far as ``work_max`` goes."""
+        """Process bytes from the peer: every whole frame in them, as far as ``work_max`` allows."""
         self._now = now
         self._last_received = now
         self.unread = False
@@ -209,7 +210,7 @@ class Engine:
                     self._read()
                     break
                 except AmqpError as error:
-                    # What follows in this chunk is still read: the peer's close may be in it.
+                    # The rest of this chunk is still read, since the peer's close may be in it.
                     self._fail(error.condition, error.description)
             self.hand_over()
         finally:
@@ -224,7 +225,7 @@ class Engine:
         return events
 
     def receive_eof(self, now: float) -> list[Event]:
-        """The peer's half of the stream has ended; nothing more will come."""
+        """Handle the end of the peer's half of the stream; no more input follows."""
         self._now = now
         if not self.finished:
             clean = self.theirs.stage is CLOSED or self.ours.stage is CLOSED
@@ -240,7 +241,7 @@ class Engine:
         return events
 
     def tick(self, now: float) -> list[Event]:
-        """Let time pass: idle timeouts, empty frames, the handshake's deadline."""
+        """Handle everything due at *now*: idle timeout, empty frames, other deadlines."""
         self._now = now
         if self.finished:
             return []
@@ -253,7 +254,8 @@ class Engine:
             self._finish()
         elif now >= self._handshake_deadline:
             self._fail("amqp:connection:forced", "the handshake took too long")
-            # A peer that never came to say open is not waited for again.
+            # A peer that has not even opened the connection does not get a grace period for its
+            # close.
             self._finish()
         elif (
             self.theirs.stage is OPENED
@@ -274,7 +276,7 @@ class Engine:
         return events
 
     def take(self) -> list[bytes]:
-        """Buffers to send, in order. Small urgent frames go before what waits for room."""
+        """Take the buffers to send, in order. Small urgent frames precede queued transfers."""
         self._signalled = True
         if self._dirty:
             self._flush_dirty()
@@ -286,7 +288,7 @@ class Engine:
             self._sent = True
             self.output_size = 0
             if self._queued:
-                # More is ready; the driver comes back once this has left.
+                # More is ready; the driver calls again once this has been sent.
                 self._signalled = False
                 self.wake()
             if self._waiting:
@@ -295,9 +297,9 @@ class Engine:
         return output
 
     def close(self, error: Error | None = None) -> None:
-        """Say close, in the protocol's own way (§2.4.3). ``finished`` follows the answer.
+        """Send close (§2.4.3). ``finished`` follows the peer's answer.
 
-        Saying it twice is as once. Before open there is nobody to tell: the connection ends.
+        A second call has no effect. Before our open no close can be sent: the connection just ends.
 
         Raises:
             EncodeError: *error* has no encoding. Nothing was sent.
@@ -312,7 +314,7 @@ class Engine:
         if self.theirs.stage is CLOSED:
             self._finish()
 
-    # --- what the application calls ------------------------------------------------------
+    # --- called by the application -------------------------------------------------------
 
     def begin(
         self,
@@ -326,7 +328,7 @@ class Engine:
         Args:
             window: Transfer frames that the peer may send ahead.
             window_bytes: Bytes of unread messages that the session may hold.
-            properties: Said in the begin.
+            properties: Properties of the begin.
 
         Raises:
             LocalProtocolError: The connection is not open, the peer allows no more sessions, or
@@ -356,14 +358,14 @@ class Engine:
             self.limits.session_window_bytes if window_bytes is None else window_bytes,
         )
 
-    # --- what sessions and links call ----------------------------------------------------
+    # --- called by sessions and links ----------------------------------------------------
 
     def frame_of(self, channel: int, performative: Any) -> bytes:
-        """The frame of *performative*.
+        """Encode the frame of *performative*.
 
         Raises:
-            LocalProtocolError: It is larger than the peer takes (§2.7.1).
-            EncodeError: Something in it has no encoding.
+            LocalProtocolError: The frame is larger than the peer's limit (§2.7.1).
+            EncodeError: A field has no encoding.
         """
         data = performative_frame(channel, performative)
         if len(data) > self.frame_size_out:
@@ -379,7 +381,7 @@ class Engine:
         self.write_bytes(performative_frame(channel, performative))
 
     def write_bytes(self, data: bytes) -> None:
-        """Queue encoded frames, unless our Close has been said."""
+        """Queue encoded frames, unless our close has been sent."""
         if self.ours.stage is OPENED:
             self._write_raw(data)
 
@@ -394,40 +396,40 @@ class Engine:
         self.wake()
 
     def wake(self) -> None:
-        """There is something to send: tell the driver, once per take."""
+        """Notify the driver of output, once per take."""
         if not self._signalled and not self._receiving:
             self._signalled = True
             self.on_output()
 
     def touch(self, link: Link) -> None:
-        """*link* has something for its endpoint at the end of the chunk."""
+        """Schedule the notification of *link*'s endpoint for the end of the chunk."""
         self._touched.append(link)
 
     def report(self, event: Event) -> None:
-        """An event for the owner of the connection."""
+        """Queue an event for the owner of the connection."""
         self._events.append(event)
 
     def mark_dirty(self, session: Session) -> None:
-        """*session* has dispositions or flows to write with the next take."""
+        """Schedule dispositions or flows of *session* for the next take."""
         self._dirty.append(session)
 
     def queue_session(self, session: Session) -> None:
-        """*session* has frames that wait for room; sessions take turns."""
+        """Queue *session*, which has frames waiting for room; sessions take turns."""
         if session not in self._queued:
             self._queued.append(session)
         self.wake()
 
     def wait_for_room(self, link: SenderLink) -> None:
-        """Call the link's endpoint when it may write again."""
+        """Notify the link's endpoint when it may write again."""
         self._waiting[link] = None
 
     def room_again(self) -> None:
-        """A window has opened, or deliveries were settled."""
+        """Note that a window has opened, or that deliveries were settled."""
         if self._waiting:
             self._room = True
 
     def promised_beside(self, session: Session) -> int:
-        """Frames that the other sessions of this connection have been promised."""
+        """Return the number of frames that the other sessions of this connection may receive."""
         if len(self.sessions) <= 1 and session.channel in self.sessions:
             return 0
         promised = 0
@@ -437,7 +439,7 @@ class Engine:
         return promised
 
     def release_session(self, session: Session) -> None:
-        """Both sides have said end: the channels are free again."""
+        """Free the channels of *session*, which both sides have ended."""
         if self.sessions.get(session.channel) is session:
             del self.sessions[session.channel]
         if self._remote.get(session.remote_channel) is session:
@@ -457,7 +459,7 @@ class Engine:
             session.flush()
 
     def _emit_queued(self) -> None:
-        """Sessions take turns, a frame each, until the output is full (fair writing)."""
+        """Send queued frames until the output is full; sessions take turns, one frame each."""
         queued = self._queued
         while queued and self.output_size < self.output_max:
             session = queued.popleft()
@@ -479,7 +481,7 @@ class Engine:
         while True:
             if self._layer == _FRAMES:
                 if left <= self.spent:
-                    # What is left may be no whole frame: then the next call finds that out.
+                    # The rest may be less than a whole frame; the next call finds out.
                     self.unread = True
                     return
                 if not buffer.next_frame():
@@ -571,7 +573,7 @@ class Engine:
             session.on_end(performative)
             return
         if session.ours.stage is not MAPPED:
-            # Ended by us; what was under way is passed over (§2.5.4).
+            # Ended by us; frames in flight are ignored (§2.5.4).
             return
         try:
             if isinstance(performative, Flow):
@@ -612,7 +614,7 @@ class Engine:
         session.end(Error(fault.condition, fault.description))
 
     def hand_over(self) -> None:
-        """Give endpoints what the chunk brought: one call per link and kind."""
+        """Pass the chunk's contents to the endpoints: one call per link and kind."""
         while self._touched:
             touched = self._touched
             self._touched = []
@@ -646,7 +648,7 @@ class Engine:
         return not self._sasl_done and (self.client or bool(self.options.mechanisms))
 
     def _refuse_header(self, ours: bytes, header: bytes) -> None:
-        """Not what we speak: say what we do speak, then close (§2.2)."""
+        """Answer a protocol header that we do not support with one that we do, and end (§2.2)."""
         said = self.ours.stage is not START or self._sasl_header_sent
         if not said:
             self._write_raw(ours)
@@ -710,14 +712,14 @@ class Engine:
         peer = self.peer
         peer.container_id = performative.container_id
         if not self.client:
-            # Who says nothing here has said it when logging in or to TLS, or wants the default
+            # Without a hostname here, the one from SASL or TLS applies, or else the default
             # (§2.7.1).
             peer.virtual_host = performative.hostname or peer.virtual_host
         peer.offered_capabilities = performative.offered_capabilities
         peer.desired_capabilities = performative.desired_capabilities
         peer.properties = performative.properties or {}
-        # RabbitMQ before 4.0 takes a flow's link-credit as counted from its own delivery-count,
-        # whatever that of the flow was: transfers on their way are granted a second time.
+        # RabbitMQ before 4.0 counts a flow's link-credit from its own delivery-count, ignoring that
+        # of the flow, so that transfers in flight are granted a second time.
         version = peer.properties.get("version")
         self.peer_miscounts = (
             peer.properties.get("product") == "RabbitMQ"
@@ -759,13 +761,13 @@ class Engine:
         self._remote[channel] = session
 
     def keep_said(self) -> int:
-        """Count what the performative that is being read has the connection keep.
+        """Count the memory that the connection keeps for the performative being read.
 
         Returns:
-            What is to be taken off :attr:`kept` when it is kept no more.
+            The number to subtract from :attr:`kept` when the memory is released.
 
         Raises:
-            Fault: It is too much; nothing is counted. The fault is one of a link.
+            Fault: The limit is exceeded; nothing is counted. The fault is one of a link.
         """
         if self.said > self.limits.attach_bytes_max - self.kept:
             raise link_fault(
@@ -788,10 +790,10 @@ class Engine:
         self._finish()
 
     def _after_close(self, data: bytes, at: int, end: int) -> None:
-        """We have said close: only the peer's close still counts (§2.4.3)."""
+        """Process a frame after our close was sent: only the peer's close counts (§2.4.3)."""
         error: Error | None = None
         if end - at > 3 and data[at] == 0 and data[at + 1] == 0x53:
-            # As everybody writes descriptors.
+            # The usual encoding of a descriptor.
             closes = data[at + 2] == 0x18
         else:
             closes = True
@@ -802,7 +804,7 @@ class Engine:
                 if isinstance(performative, Close):
                     error = performative.error
             except DecodeError:
-                # A close that cannot be read closes all the same; anything else is passed over.
+                # A close that cannot be decoded closes all the same; other frames are ignored.
                 closes = data[at + 2 : at + 3] == b"\x18" and data[at : at + 2] == b"\x00\x53"
         if closes:
             self.theirs.stage = CLOSED
@@ -824,14 +826,17 @@ class Engine:
         self._lose_sessions(error)
 
     def _fail(self, condition: str, description: str) -> None:
-        """The peer broke the rules, or its time is up: tell it as far as it can be told."""
+        """Fail the connection, and report the fault to the peer as far as the protocol allows.
+
+        The cause is a violation by the peer or a timeout.
+        """
         if self._failed is not None or self.finished:
             self._layer = _DEAD
             self._finish()
             return
         self._failed = Error(condition, description)
         if self.ours.stage is HEADER and self._layer == _FRAMES:
-            # A close before any open: say open, then close with the reason.
+            # A close must not precede open: send open, then close with the reason.
             self._say_open()
         self._report(ConnectionFailed(self._failed))
         if self.ours.stage is OPENED and self._layer == _FRAMES:
@@ -863,12 +868,12 @@ class Engine:
             self._events.append(Closed(error))
 
     def _finish(self) -> None:
-        """Nothing more will be said, ever; what is queued still leaves."""
+        """End the connection for good; queued output still leaves."""
         if self.finished:
             return
         self._layer = _DEAD
         self._lose_sessions(self._failed)
-        # Sessions refer to their engine: no cycle is to keep its buffers.
+        # Sessions refer to their engine: without this the cycle would keep its buffers.
         self._dirty.clear()
         self.finished = True
         self._close_deadline = inf
@@ -918,7 +923,7 @@ class Engine:
         self._report(LoginRequested(mechanism, response, hostname, self._exchange))
 
     def sasl_challenge(self, data: bytes) -> list[Event]:
-        """Ask the client for more; what it had sent already is read now."""
+        """Send a challenge, and process bytes that the client had sent ahead."""
         if self._layer != _LOGIN:
             return []
         if self._refused():
@@ -928,7 +933,7 @@ class Engine:
         return self._run()
 
     def _refused(self) -> bool:
-        """Whether the exchange can only fail; it has failed then."""
+        """Return whether the exchange can only fail, after failing it in that case."""
         if self._exchange is not None and self._exchange.refused:
             self.sasl_fail()
             return True
@@ -937,7 +942,7 @@ class Engine:
     def sasl_succeed(
         self, user: str | None, identity: Any, mechanism: str, data: bytes | None = None
     ) -> list[Event]:
-        """Let the client in; what it had sent already is read now."""
+        """Accept the client, and process bytes that it had sent ahead."""
         if self._layer != _LOGIN:
             return []
         if self._refused():
@@ -952,7 +957,7 @@ class Engine:
         return self._run()
 
     def sasl_fail(self) -> None:
-        """Refuse the client, with the same words whatever the cause (§5.3.3.5)."""
+        """Reject the login, with the same outcome for every cause (§5.3.3.5)."""
         if self.finished or self._sasl_done:
             return
         self._write_raw(performative_frame(0, SaslOutcome(AUTH), SASL_FRAME))
@@ -983,7 +988,8 @@ class Engine:
         elif performative.code == OK:
             finish = getattr(self._mechanism, "finish", None)
             if finish is not None:
-                # In some mechanisms the server has to prove itself too: it raises if it has not.
+                # With some mechanisms the server proves its identity too; this raises if the proof
+                # is wrong.
                 finish(performative.additional_data)
             self._sasl_done = True
             self._layer = _HEADER

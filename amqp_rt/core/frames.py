@@ -1,5 +1,7 @@
-"""Frames: their header, the buffer that cuts them out of a stream, and the fast paths for
-the two performatives that cross the wire once per message (Part 2 §2.3)."""
+"""Frame header, frame buffer, and fast paths for transfer and disposition (Part 2 §2.3).
+
+Transfer and disposition have fast paths because they cross the wire once per message.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,24 @@ SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_FRAME: Final = 0
 SASL_FRAME: Final = 1
 
-#: A frame without a body; it only feeds the idle timer (§2.4.5).
+#: A frame without a body, which only resets the peer's idle timer (§2.4.5).
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 FRAME_SIZE_MIN: Final = 512
 
 _HEADER: Final = Packer(">IBBH")
 _ACCEPTED: Final = b"\x00\x53\x24\x45"
-#: Characters of an error that fit the smallest frame that a peer may ask for.
+#: Bounds that make any error fit the smallest frame size that a peer may ask for.
 _CONDITION_MAX: Final = 128
 _DESCRIPTION_MAX: Final = 64
 
 
 class Fault(RemoteProtocolError):
-    """The peer broke a rule; ``scope`` says what ends because of it (§2.8.15 to §2.8.18)."""
+    """Protocol violation by the peer.
+
+    ``scope`` names the endpoint that ends because of it: connection, session or link (§2.8.15 to
+    §2.8.18).
+    """
 
     def __init__(self, scope: str, condition: str, description: str) -> None:
         super().__init__(description, condition=condition)
@@ -42,31 +48,31 @@ class Fault(RemoteProtocolError):
 
 
 def connection_fault(condition: str, description: str) -> Fault:
-    """A fault that closes the connection."""
+    """Create a fault that closes the connection."""
     return Fault("connection", condition, description)
 
 
 def session_fault(condition: str, description: str) -> Fault:
-    """A fault that ends the session."""
+    """Create a fault that ends the session."""
     return Fault("session", condition, description)
 
 
 def link_fault(condition: str, description: str) -> Fault:
-    """A fault that detaches the link."""
+    """Create a fault that detaches the link."""
     return Fault("link", condition, description)
 
 
 class FrameBuffer:
-    """Any pieces in, whole frames out.
+    """Buffer that cuts a stream of arbitrary pieces into whole frames.
 
-    A frame's size is judged from its header, before its body is kept. Pieces of a large
+    A frame's size is checked in its header, before its body is buffered. The pieces of a large
     frame are joined once, when it is complete.
     """
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
         self.data: bytes = b""
-        #: Where the frame that ``next_frame`` found has its body, and where it ends.
+        #: Offsets of the body and the end of the frame that ``next_frame`` found.
         self.body: int = 0
         self.end: int = 0
         self.kind: int = 0
@@ -77,11 +83,11 @@ class FrameBuffer:
         self._wanted: int = 0
 
     def held(self) -> int:
-        """Bytes kept because their frame is not complete or not asked for."""
+        """Return the number of bytes whose frame is incomplete or has not been asked for."""
         return len(self.data) - self._at + self._pieces_size
 
     def feed(self, data: bytes) -> None:
-        """Take the next piece of the stream."""
+        """Append the next piece of the stream."""
         if self._pieces:
             self._pieces.append(data)
             self._pieces_size += len(data)
@@ -98,7 +104,7 @@ class FrameBuffer:
             self._at = 0
 
     def take_header(self) -> bytes:
-        """The eight octets of a protocol header, or nothing yet (§2.2)."""
+        """Take the eight octets of a protocol header; empty if they are incomplete (§2.2)."""
         at = self._at
         if self._pieces or len(self.data) - at < 8:
             return b""
@@ -106,7 +112,7 @@ class FrameBuffer:
         return self.data[at : at + 8]
 
     def next_frame(self) -> bool:
-        """Find the next whole frame; False when there is none yet.
+        """Find the next whole frame; return False if there is none yet.
 
         Raises:
             Fault: The frame header is malformed, or the frame too large.
@@ -118,7 +124,7 @@ class FrameBuffer:
         held = len(data) - at
         if held < 8:
             if held == 0 and at:
-                # An idle connection must not hold on to its last chunk.
+                # An idle connection must not keep its last chunk in memory.
                 self.data = b""
                 self._at = 0
             return False
@@ -152,12 +158,12 @@ class FrameBuffer:
 
 
 def frame(kind: int, channel: int, body: bytes) -> bytes:
-    """One frame with *body*."""
+    """Encode a frame with *body*."""
     return _HEADER.pack(len(body) + 8, 2, kind, channel) + body
 
 
 def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) -> bytes:
-    """One frame with *performative* and no payload."""
+    """Encode a frame with *performative* and no payload."""
     out = bytearray(8)
     write_composite(out, performative)
     _HEADER.pack_into(out, 0, len(out), 2, kind, channel)
@@ -165,9 +171,10 @@ def performative_frame(channel: int, performative: Any, kind: int = AMQP_FRAME) 
 
 
 def final_frame(channel: int, performative: Any, size_max: int) -> bytes:
-    """A frame with a detach, end or close, whose error is cut down to what the peer takes.
+    """Encode a detach, end or close, and shorten its error if it exceeds *size_max*.
 
-    What an error says may come from the peer, or from a user; the frame size is the peer's.
+    An error's text may come from the peer or from a user, while the frame size is the peer's
+    choice.
     """
     data = performative_frame(channel, performative)
     error: Error | None = performative.error
@@ -181,7 +188,7 @@ def final_frame(channel: int, performative: Any, size_max: int) -> bytes:
     return data
 
 
-#: First frame of a delivery with a tag of four octets: everything in one packing.
+#: First frame of a delivery with a tag of four octets, packed in one call:
 #: 00 53 14 C0 size count | 70 handle | 70 delivery-id | A0 04 tag | 43 | settled | more
 _FIRST: Final = Packer(">IHHIBBBIBIBB4sBBB")
 #: Later frames: 00 53 14 C0 size count | 70 handle | 40 40 40 40 | more
@@ -195,9 +202,10 @@ _LONG_DISPOSITION: Final = Packer(">IHHIIIBBIBIB")
 def first_transfer(
     channel: int, handle: int, delivery_id: int, tag: bytes, settled: bool, more: bool, size: int
 ) -> bytes:
-    """Frame header and transfer that begin a plain delivery with *size* payload bytes.
+    """Encode the frame header and the first transfer of a plain delivery.
 
-    Plain means a tag of four octets, message-format 0 and no state.
+    The payload of *size* bytes follows. Plain means a tag of four octets, message-format 0 and no
+    state.
     """
     return _FIRST.pack(
         size + 33,
@@ -220,7 +228,7 @@ def first_transfer(
 
 
 def later_transfer(channel: int, handle: int, more: bool, size: int) -> bytes:
-    """Frame header and transfer that go on with a delivery (§2.7.5)."""
+    """Encode the frame header and transfer of a delivery's continuation (§2.7.5)."""
     return _LATER.pack(
         size + 24,
         0x0200,
@@ -236,7 +244,7 @@ def later_transfer(channel: int, handle: int, more: bool, size: int) -> bytes:
 
 
 def any_transfer(channel: int, transfer: Transfer, size: int) -> bytes:
-    """Frame header and *transfer*, whatever it holds, before *size* payload bytes."""
+    """Encode the frame header and any *transfer*, to precede *size* payload bytes."""
     out = bytearray(8)
     write_composite(out, transfer)
     _HEADER.pack_into(out, 0, len(out) + size, 2, AMQP_FRAME, channel)
@@ -244,7 +252,7 @@ def any_transfer(channel: int, transfer: Transfer, size: int) -> bytes:
 
 
 def encode_state(state: Any) -> bytes:
-    """The wire form of a delivery state; null for none."""
+    """Encode a delivery state; null if there is none."""
     if state is None:
         return b"\x40"
     if type(state) is Accepted:
@@ -255,14 +263,14 @@ def encode_state(state: Any) -> bytes:
 def disposition_frame(
     channel: int, role: bool, first: int, last: int, settled: bool, state: Any
 ) -> bytes:
-    """A whole disposition frame for a range (§2.7.6)."""
+    """Encode a disposition frame for a range (§2.7.6)."""
     return encoded_disposition(channel, role, first, last, settled, encode_state(state))
 
 
 def encoded_disposition(
     channel: int, role: bool, first: int, last: int, settled: bool, state: bytes
 ) -> bytes:
-    """A whole disposition frame for a range whose *state* is encoded already."""
+    """Encode a disposition frame for a range whose *state* is encoded already."""
     size = len(state)
     role_code = 0x41 if role else 0x42
     settled_code = 0x41 if settled else 0x42
@@ -304,10 +312,10 @@ def encoded_disposition(
 
 
 def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Transfer, int]:
-    """Decode the transfer at *at*, and say where its payload begins.
+    """Decode the transfer at *at*; return it and the offset of its payload.
 
-    Straight down the constructors that peers use; anything else, right or wrong, is left to
-    the declared composite.
+    The fast path knows the constructors that peers commonly use. Any others, valid or not, are left
+    to the declared composite.
     """
     try:
         if data[at] == 0 and data[at + 1] == 0x53 and data[at + 2] == 0x14:
@@ -401,8 +409,8 @@ def read_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[Trans
                 elif code != 0x42 and code != 0x40:
                     return _read_any_transfer(data, at, end, limits)
                 p += 1
-            # What is left is null, or false where it is a boolean (from the ninth field on), from
-            # every peer that does nothing special.
+            # The remaining fields are null, or false if boolean (from the ninth field on), unless
+            # the peer uses rare features, which the declared composite decodes.
             rest = count - 6
             while rest > 0:
                 code = data[p]
@@ -424,7 +432,7 @@ def _read_any_transfer(data: bytes, at: int, end: int, limits: Limits) -> tuple[
 
 
 def read_disposition(data: bytes, at: int, end: int, limits: Limits) -> Disposition:
-    """Decode the disposition at *at*; the usual one without a detour."""
+    """Decode the disposition at *at*, with a fast path for the usual encoding."""
     try:
         if (
             data[at] == 0

@@ -1,8 +1,8 @@
-"""How far each side has got: connection, session, link.
+"""Lifecycle state machines of connections, sessions and links.
 
-Each endpoint holds two half-machines from the same table, ours and the peer's. The
-states that the standard names (Part 2 §2.4.6, §2.5.5, §2.6.3) are pairs of stages,
-computed for people by :func:`connection_state` and its siblings.
+Each endpoint holds two half-machines from the same table, ours and the peer's. The state names of
+the standard (Part 2 §2.4.6, §2.5.5, §2.6.3) stand for pairs of stages; :func:`connection_state` and
+its siblings compute them for display.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 
 
 class Stage(Enum):
-    """Where one half of an endpoint is."""
+    """Stage that one half of an endpoint has reached."""
 
     START = "start"
     HEADER = "header"
@@ -28,7 +28,7 @@ class Stage(Enum):
     SUSPENDED = "suspended"
 
 
-# Looked at for every frame: to find a member by its class takes ten times as long.
+# Read for every frame; access through the enum class takes ten times as long.
 START: Final = Stage.START
 HEADER: Final = Stage.HEADER
 OPENED: Final = Stage.OPENED
@@ -41,7 +41,7 @@ ATTACHED: Final = Stage.ATTACHED
 
 
 class Step(Enum):
-    """What one side may write, as far as it changes a stage."""
+    """Performatives and headers that change a stage."""
 
     HEADER = "header"
     OPEN = "open"
@@ -53,7 +53,7 @@ class Step(Enum):
     DETACH_CLOSED = "detach(closed)"
 
 
-#: What a side may write next, and where that takes it. Absent is forbidden.
+#: Steps allowed in each stage, and the stage each leads to. Absent steps are forbidden.
 CONNECTION: Final[dict[Stage, dict[Step, Stage]]] = {
     Stage.START: {Step.HEADER: Stage.HEADER},
     Stage.HEADER: {Step.OPEN: Stage.OPENED},
@@ -76,7 +76,7 @@ LINK: Final[dict[Stage, dict[Step, Stage]]] = {
 
 
 class Half:
-    """One side of an endpoint: the only writer of its stage."""
+    """Half of an endpoint, ours or the peer's, and the only writer of its stage."""
 
     def __init__(self, table: dict[Stage, dict[Step, Stage]], start: Stage, *, ours: bool) -> None:
         self.table = table
@@ -84,11 +84,11 @@ class Half:
         self.ours = ours
 
     def take(self, step: Step) -> None:
-        """Do *step*.
+        """Perform *step*.
 
         Raises:
-            LocalProtocolError: It is our half and the step is not allowed now.
-            RemoteProtocolError: It is the peer's.
+            LocalProtocolError: The step is not allowed now, and this is our half.
+            RemoteProtocolError: The step is not allowed now, and this is the peer's half.
         """
         following = self.table[self.stage].get(step)
         if following is None:
@@ -96,7 +96,7 @@ class Half:
         self.stage = following
 
     def may(self, step: Step) -> bool:
-        """Whether *step* is allowed now."""
+        """Return whether *step* is allowed now."""
         return step in self.table[self.stage]
 
     def _forbidden(self, step: Step) -> ProtocolError:
@@ -124,7 +124,7 @@ _CONNECTION_STATES: Final[dict[tuple[Stage, Stage], str]] = {
 
 
 def connection_state(ours: Half, theirs: Half) -> str:
-    """The state that Part 2 §2.4.6 gives this pair of stages."""
+    """Return the state name of Part 2 §2.4.6 for this pair of stages."""
     return _CONNECTION_STATES.get((ours.stage, theirs.stage), "DISCARDING")
 
 
@@ -140,12 +140,12 @@ _SESSION_STATES: Final[dict[tuple[Stage, Stage], str]] = {
 
 
 def session_state(ours: Half, theirs: Half) -> str:
-    """The state that Part 2 §2.5.5 gives this pair of stages."""
+    """Return the state name of Part 2 §2.5.5 for this pair of stages."""
     return _SESSION_STATES.get((ours.stage, theirs.stage), "DISCARDING")
 
 
 def link_state(ours: Half, theirs: Half) -> str:
-    """Attached, half attached or detached, seen from our side (Part 2 §2.6.3)."""
+    """Return attached, half attached or detached, seen from our side (Part 2 §2.6.3)."""
     here = ours.stage is Stage.ATTACHED
     there = theirs.stage is Stage.ATTACHED
     if here and there:

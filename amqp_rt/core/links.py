@@ -217,7 +217,7 @@ class Link:
     def take_early(self) -> None:
         """Take that."""
 
-    # --- what the peer did ---------------------------------------------------------------
+    # --- the peer's frames ---------------------------------------------------------------
 
     def on_attach(self, attach: Attach) -> None:
         """The peer attached its side; the answer to ours, or a request.

@@ -1,4 +1,4 @@
-"""What an engine needs to know before the first byte."""
+"""The options with which an engine starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..limits import DEFAULT_LIMITS, Limits
 
 
 class EngineOptions(Struct, kw_only=True):
-    """Both sides of a connection; a field that one side does not use says so."""
+    """Options of either side of a connection; fields for one side are marked as such."""
 
     container_id: str
     hostname: str | None = None
@@ -22,9 +22,9 @@ class EngineOptions(Struct, kw_only=True):
     #: Server: mechanisms to offer. Client: unused.
     mechanisms: tuple[str, ...] = ()
     sasl_required: bool = False
-    #: Client: objects with ``name``, ``initial()`` and ``respond(challenge)``, best first; and with
-    #: ``finish(data)`` if what comes with the outcome has to be judged.
+    #: Client: objects with ``name``, ``initial()`` and ``respond(challenge)``, preferred ones
+    #: first; also with ``finish(data)`` if the additional data of the outcome has to be verified.
     client_mechanisms: tuple[Any, ...] = ()
-    #: Client: send open with the header. False waits for the peer's header first.
+    #: Client: send open together with the protocol header. False: wait for the peer's header first.
     pipelined: bool = True
     address: str = ""

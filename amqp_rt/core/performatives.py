@@ -30,7 +30,7 @@ from ..transactions import Declared, TransactionalState
 #: ``role`` on the wire (Part 2 §2.8.1).
 SENDER, RECEIVER = False, True
 
-#: What may stand in a ``state`` field (Part 3 §3.4, Part 4 §4.5.8).
+#: Types allowed in a ``state`` field (Part 3 §3.4, Part 4 §4.5.8).
 DELIVERY_STATE = any_of(
     Accepted, Rejected, Released, Modified, Received, Declared, TransactionalState
 )
@@ -194,7 +194,7 @@ class Transfer(Struct, gc=False):
     ("batchable", BOOLEAN, False),
 )
 class Disposition(Struct, gc=False):
-    """Tell the state of a range of deliveries (§2.7.6). ``role`` is its sender's."""
+    """State of a range of deliveries (§2.7.6). ``role`` is that of the disposition's sender."""
 
     role: bool
     first: int
@@ -227,5 +227,5 @@ class Close(Struct, gc=False):
     error: Error | None = None
 
 
-#: Every performative that may stand in an AMQP frame.
+#: Every performative that may occur in an AMQP frame.
 PERFORMATIVES = (Open, Begin, Attach, Flow, Transfer, Disposition, Detach, End, Close)

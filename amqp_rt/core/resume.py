@@ -1,6 +1,6 @@
-"""Resuming links: unsettled maps, and what the sender does about each delivery (Part 3 §3.4.6).
+"""Link resumption: unsettled maps, and the sender's action for each delivery (Part 3 §3.4.6).
 
-The table is data; everything here is a function of its arguments.
+The decision table is data; everything here is a function of its arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .performatives import DELIVERY_STATE
 
 
 class Known(Enum):
-    """What one side's unsettled map says of a delivery."""
+    """State of a delivery in one side's unsettled map."""
 
     ABSENT = "absent"
     NULL = "null"
@@ -31,29 +31,30 @@ class Known(Enum):
 
 
 class Action(Enum):
-    """What the sender does about a delivery when the link is resumed."""
+    """Sender's action for a delivery when the link is resumed."""
 
-    #: Send it anew: the receiver has no record of it. Not a resumption.
+    #: Send as a new delivery, since the receiver has no record of it. Not a resumption.
     RESEND = "resend"
-    #: Go on where the receiver's data ends.
+    #: Continue where the receiver's data ends.
     CONTINUE = "continue"
     #: Send the whole message again, as the same delivery.
     RESTART = "restart"
-    #: Apply the receiver's outcome, then say so and settle.
+    #: Apply the receiver's outcome, then confirm it and settle.
     CONFIRM = "confirm"
-    #: Both know the outcome: settle.
+    #: Settle: both sides have the same outcome.
     SETTLE = "settle"
-    #: Both have an outcome, and ours is the one that took effect: say it, and let the receiver settle.
+    #: Send our outcome, which is the one that took effect, and let the receiver settle.
     RESTATE = "restate"
-    #: The receiver's part of the message is of no use: tell it to drop that.
+    #: Let the receiver drop its part of the message, which cannot be used.
     ABORT = "abort"
-    #: There is nothing to say.
+    #: Send nothing.
     FORGET = "forget"
 
 
-#: Number of the row (the delivery-tag of the standard's example), what the sender's map says, what
-#: the receiver's says, and the action. Where the same pair occurs twice, the condition decides:
-#: whether the sender can go on where the receiver's data ends, or whether the outcomes are equal.
+#: Number of the row (the delivery-tag of the standard's example), state in the sender's map, state
+#: in the receiver's map, condition, and action. The condition decides where the same pair occurs
+#: twice: whether the sender can continue where the receiver's data ends, or whether the outcomes
+#: are equal.
 ROWS: Final[tuple[tuple[int, Known, Known, bool | None, Action], ...]] = (
     (1, Known.NULL, Known.ABSENT, None, Action.RESEND),
     (2, Known.NULL, Known.RECEIVED, None, Action.CONTINUE),
@@ -85,10 +86,10 @@ _ACTIONS: Final = _by_pair()
 
 
 def known_of(state: Any) -> Known:
-    """What *state* says in an unsettled map.
+    """Classify a *state* of an unsettled map.
 
-    A transactional state is provisional, and its transaction has gone with its connection: it says
-    no more than null. So do states of other standards.
+    A transactional state is provisional, and its transaction ended with its connection, so that it
+    counts as null. So do states of other standards.
     """
     if type(state) is Received:
         return Known.RECEIVED
@@ -98,12 +99,12 @@ def known_of(state: Any) -> Known:
 
 
 def action_for(local: Any, remote: Any, *, known: bool) -> Action:
-    """What the sender of a delivery does about it.
+    """Return the sender's action for a delivery.
 
     Args:
-        local: The sender's state of it.
-        remote: The receiver's state of it.
-        known: The delivery is in the receiver's map.
+        local: The sender's state of the delivery.
+        remote: The receiver's state of the delivery.
+        known: Whether the delivery is in the receiver's map.
     """
     ours = known_of(local)
     theirs = known_of(remote) if known else Known.ABSENT
@@ -122,7 +123,7 @@ def action_for(local: Any, remote: Any, *, known: bool) -> Action:
 
 
 def _section_end(payload: bytes, at: int, limits: Limits) -> int:
-    """Where the section that begins at *at* ends; -1 if that cannot be told from what is here."""
+    """Return the end of the section that begins at *at*; -1 if it is incomplete or malformed."""
     reader = Reader(payload, at, None, limits)
     try:
         reader.skip_value()
@@ -132,9 +133,9 @@ def _section_end(payload: bytes, at: int, limits: Limits) -> int:
 
 
 def position_after(payload: bytes, limits: Limits) -> Received | None:
-    """The first position of a message that *payload*, its beginning, does not hold.
+    """Return the first position of a message that *payload*, its beginning, does not contain.
 
-    Whatever is no section counts as part of the last one. None if there are more than
+    Data that is not a section counts as part of the last one. None if there are more than
     ``resume_sections_max`` sections.
     """
     at = 0
@@ -151,7 +152,7 @@ def position_after(payload: bytes, limits: Limits) -> Received | None:
 
 
 def offset_of(payload: bytes, position: Received, limits: Limits) -> int:
-    """Where *position* lies in *payload*; -1 if it lies behind its end."""
+    """Return the offset of *position* in *payload*; -1 if it lies beyond the end."""
     at = 0
     for _ in range(min(position.section_number, limits.sections_max)):
         end = _section_end(payload, at, limits) if at < len(payload) else -1
@@ -168,14 +169,14 @@ def offset_of(payload: bytes, position: Received, limits: Limits) -> int:
 
 
 def whole(payload: Any) -> bytes:
-    """A payload in one piece."""
+    """Join a payload into one piece."""
     if isinstance(payload, bytes):
         return payload
     return b"" if payload is None else b"".join(payload)
 
 
 def state_at_target(entry: Unsettled, limits: Limits) -> Any:
-    """What the receiver's map says of a delivery that is remembered there."""
+    """Return the state of a remembered delivery for the receiver's unsettled map."""
     state = entry.state
     payload = entry.payload
     delivery = entry.delivery
@@ -185,16 +186,20 @@ def state_at_target(entry: Unsettled, limits: Limits) -> Any:
     if known_of(state) is Known.OUTCOME:
         return state
     if entry.message_format or not payload:
-        # No sections that we could count, or a stream whose beginning has been read and is gone.
+        # Either a message format whose sections cannot be counted, or a stream whose beginning has
+        # been read and dropped.
         return None
     return position_after(whole(payload), limits)
 
 
 def fitting(states: list[tuple[bytes, Any]], room: int, most: int) -> tuple[dict[Any, Any], bool]:
-    """As many of *states* as fit into *room* octets, at most *most*; whether that is all (§2.7.3).
+    """Select the *states* that fit into *room* octets, at most *most* (§2.7.3).
 
-    A state that would take more than half of the room is said as null, which only costs the sender
-    to ask again.
+    A state that would take more than half of the room is replaced by null; this costs the sender
+    only a further exchange.
+
+    Returns:
+        The map, and whether it contains all *states*.
     """
     found: dict[bytes, Any] = {}
     left = room
@@ -211,10 +216,11 @@ def fitting(states: list[tuple[bytes, Any]], room: int, most: int) -> tuple[dict
 
 
 def read_unsettled(raw: Any, limits: Limits) -> dict[bytes, Any] | None:
-    """The peer's unsettled map: delivery-tag → state.
+    """Decode the peer's unsettled map: delivery-tag → state.
 
     Raises:
-        Fault: It is larger than a session's unsettled deliveries may be, or holds something else.
+        Fault: The map has more entries than a session may have unsettled deliveries, or a key or
+            value of the wrong type.
     """
     if raw is None:
         return None

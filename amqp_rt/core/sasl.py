@@ -1,4 +1,4 @@
-"""The SASL exchange on the server side, as the application sees it (Part 5 §5.3)."""
+"""Server side of the SASL exchange, as the application sees it (Part 5 §5.3)."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ if TYPE_CHECKING:
 
 
 class SaslExchange:
-    """What a client said in the SASL layer waits here for an answer.
+    """A client's SASL init or response that waits for the application's answer.
 
-    Each call answers once; a call after the connection ended is in vain.
+    Each call answers once. Calls after the end of the connection have no effect.
     """
 
     def __init__(self, engine: Engine, mechanism: str) -> None:
         self.mechanism = mechanism
-        #: Why it can only fail; empty if it may succeed.
+        #: Why the exchange can only fail; empty if it may succeed.
         self.refused: str = ""
         self._engine = engine
 
     def challenge(self, data: bytes) -> list[Event]:
-        """Ask the client for more; a further ``LoginRequested`` brings its response.
+        """Send a challenge; the client's response arrives as another ``LoginRequested``.
 
-        Returns the events of what it had sent already: handle them as those of ``receive``.
+        Returns the events of bytes that had already arrived: handle them as those of ``receive``.
         """
         return self._engine.sasl_challenge(data)
 
     def succeed(
         self, user: str | None, identity: Any = None, data: bytes | None = None
     ) -> list[Event]:
-        """Let the client in as *user*; *data* goes with the outcome.
+        """Accept the client as *user*; *data* goes with the outcome.
 
-        Returns the events of what it had sent already: handle them as those of ``receive``.
+        Returns the events of bytes that had already arrived: handle them as those of ``receive``.
         """
         return self._engine.sasl_succeed(user, identity, self.mechanism, data)
 
     def fail(self) -> None:
-        """Refuse the client: it is told so, whatever the cause, and the connection ends."""
+        """Reject the login with the same outcome for every cause, and end the connection."""
         self._engine.sasl_fail()

@@ -12,7 +12,7 @@ OK, AUTH, SYS, SYS_PERM, SYS_TEMP = range(5)
 
 @composite(0x40, ("sasl_server_mechanisms", SYMBOLS, MANDATORY))
 class SaslMechanisms(Struct, gc=False):
-    """The mechanisms that the server offers (§5.3.3.1)."""
+    """Mechanisms that the server offers (§5.3.3.1)."""
 
     sasl_server_mechanisms: tuple[str, ...]
 
@@ -21,28 +21,28 @@ class SaslMechanisms(Struct, gc=False):
     0x41, ("mechanism", SYMBOL, MANDATORY), ("initial_response", BINARY), ("hostname", STRING)
 )
 class SaslInit(Struct, gc=False):
-    """The client's choice (§5.3.3.2). An empty initial response differs from none."""
+    """Mechanism that the client chose (§5.3.3.2). An empty initial response differs from none."""
 
     mechanism: str
     initial_response: bytes | None = None
     hostname: str | None = None
 
     def __repr__(self) -> str:
-        """What is secret in it is in no log."""
+        """Return a representation without secrets, which is safe to log."""
         said = "None" if self.initial_response is None else "***"
         return f"SaslInit({self.mechanism!r}, {said}, {self.hostname!r})"
 
 
 @composite(0x42, ("challenge", BINARY, MANDATORY))
 class SaslChallenge(Struct, gc=False):
-    """The server's challenge (§5.3.3.3)."""
+    """Challenge of the server (§5.3.3.3)."""
 
     challenge: bytes
 
 
 @composite(0x43, ("response", BINARY, MANDATORY))
 class SaslResponse(Struct, gc=False):
-    """The client's response (§5.3.3.4)."""
+    """Response of the client (§5.3.3.4)."""
 
     response: bytes
 
@@ -52,7 +52,7 @@ class SaslResponse(Struct, gc=False):
 
 @composite(0x44, ("code", UBYTE, MANDATORY), ("additional_data", BINARY))
 class SaslOutcome(Struct, gc=False):
-    """How the exchange ended (§5.3.3.5)."""
+    """Result of the exchange (§5.3.3.5)."""
 
     code: int
     additional_data: bytes | None = None

@@ -9,19 +9,19 @@ _HALF: Final = 0x80000000
 
 
 def add(serial: int, count: int) -> int:
-    """*serial* moved on by *count*, which may be negative."""
+    """Advance *serial* by *count*, which may be negative."""
     return (serial + count) & MASK
 
 
 def difference(later: int, earlier: int) -> int:
-    """How far *later* is after *earlier*; negative if it is before it."""
+    """Return the distance from *earlier* to *later*; negative if *later* comes first."""
     distance = (later - earlier) & MASK
     return distance - 0x100000000 if distance >= _HALF else distance
 
 
 def within(serial: int, first: int, last: int) -> bool:
-    """Whether *serial* lies in the range from *first* to *last*, both included.
+    """Return whether *serial* lies between *first* and *last*, both included.
 
-    An empty range is one whose last comes before its first.
+    The range is empty if *last* comes before *first*.
     """
     return ((serial - first) & MASK) <= ((last - first) & MASK) < _HALF

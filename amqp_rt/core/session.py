@@ -1,4 +1,4 @@
-"""Sessions: windows, delivery ids, ranged dispositions; handles → links (Part 2 §2.5)."""
+"""Sessions: windows, delivery-ids, ranges of dispositions, handles of links (Part 2 §2.5)."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ from .resume import fitting
 if TYPE_CHECKING:
     from .engine import Engine
 
-#: What is left of a frame once the longest transfer that we write is in it.
+#: Octets of a frame reserved for the frame header and the longest transfer that we write.
 _TRANSFER_OVERHEAD: Final = 128
-#: What the two fields of an unsettled map add to an attach at most, beside its entries.
+#: Maximum octets that the two fields of an unsettled map add to an attach, beside its entries.
 _MAP_OVERHEAD: Final = 24
-#: We take any number of frames that the peer's window allows.
+#: Our outgoing-window is constant: only the peer's incoming-window limits sending.
 _OUTGOING_WINDOW: Final = 0x7FFFFFFF
-#: Frames that even the last of many sessions may send, so that none is starved.
+#: Frames granted even to the last of many sessions, so that none is starved.
 _WINDOW_MIN: Final = 8
 
 
 def _ignore(error: Error | None) -> None:
-    """Nobody asked to hear of the session's end."""
+    """Ignore the end of the session; the default of ``Session.on_ended``."""
 
 
 class Session:
-    """A pair of windows and the links that share them."""
+    """Pair of windows, and the links that share them."""
 
     def __init__(self, engine: Engine, channel: int, window: int, window_bytes: int) -> None:
         self.engine = engine
@@ -76,15 +76,15 @@ class Session:
         self.ours = Half(SESSION, UNMAPPED, ours=True)
         self.theirs = Half(SESSION, UNMAPPED, ours=False)
         self.on_ended: Callable[[Error | None], None] = _ignore
-        #: Why it is over, if it is and that is known; set before its links hear so.
+        #: Why the session ended, if known; set before its links are notified.
         self.error: Error | None = None
-        #: Called once it is over, after its links have heard so.
+        #: Called once after the session has ended and its links have been notified.
         self.followers: dict[Any, Callable[[], None]] = {}
         self.properties: Mapping[object, object] = {}
-        #: What its begin counts in ``Engine.kept``.
+        #: Bytes that the peer's begin adds to ``Engine.kept``.
         self.kept: int = 0
         self.payload_max: int = 0
-        # Sending (§2.5.6): ids count transfer frames, the window is the peer's.
+        # Sending (§2.5.6): ids count transfer frames, and the window is the peer's.
         self.next_outgoing_id: int = 0
         self.initial_outgoing_id: int = 0
         self.remote_incoming_window: int = 0
@@ -99,19 +99,19 @@ class Session:
         self._window_bytes = window_bytes
         self._held: int = 0
         self._incoming: dict[int, Delivery] = {}
-        #: What each link leaves unsettled, while all of them end.
+        #: Unsettled deliveries of each link, while all links end together.
         self._left: dict[Link, list[Any]] | None = None
-        # Links by our handle, by the peer's, and by (name, our role).
+        # Links by our handle, by the peer's handle, and by (name, our role).
         self.links: dict[int, Link] = {}
         self._remote: dict[int, Link] = {}
         self._names: dict[tuple[str, bool], Link] = {}
-        #: Links that the peer asked for and that we have not answered, even if it has given up.
+        #: Links requested by the peer and not answered yet, also after the peer has detached them.
         self._unanswered: dict[Link, None] = {}
-        #: Handles below the number of our links that none of them has; a heap, to take the lowest.
+        #: Unused handles below the number of our links, as a heap: the lowest is used first.
         self._free_handles: list[int] = []
         self.handle_max: int = self.limits.handle_max
         self.remote_handle_max: int = 0xFFFFFFFF
-        # What the next flush writes.
+        # Output gathered for the next flush.
         self._dirty: bool = False
         self._session_flow: bool = False
         self._link_flows: list[Link] = []
@@ -125,15 +125,15 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Ended by either side, or lost with its connection."""
+        """Whether either side has ended the session, or its connection is lost."""
         return self.ours.stage is ENDED
 
     @property
     def state(self) -> str:
-        """The session's state by its name in §2.5.5."""
+        """Name of the session's state in §2.5.5."""
         return session_state(self.ours, self.theirs)
 
-    # --- what we do ----------------------------------------------------------------------
+    # --- our side ------------------------------------------------------------------------
 
     def attach_sender(
         self,
@@ -149,15 +149,15 @@ class Session:
         desired_capabilities: tuple[str, ...] = (),
         unsettled: UnsettledMap | None = None,
     ) -> SenderLink:
-        """Attach a link on which we send (§2.6.3). The endpoint hears how it went.
+        """Attach a link on which we send (§2.6.3). The endpoint is notified of the result.
 
-        With *unsettled* it resumes a link of that name: the map holds what that one left unsettled
-        (§2.6.13). None says that nothing is remembered.
+        With *unsettled* the attach resumes a link of that name: the map holds the deliveries that
+        the link left unsettled (§2.6.13). None means that no earlier link is remembered.
 
         Raises:
             LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
                 attach is larger than the peer's frames. Nothing was sent.
-            EncodeError: What it would say has no encoding.
+            EncodeError: An argument has no encoding.
         """
         link = SenderLink(self, name)
         self._begin_attach(link, endpoint, source, target, snd_settle_mode, rcv_settle_mode)
@@ -181,14 +181,14 @@ class Session:
         desired_capabilities: tuple[str, ...] = (),
         unsettled: UnsettledMap | None = None,
     ) -> ReceiverLink:
-        """Attach a link on which the peer sends (§2.6.3). The endpoint hears how it went.
+        """Attach a link on which the peer sends (§2.6.3). The endpoint is notified of the result.
 
         *unsettled* is as for :meth:`attach_sender`.
 
         Raises:
             LocalProtocolError: The name is taken, the session has ended, no handle is left, or the
                 attach is larger than the peer's frames. Nothing was sent.
-            EncodeError: What it would say has no encoding.
+            EncodeError: An argument has no encoding.
         """
         link = ReceiverLink(self, name)
         link.set_streaming(streaming, max_message_size)
@@ -212,7 +212,7 @@ class Session:
         if (link.name, link.role) in self._names:
             raise LocalProtocolError(f"the session has a link {link.name!r} of this role already")
         if len(self.links) + len(self._unanswered) > self.remote_handle_max:
-            # Those that the peer has asked for will need handles too.
+            # The links that the peer has requested will need handles too.
             raise LocalProtocolError(
                 f"the peer allows {self.remote_handle_max + 1} links in a session",
                 condition="amqp:resource-limit-exceeded",
@@ -232,11 +232,11 @@ class Session:
         offered: tuple[str, ...] = (),
         own_max_message_size: int = 0,
     ) -> None:
-        """Write the attach of our side of *link*, giving it the lowest handle that is free.
+        """Write the attach of our side of *link*, and give it the lowest free handle.
 
         Raises:
             LocalProtocolError: The attach is larger than the peer's frames.
-            EncodeError: Something in it has no encoding. Nothing was sent, and nothing has changed.
+            EncodeError: A field has no encoding. Nothing was sent, and nothing has changed.
         """
         handle = self._free_handles[0] if self._free_handles else len(self.links)
         sends = link.role == SENDER
@@ -276,7 +276,7 @@ class Session:
         self.write_bytes(frame)
 
     def end(self, error: Error | None = None) -> None:
-        """Say end (§2.5.4). Its links are over at once. Saying it twice is as once.
+        """Send end (§2.5.4), and end all links at once. A second call has no effect.
 
         Raises:
             EncodeError: *error* has no encoding. Nothing was sent.
@@ -292,12 +292,12 @@ class Session:
             self.engine.release_session(self)
 
     def write(self, performative: Any) -> None:
-        """Write *performative* on this session's channel."""
+        """Write *performative* on this session's channel, unless we have ended the session."""
         if self.ours.stage is MAPPED:
             self.engine.write_frame(self.channel, performative)
 
     def write_bytes(self, frame: bytes) -> None:
-        """Write an encoded frame of this session's channel."""
+        """Write an encoded frame of this session's channel, unless we have ended the session."""
         if self.ours.stage is MAPPED:
             self.engine.write_bytes(frame)
 
@@ -308,7 +308,7 @@ class Session:
         self.engine.write_pieces(header, payload)
 
     def has_room(self) -> bool:
-        """Whether a message sent now would leave at once."""
+        """Return whether a message sent now would leave at once."""
         return (
             self.remote_incoming_window > 0
             and len(self._outgoing) < self.limits.unsettled_max
@@ -318,36 +318,39 @@ class Session:
     # --- sending -------------------------------------------------------------------------
 
     def next_delivery_id(self) -> int:
-        """The id of the next delivery to leave."""
+        """Return the id of the next delivery to leave, and advance the counter."""
         delivery_id = self._delivery_id
         self._delivery_id = (delivery_id + 1) & 0xFFFFFFFF
         return delivery_id
 
     def add_outgoing(self, sending: Sending) -> int:
-        """Give *sending* its id, and remember it until it is settled."""
+        """Assign an id to *sending*, and keep it until it is settled."""
         delivery_id = self.next_delivery_id()
         if not sending.settled:
             self._outgoing[delivery_id] = sending
         return delivery_id
 
     def sent_unsettled(self, delivery_id: int) -> bool:
-        """Whether a delivery that we sent is unsettled."""
+        """Return whether a delivery that we sent is unsettled."""
         return delivery_id in self._outgoing
 
     def forget_outgoing(self, delivery_id: int) -> None:
-        """It is settled."""
+        """Remove a settled delivery that we sent."""
         self._outgoing.pop(delivery_id, None)
 
     def queue_link(self, link: SenderLink) -> None:
-        """*link* has frames waiting; links take turns, a frame each (fair writing)."""
+        """Queue *link*, which has frames to send; links take turns frame by frame (fair writing).
+        """
         if link not in self._queued:
             self._queued[link] = None
             self._queued_links.append(link)
         self.engine.queue_session(self)
 
     def emit_queued(self, *, alone: bool) -> bool:
-        """Send one frame of what waits, or if no other session waits all that the window and the
-        output allow. True if more could leave; a closed window is opened by a flow.
+        """Send one queued frame, or with *alone* as many as window and output allow.
+
+        *alone* means that no other session has queued frames. Return True if more could leave; a
+        closed window is reopened by a flow.
         """
         links = self._queued_links
         while links and self.remote_incoming_window > 0:
@@ -365,7 +368,11 @@ class Session:
     # --- receiving -----------------------------------------------------------------------
 
     def add_incoming(self, delivery: Delivery) -> None:
-        """A delivery has begun."""
+        """Register a delivery that has begun.
+
+        Raises:
+            Fault: Its id is that of an unsettled delivery.
+        """
         delivery_id = delivery.delivery_id
         if delivery_id in self._incoming:
             raise session_fault(
@@ -375,11 +382,15 @@ class Session:
             self._incoming[delivery_id] = delivery
 
     def forget_incoming(self, delivery_id: int) -> None:
-        """It is settled."""
+        """Remove a settled delivery that we received."""
         self._incoming.pop(delivery_id, None)
 
     def assemble(self, size: int) -> None:
-        """Count bytes of a message that is not complete, or with a negative size discount them."""
+        """Add *size* to the bytes of incomplete messages; a negative size subtracts.
+
+        Raises:
+            Fault: The incomplete messages of the connection exceed their limit together.
+        """
         engine = self.engine
         engine.assembling += size
         if size > 0 and engine.assembling > self.limits.session_window_bytes:
@@ -389,12 +400,12 @@ class Session:
             )
 
     def hold(self, size: int) -> None:
-        """Count bytes of a streamed message that nobody has read."""
+        """Count unread bytes of a streamed message."""
         self._held += size
         self.engine.held += size
 
     def release(self, size: int) -> None:
-        """Streamed bytes have been read or dropped; the window may open again."""
+        """Discount streamed bytes that were read or dropped; the window may open again."""
         if size and self.ours.stage is MAPPED:
             self._held -= size
             self.engine.held -= size
@@ -402,11 +413,11 @@ class Session:
             self.engine.wake()
 
     def touch(self, link: Link) -> None:
-        """*link* has something for its endpoint at the end of this chunk."""
+        """Schedule the notification of *link*'s endpoint for the end of this chunk."""
         self.engine.touch(link)
 
     def _open_window(self) -> int:
-        """How many frames the peer may send, for the memory that is free (§2.5.6)."""
+        """Return the number of frames that the peer may send, given the free memory (§2.5.6)."""
         limits = self.limits
         if len(self._incoming) >= limits.unsettled_max:
             return 0
@@ -417,10 +428,10 @@ class Session:
             free = _WINDOW_MIN
         return max(0, min(self._window, free))
 
-    # --- what the peer did ---------------------------------------------------------------
+    # --- the peer's frames ---------------------------------------------------------------
 
     def on_begin(self, begin: Begin, channel: int) -> None:
-        """The peer mapped its side."""
+        """Handle the peer's begin."""
         self.theirs.take(Step.BEGIN)
         self.remote_channel = channel
         self.next_incoming_id = begin.next_outgoing_id
@@ -429,7 +440,7 @@ class Session:
         self.properties = begin.properties or {}
 
     def set_frame_size(self, size: int) -> None:
-        """The largest frame that the peer takes."""
+        """Set the largest frame size that the peer accepts."""
         self.payload_max = size - _TRANSFER_OVERHEAD
 
     def say_begin(self, properties: Mapping[object, object] | None = None) -> None:
@@ -457,7 +468,7 @@ class Session:
         self.engine.write_bytes(frame)
 
     def on_attach(self, attach: Attach) -> None:
-        """The peer attached a link: the answer to ours, or a request for a new one."""
+        """Handle the peer's attach: the answer to ours, or a request for a new link."""
         if attach.handle > self.handle_max:
             raise connection_fault(
                 "amqp:connection:framing-error",
@@ -503,13 +514,13 @@ class Session:
         self.engine.report(AttachRequested(link))
 
     def _answered(self, link: Link, attach: Attach) -> None:
-        """The peer's side of a link that we asked for.
+        """Handle the answer to our attach.
 
-        Each side speaks for its own terminus and its own settle mode (§2.6.3, §2.7.3).
+        Each side decides its own terminus and its own settle mode (§2.6.3, §2.7.3).
         """
         local = attach.source is None if link.role == RECEIVER else attach.target is None
         if local:
-            # Refused: its detach with the reason follows (§2.6.3).
+            # Refused: the peer's detach follows and gives the reason (§2.6.3).
             link.theirs.take(Step.ATTACH)
             link.remote_handle = attach.handle
             link.refused = True
@@ -535,11 +546,11 @@ class Session:
                 link.reduce()
 
     def on_flow(self, flow: Flow) -> None:
-        """The peer's windows, and with a handle a link's credit (§2.5.6, §2.6.7)."""
+        """Handle a flow: the peer's windows, and with a handle a link's credit (§2.5.6, §2.6.7)."""
         before = self.remote_incoming_window
         seen = flow.next_incoming_id
         if seen is None:
-            # It has not seen our begin: all that we have sent is in flight.
+            # The peer has not seen our begin yet: all frames that we have sent are in flight.
             seen = self.initial_outgoing_id
         self.remote_incoming_window = (
             serial.difference(seen, self.next_outgoing_id) + flow.incoming_window
@@ -561,7 +572,7 @@ class Session:
             self.engine.room_again()
 
     def on_transfer(self, data: bytes, at: int, end: int) -> None:
-        """One transfer frame (§2.7.5)."""
+        """Handle one transfer frame (§2.7.5)."""
         transfer, payload = read_transfer(data, at, end, self.limits)
         if self.incoming_window <= 0:
             raise session_fault(
@@ -594,15 +605,15 @@ class Session:
                 link.detach(error)
 
     def on_disposition(self, disposition: Disposition) -> None:
-        """The peer's word on a range of deliveries (§2.7.6); unknown ids are passed over.
+        """Handle the peer's disposition of a range of deliveries (§2.7.6); ignore unknown ids.
 
-        The work follows what is unsettled, never the width of the range.
+        The work is proportional to the unsettled deliveries, never to the width of the range.
         """
         first = disposition.first
         last = first if disposition.last is None else disposition.last
         span = ((last - first) & 0xFFFFFFFF) + 1
         if span > 0x80000000:
-            # It ends before it begins, as serial numbers go: empty.
+            # The range ends before it begins, in serial number arithmetic: it is empty.
             return
         state = disposition.state
         settled = disposition.settled
@@ -619,11 +630,11 @@ class Session:
                     sending.state = state
                 if state is None or state == known:
                     if not settled:
-                        # Nothing new: a peer may say so a thousand times in one chunk.
+                        # Not a change: a peer may repeat it a thousand times in one chunk.
                         continue
                 elif known is not None:
                     if type(known) is not TransactionalState and is_outcome(known):
-                        # An outcome is the last word; only a provisional one may change (§3.4).
+                        # An outcome is final; only a provisional one may change (§3.4).
                         sending.link.detach(
                             Error(
                                 "amqp:illegal-state",
@@ -667,7 +678,7 @@ class Session:
                 delivery.link.on_settled(delivery)
 
     def on_detach(self, detach: Detach) -> None:
-        """The peer detached a link."""
+        """Handle the peer's detach of a link."""
         link = self._remote.pop(detach.handle, None)
         if link is None:
             raise session_fault(
@@ -676,7 +687,7 @@ class Session:
         link.on_detach(detach)
 
     def on_end(self, end: End) -> None:
-        """The peer ended the session: answer, and its links are over."""
+        """Handle the peer's end: answer it, and end all links."""
         self.theirs.take(Step.END)
         if self.ours.stage is MAPPED:
             self._flush()
@@ -686,7 +697,7 @@ class Session:
         self.engine.release_session(self)
 
     def lose(self, error: Error | None) -> None:
-        """The connection is gone."""
+        """End the session after its connection was lost."""
         if self.ours.stage is not ENDED:
             self.ours.stage = ENDED
             self._over(error)
@@ -718,7 +729,7 @@ class Session:
         self.on_ended(error)
 
     def release_link(self, link: Link) -> None:
-        """Both sides have detached: handle and name are free again."""
+        """Free handle and name of *link*, which both sides have detached."""
         if self.links.get(link.handle) is link:
             del self.links[link.handle]
             heappush(self._free_handles, link.handle)
@@ -728,7 +739,7 @@ class Session:
             del self._names[link.name, link.role]
 
     def unsettled_of(self, link: Link) -> list[Any]:
-        """What *link* leaves unsettled; the session forgets it."""
+        """Return the unsettled deliveries of *link*, and remove them from the session."""
         found: list[Any] = []
         if not link.used:
             return found
@@ -745,15 +756,15 @@ class Session:
                     found.append(delivery)
                     delivery.local_settled = True
                     del self._incoming[delivery.delivery_id]
-            # A window that was closed for the sake of these may open for other links.
+            # The window may have been closed because of these; now it may open for other links.
             self._mark_dirty()
         return found
 
     def _left_by(self, link: Link) -> list[Any]:
-        """Return what *link* leaves unsettled, now that all links end with the session.
+        """Return the unsettled deliveries of *link*, now that all links end with the session.
 
-        The deliveries are sorted by links in one pass. A search for each link would take as many passes
-        as there are links.
+        The deliveries are grouped by link in one pass. A search for each link would take as many
+        passes as there are links.
         """
         found: list[Any] = []
         if self._left is None:
@@ -771,7 +782,7 @@ class Session:
                 found.append(delivery)
             self._left = left
         found = self._left.pop(link, [])
-        # The end of one link may have settled what came on another.
+        # Notifying one link of its end may have settled deliveries of another.
         if link.role == SENDER:
             outgoing = self._outgoing
             return [sending for sending in found if sending.delivery_id in outgoing]
@@ -793,7 +804,7 @@ class Session:
         drain: bool = False,
         echo: bool = False,
     ) -> Flow:
-        """A flow with the session's windows as they are now; they open as far as they may."""
+        """Create a flow with the session's current windows; open the incoming one if allowed."""
         self.incoming_window = max(self.incoming_window, self._open_window())
         return Flow(
             next_incoming_id=self.next_incoming_id if self.remote_channel >= 0 else None,
@@ -809,17 +820,17 @@ class Session:
         )
 
     def flow_due(self, link: Link) -> None:
-        """A flow of *link* leaves with the next flush."""
+        """Send a flow of *link* with the next flush."""
         self._link_flows.append(link)
         self._mark_dirty()
         self.engine.wake()
 
     def queue_disposition(self, role: bool, delivery_id: int, settled: bool, state: Any) -> None:
-        """Say *state* of one of our deliveries; adjacent ids with equal words make one range.
+        """Queue *state* of a delivery; adjacent ids with equal state share one disposition.
 
         Raises:
             LocalProtocolError: The state is larger than the peer's frames.
-            EncodeError: It has no encoding. Nothing will be sent.
+            EncodeError: The state has no encoding. Nothing will be sent.
         """
         if self._range_open:
             if (
@@ -848,7 +859,7 @@ class Session:
         self.engine.wake()
 
     def flush_dispositions(self) -> None:
-        """Write the range that is being gathered."""
+        """Write the disposition of the range gathered so far."""
         if self._range_open:
             self._range_open = False
             if self.ours.stage is MAPPED:
@@ -870,7 +881,7 @@ class Session:
             self.engine.mark_dirty(self)
 
     def flush(self) -> None:
-        """Write what has been gathered: a disposition, flows of links, the session's flow."""
+        """Write the gathered output: a disposition, flows of links, and the session's flow."""
         self._dirty = False
         if self.ours.stage is MAPPED:
             self._flush()
@@ -882,7 +893,7 @@ class Session:
             self._link_flows = []
             for link in links:
                 if link.write_flow():
-                    # It says all that a flow of the session says.
+                    # A link's flow carries all fields of a session's flow.
                     self._session_flow = False
         if self._session_flow or (
             self.remote_channel >= 0
@@ -894,7 +905,10 @@ class Session:
 
 
 def _in_range(known: Mapping[int, object], first: int, last: int, span: int) -> list[int]:
-    """The known ids between *first* and *last*, in order; costs the smaller of both sizes."""
+    """Return ids between *first* and *last*, at the cost of the smaller of range and *known*.
+
+    Where the range is the smaller one, the ids returned may not be known.
+    """
     if span <= len(known):
         return [(first + offset) & 0xFFFFFFFF for offset in range(span)]
     return [delivery_id for delivery_id in known if ((delivery_id - first) & 0xFFFFFFFF) < span]

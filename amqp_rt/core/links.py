@@ -1,4 +1,4 @@
-"""Links: credit, assembling and splitting deliveries (Part 2 §2.6)."""
+"""Links: credit, and how deliveries are assembled and split (Part 2 §2.6)."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ SND_SETTLED: Final = 1
 SND_MIXED: Final = 2
 RCV_SECOND: Final = 1
 
-#: The property of a flow by which messages are acquired in a transaction (Part 4 §4.4.3).
+#: Flow property that acquires messages in a transaction (Part 4 §4.4.3).
 _TXN_ID: Final = "txn-id"
 
-#: What a piece of an unfinished message costs besides its bytes. A message may come in pieces of
-#: one octet; memory is counted as it is used, not as the peer describes it.
+#: Memory for a piece of an incomplete message besides its bytes. A message may arrive in pieces of
+#: one octet, and the limit is on the memory used, not on the bytes sent.
 _CHUNK_COST: Final = 64
 
 
 class Link:
-    """What both directions have in common."""
+    """Base class of sending and receiving links."""
 
-    #: What comes here is about what came before on other links, which hear of that first; what is
-    #: sent here leaves after what was said there.
+    #: Whether the link refers to deliveries of other links, as a coordinator's does. Then input is
+    #: handed over after that of the other links, and output leaves after their dispositions.
     _in_order: bool = False
 
     def __init__(self, session: Session, name: str, role: bool) -> None:
@@ -81,76 +81,77 @@ class Link:
         self.target: Any = None
         self.snd_settle_mode: int = 2
         self.rcv_settle_mode: int = 0
-        #: Of a sending link the peer's limit, of a receiving link ours; 0 is none.
+        #: The peer's limit on a sending link, ours on a receiving link; 0 means no limit.
         self.max_message_size: int = 0
         self.properties: Mapping[object, object] = {}
         self.offered_capabilities: tuple[str, ...] = ()
         self.desired_capabilities: tuple[str, ...] = ()
-        #: What the peer remembers of a link of this name, as it attached; dropped once both sides
-        #: are attached and it has been acted on.
+        #: The unsettled map of the peer's attach; dropped once both sides are attached and the map
+        #: has been processed.
         self.remote_unsettled: dict[bytes, Any] | None = None
         self.remote_incomplete: bool = False
-        #: We attach with an unsettled map, and what is in it.
+        #: Whether we attach with an unsettled map, its contents, and whether it is complete.
         self.resumes: bool = False
         self.said: dict[Any, Any] = {}
         self.said_all: bool = True
-        #: Both sides have given a map: what it does not name, its side has no record of.
+        #: Whether both sides gave a map: a delivery absent from a side's map has no record there.
         self.resumed: bool = False
-        #: A map was not complete (§2.6.13): nothing new is sent on this link, which is suspended
-        #: as soon as it has made the maps shorter, and is to be attached again then.
+        #: One of the maps was incomplete (§2.6.13): the link sends no new deliveries, is suspended
+        #: as soon as it has made the maps shorter, and has to be attached again.
         self.incomplete: bool = False
-        #: What we remembered and the peer does not. If we send: what would have to be sent anew, if
-        #: at all. If we receive: what counts as settled. ``resumed`` says what that is worth.
+        #: Deliveries that we remember and the peer does not. On a sending link they would have to
+        #: be sent as new, if at all. On a receiving link they count as settled, provided that
+        #: ``resumed`` is set.
         self.unknown: list[Unsettled] = []
-        #: What an earlier link left, as far as it has not been dealt with on this one.
+        #: Deliveries left by an earlier link and not processed on this one yet.
         self._remembered: UnsettledMap = {}
         self.attached: bool = False
         #: The peer answered our attach with a null terminus; its detach follows.
         self.refused: bool = False
-        #: What was unsettled when the link was detached; filled by its end.
+        #: Deliveries that were unsettled when the link was detached; set by ``end``.
         self.unsettled: list[Any] = []
         self.context: Any = None
         self.delivery_count: int = 0
         self.credit: int = 0
         self.available: int = 0
-        #: There may be deliveries of it. A link that never had one costs no search when it ends.
+        #: Whether the link may have had deliveries. Ending one that never had any needs no search.
         self.used: bool = False
         self._over: bool = False
-        #: The engine itself has refused the peer's request: accepting it is in vain.
+        #: The engine itself has refused the peer's request: accepting it has no effect.
         self._denied: bool = False
-        #: Why the link is over, or why we detached it; whether the peer may come back for it.
+        #: Why the link ended or we detached it, and whether the detach closed it.
         self._cause: Error | None = None
         self._closed: bool = False
-        #: What its attach counts in ``Engine.kept``.
+        #: Bytes that the peer's attach adds to ``Engine.kept``.
         self._kept: int = 0
         self._flow_due: bool = False
-        #: The peer wants a flow as soon as we are attached.
+        #: The peer expects a flow as soon as we have attached.
         self._echo: bool = False
 
     @property
     def connection(self) -> Any:
-        """The engine that carries the link."""
+        """Engine that carries the link."""
         return self.session.engine
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """Peer of the link's connection."""
         return self.session.engine.peer
 
     @property
     def state(self) -> str:
-        """The link's state in words (§2.6.3)."""
+        """Name of the link's state (§2.6.3)."""
         return link_state(self.ours, self.theirs)
 
     @property
     def over(self) -> bool:
-        """Detached for good, or lost with its session."""
+        """Whether the link has ended, by a detach or with its session."""
         return self._over
 
     def refuse(self, error: Error) -> None:
         """Answer an attach request with null termini, then detach with *error* (§2.6.3).
 
-        In vain if the session is gone already.
+        No effect if the session has ended already.
 
         Raises:
             LocalProtocolError: The link is attached already.
@@ -164,26 +165,26 @@ class Link:
         try:
             self.session.say_attach(self, null_termini=True)
         except LocalProtocolError as fault:
-            # The peer's frames do not even hold the name that it gave the link (§2.7.3).
+            # The peer's frames cannot even hold the name that it gave the link (§2.7.3).
             self.session.end(Error.of(fault))
             return
         self._say_detach(error, closed=True)
         if self.theirs.stage is not ATTACHED:
-            # The peer has detached already, and nothing more comes.
+            # The peer has detached already; no further frame of this link follows.
             self.forget_said()
 
     def deny(self, error: Error) -> None:
-        """Refuse the peer's request, which its owner has not answered and need not answer."""
+        """Refuse the peer's request on behalf of the link's owner, who need not answer it."""
         self.refuse(error)
         self._denied = True
         self._cause = error
         self._closed = True
 
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
-        """Say detach; what is queued for the link is dropped. Saying it twice is as once.
+        """Send detach, and drop the link's queued output. A second call has no effect.
 
         ``closed=False`` suspends the link: its name and unsettled deliveries may be resumed
-        (§2.6.5). The endpoint hears ``on_detached`` when the peer has answered.
+        (§2.6.5). The endpoint's ``on_detached`` is called when the peer has answered.
 
         Raises:
             EncodeError: *error* has no encoding. Nothing was sent.
@@ -207,23 +208,23 @@ class Link:
             session.release_link(self)
 
     def drop_queued(self) -> None:
-        """Forget what has not left yet."""
+        """Drop queued output."""
 
     @property
     def has_early(self) -> bool:
-        """Something came before the link was accepted, and was held."""
+        """Whether transfers arrived before the link was accepted and are held."""
         return False
 
     def take_early(self) -> None:
-        """Take that."""
+        """Process transfers held since before the attach was answered."""
 
     # --- the peer's frames ---------------------------------------------------------------
 
     def on_attach(self, attach: Attach) -> None:
-        """The peer attached its side; the answer to ours, or a request.
+        """Handle the peer's attach, which answers ours or requests a link.
 
         Raises:
-            Fault: A field is not what it may be.
+            Fault: A field has an invalid value.
         """
         self.theirs.take(Step.ATTACH)
         self.remote_handle = attach.handle
@@ -245,24 +246,25 @@ class Link:
     # --- resuming (§2.6.13) ----------------------------------------------------------------
 
     def set_unsettled(self, unsettled: UnsettledMap | None) -> None:
-        """What an earlier link left; None if nothing is remembered of one."""
+        """Set the deliveries that an earlier link left unsettled; None if none is remembered."""
         if unsettled is not None:
             self.resumes = True
             for tag, entry in unsettled.items():
                 if entry.delivery is None or not entry.delivery.settled:
-                    # What was given up since is forgotten, which the peer takes as settled.
+                    # Deliveries given up in the meantime are omitted, which the peer takes as
+                    # settled.
                     self._remembered[tag] = entry
 
     def states(self) -> list[tuple[bytes, Any]]:
-        """What our unsettled map says."""
+        """Return the entries of our unsettled map."""
         raise NotImplementedError
 
     def resume(self) -> None:
-        """Both sides are attached: compare the maps, and act on them."""
+        """Compare the unsettled maps and act on them, now that both sides are attached."""
         remote = self.remote_unsettled
         self.remote_unsettled = None
         self.resumed = self.resumes and remote is not None
-        # A peer that remembers nothing has a complete map of that.
+        # A peer without a map remembers nothing, and in that sense its map is complete.
         self.incomplete = remote is not None and (self.remote_incomplete or not self.said_all)
         try:
             self._resume({} if remote is None else remote)
@@ -273,18 +275,18 @@ class Link:
         raise NotImplementedError
 
     def reduce(self) -> None:
-        """Go on with a resumed link, and suspend it again if that is all that it was for."""
+        """Continue a resumed link, or suspend it again if it only served to shorten the maps."""
 
     def remember(self) -> UnsettledMap:
-        """What this link leaves unsettled, for the next attach; ask when it is over.
+        """Return the deliveries left unsettled, for the next attach; call it after the end.
 
-        Payloads that we sent are not kept here: where ``payload`` is None, put it in, or the
-        message cannot be sent again.
+        Payloads that we sent are not kept here: where ``payload`` is None, the caller has to add
+        it, or the message cannot be sent again.
         """
         raise NotImplementedError
 
     def on_detach(self, detach: Detach) -> None:
-        """The peer detached: answer, and let the endpoint know."""
+        """Handle the peer's detach: answer it and notify the endpoint."""
         self.theirs.take(Step.DETACH_CLOSED if detach.closed else Step.DETACH)
         self.flush_batch()
         if self.ours.stage is ATTACHED:
@@ -294,17 +296,17 @@ class Link:
             self.ours.take(Step.DETACH_CLOSED if detach.closed else Step.DETACH)
             self.session.write(Detach(self.handle, detach.closed, None))
         if self.ours.stage is DETACHED:
-            # Not accepted yet. accept() or refuse() will answer.
+            # Not accepted yet: accept() or refuse() will answer.
             return
         self.session.release_link(self)
-        # Where we detached, the peer's answer gives no reason; ours is the one that counts.
+        # If we detached, the peer's answer gives no reason, and ours is reported.
         self.end(
             self._cause if detach.error is None else detach.error,
             detach.closed or self.ours.stage is CLOSED,
         )
 
     def end(self, error: Error | None, closed: bool) -> None:
-        """The link is over, whoever ended it."""
+        """End the link, for any cause, and notify its endpoint."""
         if self._over:
             return
         self.drop_queued()
@@ -319,17 +321,18 @@ class Link:
         endpoint = self.endpoint
         if endpoint is not None:
             endpoint.on_detached(self, error, closed)
-            # It refers to the link, and the link to its session and engine: with the way back they
-            # and their buffers would stay until a full collection.
+            # The endpoint refers to the link, and the link to its session and engine: this
+            # reference back would keep them and their buffers in memory until a full garbage
+            # collection.
             self.endpoint = None
 
     def forget_said(self) -> None:
-        """Count what the peer's attach said no more."""
+        """Stop counting the memory that the peer's attach takes."""
         self.session.engine.kept -= self._kept
         self._kept = 0
 
     def on_flow(self, flow: Flow) -> None:
-        """The peer spoke of the link's credit."""
+        """Handle the peer's flow for this link."""
         if flow.echo:
             if self.ours.stage is DETACHED:
                 self._echo = True
@@ -338,7 +341,7 @@ class Link:
         self.session.touch(self)
 
     def write_flow(self) -> bool:
-        """Write the flow that is due, unless we are not attached any more."""
+        """Write the pending flow, unless the link is no longer attached."""
         self._flow_due = False
         if self.ours.stage is not ATTACHED or self.refused:
             return False
@@ -346,11 +349,11 @@ class Link:
         return True
 
     def flow(self) -> Flow:
-        """What a flow says of this link."""
+        """Create a flow of this link."""
         raise NotImplementedError
 
     def flush_batch(self) -> None:
-        """Hand over what the chunk has brought so far."""
+        """Pass the chunk's contents so far to the endpoint."""
 
     # --- accepting -----------------------------------------------------------------------
 
@@ -363,7 +366,7 @@ class Link:
         offered_capabilities: Sequence[str],
     ) -> bool:
         if self._over or self._denied:
-            # It is gone, or was refused, while the owner made up its mind.
+            # The link ended or was refused before its owner answered.
             endpoint.on_detached(self, self._cause, self._closed)
             return False
         if self.ours.stage is not DETACHED:
@@ -377,7 +380,8 @@ class Link:
                 self, properties=properties, offered=tuple(offered_capabilities)
             )
         except LocalProtocolError as fault:
-            # What the peer asked for does not fit the frames that it takes: its doing, not ours.
+            # The answer repeats the peer's termini and exceeds the peer's own frame size, so the
+            # peer is refused instead of an error raised here.
             self.deny(Error.of(fault))
             endpoint.on_detached(self, self._cause, True)
             return False
@@ -399,7 +403,8 @@ class Link:
         if self.has_early:
             self.take_early()
         if gone:
-            # It did not wait for anything: what it sent is taken, and that is all.
+            # The peer detached without waiting for our answer: process its transfers and end the
+            # link.
             if self.attached:
                 self._say_detach(None, closed=True)
             self.end(None, True)
@@ -408,7 +413,7 @@ class Link:
         return self.attached
 
     def flow_due(self) -> None:
-        """A flow of this link leaves with the next flush."""
+        """Send a flow of this link with the next flush."""
         if not self._flow_due:
             self._flow_due = True
             self.session.flow_due(self)
@@ -419,21 +424,21 @@ class Link:
 
 
 class ReceiverLink(Link):
-    """A link on which the peer sends to us."""
+    """Link on which the peer sends to us."""
 
-    #: What the next flow says beside the credit.
+    #: Properties of the next flow.
     _flow_properties: Mapping[object, object] | None = None
 
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, RECEIVER)
         self.streaming: bool = False
-        #: A message that is larger is handed out before it has arrived; 0 for none.
+        #: Messages larger than this are handed out before they have arrived; 0 for none.
         self.stream_above: int = 0
-        #: Messages have been.
+        #: Whether any message was larger.
         self.has_streamed: bool = False
         self.draining: bool = False
-        #: Deliveries beyond the credit that the peer may send as long as it has not heard that
-        #: credit was taken back.
+        #: Deliveries beyond the credit that the peer may still send, because it may not have seen
+        #: the flow that reduced the credit.
         self._excess: int = 0
         self._ask_echo: bool = False
         self._provisional: bool = False
@@ -442,15 +447,16 @@ class ReceiverLink(Link):
         self._progress: list[Delivery] = []
         self._settled: list[Delivery] = []
         self._flowed: bool = False
-        #: Credit that the endpoint did not give: for deliveries that the sender has to resume.
+        #: Credit granted by the link itself, for deliveries that the sender has to resume.
         self._reserved: int = 0
-        #: What had arrived of an unfinished message when the link went.
+        #: Part of an incomplete message that had arrived when the link ended.
         self._partial: Unsettled | None = None
-        #: How many deliveries may begin without credit, counted from the first one, where that is.
+        #: Number of deliveries that may begin without credit, and the delivery-count of the first
+        #: one.
         self._early_max: int = 0
         self._first_count: int = 0
-        #: Transfers that came before the attach was answered, as far as they are allowed: how many
-        #: deliveries they begin, whether the last one is unfinished, and what they cost.
+        #: Transfers held until the attach is answered, the number of deliveries that they begin,
+        #: whether the last one is incomplete, and the memory that they take.
         self._early: list[tuple[Transfer, bytes]] = []
         self._early_begun: int = 0
         self._early_more: bool = False
@@ -470,19 +476,19 @@ class ReceiverLink(Link):
         offered_capabilities: Sequence[str] = (),
         unsettled: UnsettledMap | None = None,
     ) -> None:
-        """Attach our side of a link that the peer asked for (§2.6.3).
+        """Attach our side of a link that the peer requested (§2.6.3).
 
-        Omitted termini are answered as the peer asked for them. The endpoint hears
-        ``on_attached`` before this returns, or ``on_detached`` if the peer has gone.
+        Omitted termini are answered as the peer requested them. The endpoint's ``on_attached`` is
+        called before this returns, or ``on_detached`` if the link has ended.
 
         Messages of more than *stream_above* bytes are streamed although the others are not.
 
-        *unsettled* is what an earlier link of this name left (§2.6.13); without it the peer hears
-        that nothing is remembered.
+        *unsettled* holds the deliveries left by an earlier link of this name (§2.6.13); without it
+        the attach carries no map, and nothing counts as remembered.
 
         Raises:
             LocalProtocolError: The link is attached already.
-            EncodeError: What it would say has no encoding.
+            EncodeError: An argument has no encoding.
         """
         self.set_streaming(streaming, max_message_size)
         self.stream_above = stream_above
@@ -494,7 +500,7 @@ class ReceiverLink(Link):
         self._answer(endpoint, source, target, properties, offered_capabilities)
 
     def set_streaming(self, streaming: bool, max_message_size: int | None) -> None:
-        """Choose between assembled and streamed messages, and what their size may be."""
+        """Choose between assembled and streamed messages, and set the maximum message size."""
         limits = self.session.limits
         self.streaming = streaming
         if max_message_size is not None:
@@ -513,12 +519,13 @@ class ReceiverLink(Link):
     ) -> None:
         """Allow the peer *credit* more deliveries, counted from now.
 
-        The ``flow`` carries a total and the delivery-count it was reckoned from, never a
-        difference, so transfers already on their way are not granted twice (§2.6.7). It leaves
-        with the next flush. In vain on a link that is gone.
+        The ``flow`` carries a total and the delivery-count from which it was computed, never a
+        difference, so that transfers in flight are not granted twice (§2.6.7). It leaves with the
+        next flush. No effect on a link that has ended.
 
-        Less than before takes credit back. What the peer sent before it heard of that is taken
-        too; with *echo* it answers when it has heard, and ``on_flow`` follows.
+        A smaller number than before takes credit back. Deliveries that the peer sends before it has
+        processed the flow are still accepted; with *echo* the peer answers the flow, and
+        ``on_flow`` follows.
 
         *properties* go with the flow, such as the ``txn-id`` of an acquisition (Part 4 §4.4.3).
 
@@ -532,7 +539,8 @@ class ReceiverLink(Link):
         promised = self.credit + self._excess
         self._excess = promised - credit if promised > credit else 0
         if self.session.engine.peer_miscounts:
-            # It will take this for so many more than it has sent by then, which may be all.
+            # Such a peer adds this credit to the deliveries that it has sent by then, which may be
+            # all that were promised.
             self._excess = min(promised, credit)
         self.credit = credit
         self.draining = False
@@ -544,7 +552,7 @@ class ReceiverLink(Link):
 
     @property
     def arriving(self) -> bool:
-        """A delivery has begun to arrive, and taken its credit, and is not whole yet."""
+        """Whether a delivery has used its credit and has not arrived completely."""
         return self._current is not None
 
     def drain(self) -> None:
@@ -562,16 +570,20 @@ class ReceiverLink(Link):
             )
         self.delivery_count = attach.initial_delivery_count or 0
         if self.ours.stage is DETACHED:
-            # It is the peer that wants the link.
+            # The peer requests the link and may send before we answer.
             self._early_max = self.session.limits.early_deliveries_max
             self._first_count = self.delivery_count
 
     def _is_early(self) -> bool:
-        """Whether the next delivery may begin without credit (S3 2.3.8)."""
+        """Return whether the next delivery may begin without credit (S3 2.3.8)."""
         return serial.difference(self.delivery_count, self._first_count) < self._early_max
 
     def _keep_early(self, transfer: Transfer, data: bytes) -> None:
-        """Hold a transfer of a link that has not been accepted yet."""
+        """Hold a transfer of a link that has not been accepted yet.
+
+        Raises:
+            Fault: The held transfers begin too many deliveries, or are too large.
+        """
         session = self.session
         if not self._early_more:
             if self._early_begun >= self._early_max:
@@ -597,11 +609,11 @@ class ReceiverLink(Link):
 
     @property
     def has_early(self) -> bool:
-        """See :meth:`Link.has_early`."""
+        """Whether transfers are held; see :attr:`Link.has_early`."""
         return bool(self._early)
 
     def take_early(self) -> None:
-        """The link is accepted: take what came before."""
+        """Process the held transfers of a link that has just been accepted."""
         try:
             for transfer, data in self._let_go_of_early():
                 if not self.attached:
@@ -614,7 +626,11 @@ class ReceiverLink(Link):
             self.flush_batch()
 
     def on_transfer(self, transfer: Transfer, data: bytes, at: int, end: int) -> None:
-        """Take one frame of a delivery (§2.7.5)."""
+        """Process one frame of a delivery (§2.7.5).
+
+        Raises:
+            Fault: The frame exceeds a limit, or breaks a rule of the link or of its delivery.
+        """
         session = self.session
         if not self.attached:
             if self.ours.stage is DETACHED:
@@ -696,7 +712,7 @@ class ReceiverLink(Link):
             return
         if delivery.resumed:
             if delivery.complete:
-                # All of it was here already.
+                # The whole message was here already.
                 self._current = delivery if transfer.more else None
                 return
             repeated = min(delivery.repeated, size)
@@ -750,12 +766,12 @@ class ReceiverLink(Link):
     # --- resuming (§2.6.13) ----------------------------------------------------------------
 
     def states(self) -> list[tuple[bytes, Any]]:
-        """What our unsettled map says."""
+        """Return the entries of our unsettled map."""
         limits = self.session.limits
         return [(tag, state_at_target(entry, limits)) for tag, entry in self._remembered.items()]
 
     def _resume(self, remote: dict[bytes, Any]) -> None:
-        """What only we remember is settled; for the rest the sender needs credit to resume it."""
+        """Settle deliveries that only we remember; grant credit to resume the others."""
         if not self.remote_incomplete:
             for tag in [tag for tag in self._remembered if tag not in remote]:
                 entry = self._remembered.pop(tag)
@@ -768,7 +784,11 @@ class ReceiverLink(Link):
             self.flow_due()
 
     def _refuse_new(self, tag: bytes) -> None:
-        """Judge a delivery that is not resumed while others may be."""
+        """Check a delivery that is not resumed, while others may be.
+
+        Raises:
+            Fault: A map was incomplete, or the delivery-tag is that of a remembered delivery.
+        """
         if self.incomplete:
             raise link_fault(
                 "amqp:not-allowed", "with an incomplete unsettled map deliveries are only resumed"
@@ -779,10 +799,10 @@ class ReceiverLink(Link):
             )
 
     def _begin_resumed(self, transfer: Transfer, delivery_id: int, tag: bytes) -> Delivery:
-        """The first frame of a delivery that the sender resumes."""
+        """Begin a delivery that the sender resumes."""
         entry = self._remembered.pop(tag, None)
         if entry is None:
-            # It is not in our map: the standard wants it ignored (§2.7.5).
+            # Not in our map: the standard requires that it be ignored (§2.7.5).
             self._use_credit()
             delivery = Delivery(self, delivery_id, tag, 0)
             delivery.ignored = True
@@ -812,7 +832,7 @@ class ReceiverLink(Link):
             delivery.context = entry.context
             delivery.resume(self, delivery_id, second)
             if delivery.complete and delivery.local_state is None and not transfer.aborted:
-                # Nobody has it in hand.
+                # No handler has received the message yet.
                 self._hand_out(delivery)
         if transfer.settled:
             delivery.settled = True
@@ -825,7 +845,7 @@ class ReceiverLink(Link):
         return delivery
 
     def _hand_out(self, delivery: Delivery) -> None:
-        """Let the endpoint have a message that was complete before the link was resumed."""
+        """Deliver a message that was complete before the link was resumed."""
         if self.streaming:
             delivery._chunks = [delivery.payload]
             delivery._unread = len(delivery.payload) + _CHUNK_COST
@@ -834,19 +854,19 @@ class ReceiverLink(Link):
         self._batch.append(delivery)
 
     def _compare(self, delivery: Delivery, state: Any) -> None:
-        """The sender has said *state*, if anything, of a delivery that it resumes."""
+        """Reconcile our state of a resumed delivery with the sender's *state*, if any."""
         said = delivery.local_state
         final = known_of(state) is Known.OUTCOME
         if final:
             delivery.state = state
         if is_outcome(said) or (final and delivery.complete):
-            # Whatever is still sent of it, we are past that.
+            # The outcome is decided: the rest of the message, if any is sent, is ignored.
             delivery.complete = True
             if delivery.settled:
                 delivery.local_settled = True
                 self.on_settled(delivery)
             elif final:
-                # The sender is definitive (decision table of §3.4.6, row 13): say the same, settled.
+                # The sender's outcome is definitive (§3.4.6, row 13): return the same one, settled.
                 session = self.session
                 session.queue_disposition(RECEIVER, delivery.delivery_id, True, state)
                 session.forget_incoming(delivery.delivery_id)
@@ -860,7 +880,11 @@ class ReceiverLink(Link):
             self.on_settled(delivery)
 
     def _prepare(self, delivery: Delivery, state: Any) -> None:
-        """Get ready for the rest of a message of which we have the beginning."""
+        """Prepare to receive the rest of a message whose beginning is here.
+
+        Raises:
+            Fault: The sender continues behind the end of the part that we have.
+        """
         have = delivery._size
         start = 0
         if type(state) is Received:
@@ -884,11 +908,12 @@ class ReceiverLink(Link):
                 self.session.assemble(cost)
 
     def remember(self) -> UnsettledMap:
-        """See :meth:`Link.remember`."""
+        """Return the deliveries left unsettled; see :meth:`Link.remember`."""
         found: UnsettledMap = {}
         in_vain: UnsettledMap = {}
         for tag, entry in self._remembered.items():
-            # Where not all of them can be named, each gets its turn.
+            # If the map cannot name all of them, those named this time go last, so that each gets
+            # its turn.
             (in_vain if self.incomplete and tag in self.said else found)[tag] = entry
         for delivery in self.unsettled:
             if delivery.settled or not (delivery.complete or delivery.payload):
@@ -924,7 +949,7 @@ class ReceiverLink(Link):
             self._progress.append(delivery)
 
     def _start_streaming(self, delivery: Delivery, data: bytes) -> None:
-        """A message has become too large to be assembled."""
+        """Begin to stream a message that has become too large to be assembled."""
         unread = delivery._unread
         if unread:
             self.session.assemble(-unread)
@@ -940,7 +965,7 @@ class ReceiverLink(Link):
         )
 
     def _abort(self, delivery: Delivery, first: bool) -> None:
-        """The sender gave it up: nothing to settle (§2.7.5)."""
+        """Discard a delivery that the sender has aborted: there is nothing to settle (§2.7.5)."""
         session = self.session
         delivery.aborted = True
         delivery.settled = True
@@ -949,7 +974,7 @@ class ReceiverLink(Link):
         self._drop(delivery)
         self._current = None
         if delivery.complete:
-            # Resumed only to be dropped, and the endpoint has had it for long.
+            # Resumed only to be dropped; the endpoint received the message long ago.
             self.on_settled(delivery)
         elif (self.streaming or delivery.streamed) and not first:
             session.touch(self)
@@ -968,14 +993,14 @@ class ReceiverLink(Link):
         delivery._chunks = []
 
     def on_flow(self, flow: Flow) -> None:
-        """The sender spoke of its credit."""
+        """Handle the sender's flow: available messages, and credit given back."""
         if flow.available is not None:
             self.available = flow.available
         if flow.delivery_count is not None:
             advanced = serial.difference(flow.delivery_count, self.delivery_count)
             if advanced > 0:
-                # A drain gives credit back by moving the count on (§2.6.7). The count is the
-                # sender's alone to move, and it may answer a credit that we have changed since.
+                # A drain returns credit by advancing the count (§2.6.7). Only the sender may
+                # advance it, and its flow may refer to a credit that we have changed since.
                 self.delivery_count = flow.delivery_count
                 left = self.credit - advanced
                 self.credit = max(0, left)
@@ -984,7 +1009,7 @@ class ReceiverLink(Link):
         super().on_flow(flow)
 
     def on_settled(self, delivery: Delivery) -> None:
-        """The sender settled, or changed the state."""
+        """Add *delivery*, which the sender settled or whose state changed, to the next batch."""
         if delivery.noted:
             return
         if not delivery.settled:
@@ -1030,7 +1055,8 @@ class ReceiverLink(Link):
             if not streamed and not delivery.settled:
                 payload = b"".join(delivery._chunks)
                 if payload:
-                    # The delivery itself, which no handler has seen, would keep the link.
+                    # Not the delivery itself, which would keep the link in memory; no handler has
+                    # seen it.
                     self._partial = Unsettled(
                         tag=delivery.tag,
                         payload=payload,
@@ -1046,16 +1072,16 @@ class ReceiverLink(Link):
                 self.session.touch(self)
 
     def end(self, error: Error | None, closed: bool) -> None:
-        """The link is over, whoever ended it."""
+        """End the link, for any cause, and release its streamed bytes."""
         super().end(error, closed)
         if self.streaming or self.has_streamed:
-            # Whether these are read or dropped, they hold up nobody's window any more.
+            # Whether read or dropped, these bytes no longer count against the session window.
             for delivery in self.unsettled:
                 self.session.release(delivery._unread)
                 delivery._unread = 0
 
     def flow(self) -> Flow:
-        """What a flow says of this link. Before the peer's attach its count is not known."""
+        """Create a flow of this link. Before the peer's attach the delivery-count is unknown."""
         echo = self._ask_echo
         self._ask_echo = False
         flow = self.session.flow(
@@ -1072,10 +1098,10 @@ class ReceiverLink(Link):
 
 
 def _check_termini(attach: Attach) -> None:
-    """Refuse termini of types that only an extension knows (§3.5): the fields take any value.
+    """Refuse termini of extension types (§3.5), since the fields accept any value.
 
     Raises:
-        Fault: One of them is no terminus of the standard.
+        Fault: A terminus is not of a type that the standard defines.
     """
     source, target = attach.source, attach.target
     if source is not None and not isinstance(source, Source):
@@ -1091,7 +1117,7 @@ def _misplaced_received() -> Fault:
 
 
 class _Queued:
-    """A piece of a delivery that waits for the window or for room."""
+    """Piece of a delivery that waits for the session window or for room in the output."""
 
     def __init__(self, sending: Sending, data: bytes, more: bool) -> None:
         self.sending = sending
@@ -1101,7 +1127,7 @@ class _Queued:
 
 
 class SenderLink(Link):
-    """A link on which we send to the peer."""
+    """Link on which we send to the peer."""
 
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, SENDER)
@@ -1112,9 +1138,9 @@ class SenderLink(Link):
         self._tags: int = 0
         self._current: Sending | None = None
         self._queue: deque[_Queued] = deque()
-        #: Deliveries counted in delivery_count whose first frame has not left.
+        #: Number of deliveries counted in delivery_count whose first frame has not left.
         self._unsent: int = 0
-        #: How many of those the peer no longer gives credit for: the last ones.
+        #: Number of the last of these for which the peer has taken the credit back.
         self._uncredited: int = 0
         self._provisional: bool = False
         self._outcomes: list[Sending] = []
@@ -1123,7 +1149,7 @@ class SenderLink(Link):
         self._drain_answered: bool = False
         #: Transfers that resume deliveries and wait for credit.
         self._resuming: list[_Queued] = []
-        #: Deliveries that are being resumed and not settled yet.
+        #: Resumed deliveries that are not settled yet.
         self._open: dict[Sending, None] = {}
 
     def accept(
@@ -1137,17 +1163,17 @@ class SenderLink(Link):
         offered_capabilities: Sequence[str] = (),
         unsettled: UnsettledMap | None = None,
     ) -> None:
-        """Attach our side of a link that the peer asked for (§2.6.3).
+        """Attach our side of a link that the peer requested (§2.6.3).
 
-        Omitted termini are answered as the peer asked for them. The endpoint hears
-        ``on_attached`` before this returns, or ``on_detached`` if the peer has gone.
+        Omitted termini are answered as the peer requested them. The endpoint's ``on_attached`` is
+        called before this returns, or ``on_detached`` if the link has ended.
 
-        *unsettled* is what an earlier link of this name left (§2.6.13); without it the peer hears
-        that nothing is remembered.
+        *unsettled* holds the deliveries left by an earlier link of this name (§2.6.13); without it
+        the attach carries no map, and nothing counts as remembered.
 
         Raises:
             LocalProtocolError: The link is attached already.
-            EncodeError: What it would say has no encoding.
+            EncodeError: An argument has no encoding.
         """
         if snd_settle_mode is not None:
             self.snd_settle_mode = snd_settle_mode
@@ -1156,13 +1182,13 @@ class SenderLink(Link):
             self._answer(endpoint, source, target, properties, offered_capabilities)
             and self._credited
         ):
-            # The flow came before our answer, and nothing else may come for a long time.
+            # The flow came before our answer, and no other event may follow for a long time.
             self._credited = False
             endpoint.on_credit(self)
 
     @property
     def writable(self) -> bool:
-        """There is room in the session window and in the output; see ``on_credit``."""
+        """Whether the session window and the output have room; see ``on_credit``."""
         if self.incomplete:
             return False
         if self._queue or not self.session.has_room():
@@ -1183,12 +1209,12 @@ class SenderLink(Link):
     ) -> Sending:
         """Send one message, or with ``more`` its first piece. Uses one credit (§2.6.7).
 
-        What does not fit the session window or the output waits inside, in order.
+        Data that does not fit the session window or the output is queued, in order.
 
         Raises:
-            LocalProtocolError: No credit, not attached, another message of this link is
-                unfinished, the message is too large for the peer, or ``settled`` goes against the
-                settle mode. Nothing was sent.
+            LocalProtocolError: No credit, not attached, another message of this link is unfinished,
+                the message is too large for the peer, or ``settled`` contradicts the settle mode.
+                Nothing was sent.
             EncodeError: *state* has no encoding.
         """
         if not self.attached:
@@ -1260,7 +1286,7 @@ class SenderLink(Link):
         return sending
 
     def go_on(self, sending: Sending, data: bytes, more: bool) -> None:
-        """A further piece of an unfinished message; see ``Sending.write``."""
+        """Send a further piece of an unfinished message; see ``Sending.write``."""
         if self._over or not self.attached:
             raise LocalProtocolError(f"link {self.name!r} is not attached")
         size = sending.size + len(data)
@@ -1284,7 +1310,8 @@ class SenderLink(Link):
         sending.aborted = True
         sending.settled = True
         if sending.delivery_id >= 0:
-            # Whether the abort itself still leaves or not, nobody is to decide about it any more.
+            # Whether or not the abort itself still leaves, the peer's dispositions of it no longer
+            # count.
             self.session.forget_outgoing(sending.delivery_id)
         if self._current is sending:
             self._current = None
@@ -1301,19 +1328,20 @@ class SenderLink(Link):
 
     def set_unsettled(self, unsettled: UnsettledMap | None) -> None:
         super().set_unsettled(unsettled)
-        # Tags of our making go on behind those that are in use (§2.8.7).
+        # Generated tags continue after those that are in use (§2.8.7).
         for tag in self._remembered:
             if len(tag) == 4:
                 self._tags = max(self._tags, int.from_bytes(tag, "big"))
 
     def states(self) -> list[tuple[bytes, Any]]:
-        """What our unsettled map says."""
+        """Return the entries of our unsettled map."""
         return [(tag, entry.state) for tag, entry in self._remembered.items()]
 
     def _resume(self, remote: dict[bytes, Any]) -> None:
-        """Do with each delivery what the table says (Part 3 §3.4.6).
+        """Perform the action of the decision table for each delivery (Part 3 §3.4.6).
 
-        What only the receiver remembers is passed over: it has our map, and takes it as settled.
+        Deliveries that only the receiver remembers are skipped: the receiver has our map, and takes
+        them as settled.
         """
         for tag in list(self._remembered):
             known = tag in remote
@@ -1350,7 +1378,7 @@ class SenderLink(Link):
                         self.finished(sending)
 
     def _again(self, entry: Unsettled) -> Sending:
-        """What stands for a delivery on this link."""
+        """Return the object that represents a remembered delivery on this link."""
         live = entry.delivery
         if isinstance(live, Sending):
             sending = live
@@ -1364,7 +1392,10 @@ class SenderLink(Link):
         return sending
 
     def _resend(self, entry: Unsettled) -> None:
-        """It would have to be sent anew, which its owner decides; not as long as nothing new may be."""
+        """Leave a delivery to its owner, who decides whether to send it as new.
+
+        With an incomplete map the delivery stays remembered, since nothing new may be sent.
+        """
         if not self.incomplete:
             del self._remembered[entry.tag]
             self.unknown.append(entry)
@@ -1372,7 +1403,7 @@ class SenderLink(Link):
     def _go_on_with(self, entry: Unsettled, position: Received | None) -> None:
         data = whole(entry.payload)
         if 0 < self.max_message_size < len(data):
-            # The peer takes less by now.
+            # The peer's max-message-size is smaller than before.
             self._abort(entry)
             return
         at = 0
@@ -1390,7 +1421,7 @@ class SenderLink(Link):
         self._resuming.append(_Queued(sending, data[at:], False))
 
     def _abort(self, entry: Unsettled) -> None:
-        """Let the receiver drop what it has; without an outcome the message is to be sent anew."""
+        """Abort at the receiver; without an outcome the message has to be sent as new."""
         sending = Sending(self, entry.tag, entry.message_format, True)
         sending.resume(self)
         sending.aborted = True
@@ -1406,24 +1437,24 @@ class SenderLink(Link):
             self._resend(entry)
 
     def _report(self, sending: Sending) -> None:
-        """The endpoint hears of *sending* as of any outcome."""
+        """Notify the endpoint of *sending* in the same way as of any outcome."""
         self._outcomes.append(sending)
         self.session.touch(self)
 
     def _say(self, sending: Sending, state: Any) -> None:
-        """Queue a transfer that carries no payload, only what became of *sending*."""
+        """Queue a transfer without payload that carries only the state of *sending*."""
         if state is not None:
             size = len(encode_state(state))
             if size < self.session.payload_max:
                 sending.local_state = state
                 sending.state_size = size
             else:
-                # It does not fit the peer's frames: that it is settled has to be enough.
+                # The state does not fit the peer's frames: settling without it has to suffice.
                 sending.settled = True
         self._resuming.append(_Queued(sending, b"", False))
 
     def confirm(self, sending: Sending, outcome: Any) -> None:
-        """The owner has applied the receiver's outcome, or *outcome* instead."""
+        """Confirm the receiver's outcome, or *outcome* if the owner applied that instead."""
         sending.confirms = False
         if self._over or not self.attached:
             sending.settled = True
@@ -1438,25 +1469,28 @@ class SenderLink(Link):
         self._queue_resuming()
 
     def finished(self, sending: Sending) -> None:
-        """A resumed delivery is settled."""
+        """Remove a resumed delivery that is settled."""
         self._open.pop(sending, None)
         entry = self._remembered.get(sending.tag)
         if entry is not None and entry.delivery is sending:
             del self._remembered[sending.tag]
 
     def reduce(self) -> None:
-        """See :meth:`Link.reduce`."""
+        """Queue the resumptions, or suspend the link; see :meth:`Link.reduce`."""
         self.flush_batch()
         self._queue_resuming()
         self._suspend_reduced()
 
     def _suspend_reduced(self) -> None:
-        """The maps are as short as they get: the next attach may tell all (§2.6.13)."""
+        """Suspend the link when the maps cannot become shorter (§2.6.13).
+
+        The maps of the next attach may then be complete.
+        """
         if self.incomplete and self.attached and not self._open and not self._queue:
             self.detach(closed=False)
 
     def _queue_resuming(self) -> None:
-        """Let resumptions leave as far as there is credit, not in the middle of a message."""
+        """Queue resumptions as far as there is credit, but not in the middle of a message."""
         if not self._resuming or self.credit <= 0 or self._current is not None:
             return
         most = min(self.credit, len(self._resuming))
@@ -1468,13 +1502,14 @@ class SenderLink(Link):
         self.session.queue_link(self)
 
     def remember(self) -> UnsettledMap:
-        """See :meth:`Link.remember`."""
+        """Return the deliveries left unsettled; see :meth:`Link.remember`."""
         found: UnsettledMap = {}
         for tag, entry in self._remembered.items():
             if not (isinstance(entry.delivery, Sending) and entry.delivery.settled):
                 found[tag] = entry
         for sending in self.unsettled:
-            # What has not left, and what was to be written on, cannot be resumed.
+            # Deliveries that have not left, or whose last piece has not been written, cannot be
+            # resumed.
             if (
                 sending.delivery_id >= 0
                 and sending.complete
@@ -1490,13 +1525,13 @@ class SenderLink(Link):
         return found
 
     def emit_queued(self) -> bool:
-        """Send one frame of what waits; true if more may leave."""
+        """Send one queued frame; return True if more may leave."""
         queued = self._queue[0]
         sending = queued.sending
         room = self.session.payload_max
         if sending.delivery_id < 0:
             if self._unsent <= self._uncredited:
-                # The peer took the credit back. A flow that gives it again brings us here again.
+                # The peer took the credit back. A flow that restores it queues the link again.
                 if self._drain_due:
                     self.drained()
                 return False
@@ -1579,7 +1614,7 @@ class SenderLink(Link):
         session.write_transfer(any_transfer(session.channel, transfer, 0), b"")
 
     def drained(self) -> None:
-        """Nothing more to send: if the peer is draining, give back the credit (§2.6.7)."""
+        """Give back unused credit if the peer drains and nothing is left to send (§2.6.7)."""
         if not self.draining or self._over or (self._drain_answered and not self.credit):
             return
         if self._queue and not (
@@ -1594,7 +1629,7 @@ class SenderLink(Link):
         self.flow_due()
 
     def offer(self, available: int) -> None:
-        """Tell the peer with the next flow how many deliveries wait (``available``)."""
+        """Set the number of waiting deliveries that the next flow reports (``available``)."""
         self.available = available
 
     def on_attach(self, attach: Attach) -> None:
@@ -1604,15 +1639,16 @@ class SenderLink(Link):
             self._in_order = True
 
     def on_flow(self, flow: Flow) -> None:
-        """The receiver set our credit, drains, or wants to know how we stand (§2.6.7)."""
+        """Handle the receiver's flow: credit, drain, or a request for our state (§2.6.7)."""
         counted = flow.delivery_count
         if flow.link_credit is not None:
-            # A receiver that has not seen our attach cannot know our delivery-count: it began at 0.
+            # A receiver that has not seen our attach cannot know our delivery-count, which began at
+            # 0.
             behind = serial.difference(self.delivery_count, 0 if counted is None else counted)
             self.used = True
             credit = flow.link_credit - max(behind, 0)
             self.credit = max(0, credit)
-            # Credit that was taken back is missing to what has not left yet (§2.6.7).
+            # Credit taken back is no longer available to deliveries that have not left (§2.6.7).
             self._uncredited = min(self._unsent, max(0, -credit))
             if self._resuming and self.attached:
                 self._queue_resuming()
@@ -1621,7 +1657,7 @@ class SenderLink(Link):
         self.draining = flow.drain
         self._drain_answered = False
         if flow.properties is not None:
-            # Flows are not counted as attaches are, so that nothing else of them is kept.
+            # Flows, unlike attaches, do not count as memory; so other properties are not kept.
             self.flow_properties = {
                 name: value for name, value in flow.properties.items() if name == _TXN_ID
             }
@@ -1629,7 +1665,7 @@ class SenderLink(Link):
         super().on_flow(flow)
 
     def on_outcome(self, sending: Sending) -> None:
-        """The receiver changed the state of a delivery, or settled it."""
+        """Add *sending*, whose state the receiver changed or settled, to the next batch."""
         if sending.resumed and sending.settled:
             self.finished(sending)
         if sending.noted:
@@ -1642,7 +1678,7 @@ class SenderLink(Link):
         self._outcomes.append(sending)
 
     def on_room(self) -> None:
-        """The window or the output has room again."""
+        """Notify the endpoint that the window or the output has room again."""
         if self.attached and self.endpoint is not None:
             self.endpoint.on_credit(self)
 
@@ -1666,7 +1702,7 @@ class SenderLink(Link):
             self._suspend_reduced()
 
     def drop_queued(self) -> None:
-        # Nothing of these has left, so that the session does not know them.
+        # None of these has left, so that the session does not know them.
         last: Sending | None = None
         for queued in self._queue:
             sending = queued.sending
@@ -1689,7 +1725,7 @@ class SenderLink(Link):
         self._current = None
 
     def flow(self) -> Flow:
-        """What a flow says of this link: of what has left, as the peer sees it."""
+        """Create a flow of this link that counts only deliveries that have left."""
         return self.session.flow(
             handle=self.handle,
             delivery_count=serial.add(self.delivery_count, -self._unsent),

@@ -339,8 +339,7 @@ class Session:
         self._outgoing.pop(delivery_id, None)
 
     def queue_link(self, link: SenderLink) -> None:
-        """Queue *link*, which has frames to send; links take turns frame by frame (fair writing).
-        """
+        """Queue *link*, which has frames to send; links take turns, a frame each (fair writing)."""
         if link not in self._queued:
             self._queued[link] = None
             self._queued_links.append(link)

@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 for amqp-rt: pika, Celery and amqplib talk to the same queues, and we to other brokers."""
+"""AMQP 0-9-1 for amqp-rt: a front for pika, Celery and amqplib, and a client for other brokers."""
 
 from __future__ import annotations
 

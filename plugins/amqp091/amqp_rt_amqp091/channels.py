@@ -1,7 +1,7 @@
-"""A channel: what its methods do (0-9-1 §1.3 to §1.8, with RabbitMQ's extensions).
+"""Channels that clients open (0-9-1 §1.3 to §1.8, with RabbitMQ's extensions).
 
-Methods that have to wait for somebody, such as for the right to a queue, hold up what follows them on
-their channel and nothing else.
+A method that has to wait, for example until a link to a queue is authorised, holds up the frames
+behind it on its channel and no others.
 """
 
 from __future__ import annotations
@@ -65,57 +65,59 @@ from .values import ContentHeader, Seconds
 if TYPE_CHECKING:
     from .engine import Engine
 
-#: The queue that is none: who consumes from it gets replies to what it asks (RabbitMQ's direct reply-to).
+#: Pseudo-queue of RabbitMQ's direct reply-to: its consumer receives the replies to its requests.
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 
-#: What comes back goes to others, and they see that it is not the first time.
+#: Outcome of a requeue: consumers see the next delivery marked as redelivered.
 REQUEUED: Final = Modified(delivery_failed=True)
-#: What is given up goes to the dead-letter address.
+#: Outcome of a reject or nack without requeue: the message is dead-lettered.
 DISCARDED: Final = Rejected()
 
 _PUBLISH_CODE: Final = m.BasicPublish.code.to_bytes(4, "big")
 _DELIVER_CODE: Final = m.BasicDeliver.code.to_bytes(4, "big")
 _ACK_CODE: Final = m.BasicAck.code.to_bytes(4, "big")
 _ACK: Final = Layout(">IQB")
-#: How the content header of a message begins: its class, and the weight.
+#: Start of the content header of a message: class and weight.
 _BASIC_HEADER: Final = b"\0\x3c\0\0"
 _EXCLUSIVE: Final = Symbol("exclusive")
 _PRIORITY: Final = Symbol("priority")
 _OFFSET: Final = Symbol("rabbitmq:stream-offset-spec")
-#: Unanswered messages of a channel where the client sets no bound: as many as it could set. Each of
-#: them lies in its queue all the while, which has its own bounds.
+#: Unacknowledged messages of a channel whose client sets no bound: the highest bound that it could
+#: set. Each of them stays in its queue meanwhile, which has bounds of its own.
 _UNACKED_MAX: Final = 65_535
-#: What a method costs that is neither a message nor its acknowledgement, in frames: it declares
-#: something, or attaches a link.
+#: Cost in frames of a method that is neither a publish nor an ack: it declares something, or
+#: attaches a link.
 _METHOD_WORK: Final = 20
-#: Work of one turn on one method, in frames.
+#: Work on one method within one turn, in frames.
 _WORK_MAX: Final = 200
-#: Queues that a message is handed to between two looks at that, and what one of them costs.
+#: Queues that a message is handed to between two checks of the work done, and the cost of each in
+#: frames.
 _QUEUES_OF_A_STEP: Final = 10
 _QUEUE_WORK: Final = 5
-#: Deliveries that are answered between two looks, and what one costs: another may take its place.
+#: Deliveries that are settled between two checks of the work done, and the cost of each in frames:
+#: settling one may send another.
 _ANSWERS_OF_A_STEP: Final = 10
 _ANSWER_WORK: Final = 5
-#: What one step of a purge is worth, in frames.
+#: Cost of one step of a purge, in frames.
 _PURGE_WORK: Final = 100
-#: Links for destinations that nobody has an inlet for.
+#: Links of a channel for ``basic.get``, and as many to publish to nodes without an inlet.
 _LINKS_MAX: Final = 256
-#: Why messages are refused for which their publisher is to blame, or the options of the broker.
+#: Conditions of rejections that the publisher, or the configuration of the broker, could avoid.
 _MENDABLE: Final = frozenset(("amqp:precondition-failed", "amqp:unauthorized-access"))
-#: Outcome of a queue that has been deleted between two turns of a message.
+#: Outcome for a queue that was deleted between two steps of routing a message.
 _GONE: Final = Rejected(Error("amqp:not-found", "the queue has been deleted"))
-#: Who takes messages for a queue, the link on which they come, and the queue's name.
+#: Inlet of a queue (None if the link itself carries the messages), the link and the queue's name.
 _Way: TypeAlias = tuple[Any, ReceivingLink, str]
 
 
 class Publication:
-    """One message that was published, until all who got it have said what became of it.
+    """A published message, until every queue that it went to has returned an outcome.
 
     Args:
-        number: Its number among those that are confirmed, 0 if it is not.
-        method: How it was published.
-        content: What to return if it goes nowhere; None if nobody wants it back.
-        awaited: Those who got it.
+        number: Its sequence number for publisher confirms, 0 if it is not confirmed.
+        method: Its ``basic.publish``.
+        content: Properties and body to return if it is unroutable; None unless it is mandatory.
+        awaited: Number of queues it went to.
     """
 
     __slots__ = (
@@ -140,7 +142,7 @@ class Publication:
         self.taken = False
 
     def on_outcome(self, outcome: Any) -> None:
-        """One of them has said what became of it."""
+        """Count the outcome of one queue; confirm or return the message after the last one."""
         self.awaited -= 1
         if type(outcome) is TransactionalState:
             outcome = outcome.outcome
@@ -156,7 +158,8 @@ class Publication:
         else:
             self.failed = True
         if not self.awaited:
-            # A queue that has gone since the message was routed does not count, unless it was the last.
+            # A queue deleted after the message was routed does not count, unless no other queue
+            # took it.
             if self.unroutable and not self.taken and self.content is not None:
                 self.channel.give_back(self.method, *self.content)
             if self.number:
@@ -164,11 +167,11 @@ class Publication:
 
 
 class Channel(BaseChannel):
-    """One channel of a connection that a client opened; to the broker, a session.
+    """A channel of a connection that a client opened; a session for the broker.
 
     Args:
         engine: The connection.
-        number: Its number.
+        number: The channel number.
     """
 
     carriers = (m.BasicPublish,)
@@ -178,18 +181,19 @@ class Channel(BaseChannel):
     def __init__(self, engine: Engine, number: int) -> None:
         super().__init__(number)
         self.engine = engine
-        #: The client takes messages (``channel.flow``).
+        #: Whether the client accepts messages (``channel.flow``).
         self.flowing = True
-        #: The client's unanswered messages, by delivery-tag, in order.
+        #: Deliveries that the client has not settled, by delivery-tag, in order.
         self.unacked: dict[int, OutgoingDelivery] = {}
         self.consumers: dict[str, SendingLink] = {}
-        #: Frames that wait until the method before them is done, and their octets.
+        #: Whether frames wait until the method before them is complete; ``backlog`` has the frames,
+        #: ``backlog_size`` their octets.
         self.held_up = False
-        #: But messages need not wait.
+        #: Whether messages may be published even so.
         self._lets_publish = False
         self.backlog: deque[Frame] = deque()
         self.backlog_size = 0
-        #: The queue that was declared last: an empty name means it.
+        #: Name of the queue declared last: an empty name in a method refers to it.
         self._queue = ""
         self._prefetch = 0
         self._prefetch_all = 0
@@ -198,17 +202,18 @@ class Channel(BaseChannel):
         self._links: set[Link] = set()
         self._getters: dict[str, SendingLink] = {}
         self._senders: dict[str, ReceivingLink] = {}
-        #: What carries messages to nodes that ask for no link of their own; None once the channel is over.
+        #: Link shared by all messages to nodes that need no link of their own; None after the end
+        #: of the channel.
         self._publishing: Publishing | None = Publishing(self)
-        #: The octets of the method and the properties of what is published.
+        #: Octets of the current ``basic.publish``, and of the properties in its content header.
         self._said = b""
         self._told = b""
-        #: Where it goes, as annotations say it.
+        #: Exchange and routing key of the current ``basic.publish`` as encoded annotations.
         self._place: bytes | None = None
-        #: The tag of the consumer of direct replies, and the address by which it is reached.
+        #: Tag of the consumer of direct replies, and the address of these replies.
         self._reply_tag: str | None = None
         self._reply_address = ""
-        #: The method that held up the channel, to be done when it goes on.
+        #: Step to run when the channel resumes, before the backlog.
         self._deferred: Callable[[], None] | None = None
         # Confirms.
         self._confirms = False
@@ -223,10 +228,10 @@ class Channel(BaseChannel):
     # --- frames --------------------------------------------------------------------------
 
     def on_frame(self, frame: Frame) -> None:
-        """A frame of this channel.
+        """Handle a frame of this channel, or hold it behind a method that is not complete.
 
         Raises:
-            Fault: It may not come now, or cannot be done.
+            Fault: The frame is not allowed now, or its method failed.
         """
         if self.closing:
             self._on_frame_while_closing(frame)
@@ -239,11 +244,11 @@ class Channel(BaseChannel):
 
     @property
     def _waits(self) -> bool:
-        """Whether frames have to wait: for an answer, or until a method is done."""
+        """Whether frames have to wait for an answer, or for a method to complete."""
         return self.held_up or self._deferred is not None
 
     def _publishes(self, frame: Frame) -> bool:
-        """Whether *frame* belongs to a message, and nothing before it is held up."""
+        """Whether *frame* is part of a publish and no frame is held up before it."""
         return (
             not self.backlog
             and self._deferred is None
@@ -257,16 +262,16 @@ class Channel(BaseChannel):
         self.engine.hold(size)
 
     def resume(self) -> None:
-        """What held up the channel is done."""
+        """Continue after the method that held up the channel has completed."""
         self.held_up = self._lets_publish = False
         if (self.backlog or self._deferred is not None) and not self.closing:
             self.engine.schedule(self)
 
     def _when_stored(self, queue: str, method: m.Method, step: Callable[[], None]) -> None:
-        """Do *step*, for *method*, once the messages that were published to *queue* before are in it.
+        """Run *step* of *method* once the messages published to *queue* before are in it.
 
-        A method sees the effects of those before it on its channel (§4.4), and a message that is being
-        written to the store is in no queue yet. Other channels are not held up.
+        A method sees the effects of those before it on its channel (§4.4), and a message that is
+        still being written to the store is in no queue yet. Other channels are not held up.
         """
         topology = self.engine.topology
 
@@ -285,7 +290,7 @@ class Channel(BaseChannel):
 
         link = self._senders.get(queue)
         if link is not None and not (link.attached or link.over):
-            # The right to send there is still being asked for.
+            # The link that publishes to this queue still waits for authorisation.
             self.held_up = True
             link.on_answer = lambda _refused: go_on_with(again)
         elif topology is None or not topology.wait_stored(queue, partial(go_on_with, done)):
@@ -294,9 +299,10 @@ class Channel(BaseChannel):
             self.held_up = True
 
     def _work(self, steps: Generator[int, None, None]) -> None:
-        """Do *steps*, which yield what they are worth in frames.
+        """Run *steps*, which yield their cost in frames.
 
-        What is too much for one turn is done in later ones, and frames of the channel wait meanwhile.
+        Steps that exceed the work of one turn run in later turns; frames of the channel wait
+        meanwhile.
         """
         engine = self.engine
         left = _WORK_MAX
@@ -314,7 +320,11 @@ class Channel(BaseChannel):
             self._work(steps)
 
     def go_on(self) -> None:
-        """Take what was held up, until something holds it up again; of much the rest comes later."""
+        """Run the deferred step and handle held frames, as far as the work of one turn goes.
+
+        Frames behind a method that has to wait are left, and the rest of the work follows in a
+        later turn.
+        """
         engine = self.engine
         enough = engine.spent + _WORK_MAX
         if self._deferred is not None:
@@ -331,14 +341,14 @@ class Channel(BaseChannel):
                 return
 
     def _on_method_octets(self, payload: bytes) -> None:
-        # What comes with each message goes the short way.
+        # Fast path for the methods that come with each message: basic.publish and basic.ack.
         engine = self.engine
         if payload.startswith(_PUBLISH_CODE):
             known = engine.recents.methods.get(payload)
             if known is None:
                 known = _read_publish(payload)
                 if known is None:
-                    # Something is wrong with it, or nearly.
+                    # Malformed, or not UTF-8: the general decoder reports which.
                     super()._on_method_octets(payload)
                     self._place = None
                     self._said = payload
@@ -384,17 +394,17 @@ class Channel(BaseChannel):
     ) -> None:
         self._on_publish(method, properties, body)
 
-    # --- the end -------------------------------------------------------------------------
+    # --- closing -------------------------------------------------------------------------
 
     @property
     def links(self) -> Mapping[int, Link]:
-        """Its links, by number."""
+        """Links of the channel, by handle."""
         return {link.handle: link for link in sorted(self._links, key=lambda each: each.handle)}
 
     def end(self, error: Error | None = None) -> None:
-        """Nothing happens on it any more: what the client has in hand goes back (§4.5).
+        """End the channel and requeue the deliveries that the client has not settled (§4.5).
 
-        With an *error* it is we who end it, and the client is told.
+        With an *error*, close it from our side: the client receives ``channel.close``.
         """
         if error is not None:
             fault = Fault(faults.CONNECTION_FORCED, error.description or str(error.condition))
@@ -405,7 +415,8 @@ class Channel(BaseChannel):
         self.engine.drop_replies(self)
         for link in list(self._links):
             link.end(None, True)
-        # Each of them refers to the channel: no cycle is to keep it, and its connection.
+        # Each of them refers to the channel: a reference cycle would keep it, and its connection,
+        # alive until a full collection.
         self._links.clear()
         self.consumers.clear()
         self._getters.clear()
@@ -430,7 +441,7 @@ class Channel(BaseChannel):
             self._offer_credit()
 
     def _on_flow_ok(self, method: m.ChannelFlowOk) -> None:
-        """We never stop the client so: there is nothing to do."""
+        """Ignore the answer: the server never sends ``channel.flow``."""
 
     def _on_open(self, method: m.ChannelOpen) -> None:
         raise Fault(faults.CHANNEL_ERROR, f"channel {self.number} is open already")
@@ -468,7 +479,7 @@ class Channel(BaseChannel):
                 )
             except AmqpError as error:
                 if error.condition == "amqp:not-implemented":
-                    # The book's code for a type that there is not.
+                    # Reply code of the standard for an unknown exchange type.
                     raise Fault(faults.COMMAND_INVALID, error.description) from error
                 raise
         if not method.no_wait:
@@ -478,7 +489,7 @@ class Channel(BaseChannel):
         try:
             self._topology.delete_exchange(method.exchange, if_unused=method.if_unused)
         except AmqpError as error:
-            # Deleting what is not there is no mistake (RabbitMQ).
+            # Deleting an exchange that does not exist is no error (RabbitMQ).
             if error.condition != "amqp:not-found":
                 raise
         if not method.no_wait:
@@ -500,7 +511,7 @@ class Channel(BaseChannel):
 
     def _on_queue_declare(self, method: m.QueueDeclare) -> None:
         if method.queue == REPLY_TO or method.queue.startswith(f"{REPLY_TO}."):
-            # Somebody wants to know whether it may answer there.
+            # A client checks whether the address of a requester still accepts replies.
             found = method.queue == REPLY_TO or self.engine.replies.get(method.queue) is not None
             if not found:
                 raise Fault(faults.NOT_FOUND, "nobody waits for replies there any more")
@@ -537,7 +548,7 @@ class Channel(BaseChannel):
         queue = self._queue_named(method.queue)
         key = method.routing_key
         if not key and not method.queue:
-            # Both left out, the key is the queue's name (§1.7.2.3).
+            # With both names empty, the routing key is the name of the queue (§1.7.2.3).
             key = queue
         self._topology.bind_queue(queue, method.exchange, key, to_arguments(method.arguments))
         if not method.no_wait:
@@ -587,12 +598,12 @@ class Channel(BaseChannel):
     # --- receiving -----------------------------------------------------------------------
 
     def next_tag(self) -> int:
-        """The next delivery-tag; they count from 1 on each channel."""
+        """Return the next delivery-tag; tags count from 1 on each channel."""
         self._last_tag += 1
         return self._last_tag
 
     def room(self) -> int:
-        """Unanswered messages that there may still be on the channel."""
+        """Return how many more unsettled messages the channel may have."""
         room = _UNACKED_MAX - len(self.unacked)
         if self._prefetch_all:
             room = min(room, self._prefetch_all - len(self.unacked))
@@ -608,14 +619,16 @@ class Channel(BaseChannel):
         if method.global_:
             self._prefetch_all = method.prefetch_count
         else:
-            # RabbitMQ's reading: for each consumer that comes from now on.
+            # RabbitMQ's interpretation: the count applies to each consumer started from now on.
             self._prefetch = method.prefetch_count
         self.write(m.BasicQosOk())
         self._offer_credit()
 
     def _look(self, queue: str) -> int:
-        """How many messages wait in *queue*. One that is not there may be made on its first use, or be
-        a node of the application: then whoever is asked for the link says so.
+        """Return the number of messages ready in *queue*, 0 if there is no such queue.
+
+        A missing queue is no error here: it may be created on first use, or be a node of the
+        application. The answer to the link's attach decides.
 
         Raises:
             AmqpError: The queue is exclusive to another connection.
@@ -626,13 +639,13 @@ class Channel(BaseChannel):
         try:
             return topology.queue(queue).messages
         except AmqpError as error:
-            # The link that takes the message is refused with the right that is missing.
+            # The attach of the link reports the missing right.
             if error.condition not in ("amqp:not-found", "amqp:unauthorized-access"):
                 raise
             return 0
 
     def _request(self, link: Link) -> None:
-        """Ask for *link*; the channel is held up until somebody answers."""
+        """Request the attach of *link*; the channel is held up until the answer."""
         self.held_up = True
         self._links.add(link)
         self.engine.report(AttachRequested(link))
@@ -679,7 +692,7 @@ class Channel(BaseChannel):
         if refused is not None:
             self._links.discard(link)
             if refused.condition == "amqp:resource-locked":
-                # Another consumer is exclusive, or this one wants to be.
+                # Another consumer is exclusive, or this one asked to be while others consume.
                 refused = Error("amqp:unauthorized-access", refused.description)
             self.engine.fail(self, Fault.of(refused), method)
             return
@@ -689,7 +702,10 @@ class Channel(BaseChannel):
         self.resume()
 
     def _consumer_ended(self, link: SendingLink, error: Error | None) -> None:
-        """Its queue has gone, or its right to it: tell the client, if it wants to know."""
+        """Remove a consumer whose queue was deleted or whose right was revoked, and cancel it.
+
+        Only clients with the capability ``consumer_cancel_notify`` receive ``basic.cancel``.
+        """
         self._links.discard(link)
         if self.consumers.pop(link.tag, None) is link and self.engine.hears_cancel:
             self.write(m.BasicCancel(consumer_tag=link.tag, no_wait=True))
@@ -701,7 +717,7 @@ class Channel(BaseChannel):
             link.on_end = lambda _error: self._links.discard(link)
             link.once = 0
             if link.held:
-                # They can still be answered; the link goes with the last one of them.
+                # The client can still settle these deliveries; the link ends with the last of them.
                 link.idle = True
                 if self.engine.topology is not None and link.source is not None:
                     self.engine.topology.idle(str(link.source.address))
@@ -714,17 +730,17 @@ class Channel(BaseChannel):
             self.write(m.BasicCancelOk(consumer_tag=tag))
 
     def _on_cancel_ok(self, method: m.BasicCancelOk) -> None:
-        """The client has heard that its consumer is gone."""
+        """Ignore the answer: the consumer is removed already."""
 
     def _drop(self, link: Link) -> None:
         self._links.discard(link)
         link.end(None, True)
 
     def convert(self, octets: bytes, link: SendingLink) -> Content:
-        """A message as this protocol says it.
+        """Convert an encoded AMQP 1.0 message from *link* to 0-9-1.
 
         Raises:
-            LocalProtocolError: It cannot.
+            LocalProtocolError: The message is malformed.
         """
         address = "" if link.source is None else str(link.source.address)
         try:
@@ -735,10 +751,10 @@ class Channel(BaseChannel):
     def deliver(
         self, link: SendingLink, payload: bytes, context: Any, settled: bool
     ) -> OutgoingDelivery:
-        """Give a message of AMQP 1.0 to a consumer.
+        """Send an encoded AMQP 1.0 message to a consumer by ``basic.deliver``.
 
         Raises:
-            LocalProtocolError: It cannot be said here.
+            LocalProtocolError: The message is malformed.
         """
         engine = self.engine
         address = "" if link.source is None else str(link.source.address)
@@ -777,7 +793,7 @@ class Channel(BaseChannel):
         if octets is not None:
             engine.write_octets(octets)
             return delivery
-        # It takes several frames, or not all of it can be said.
+        # The message needs several frames, or its properties do not fit a frame.
         content = content or self.convert(payload, link)
         engine.write_content(
             self.number,
@@ -845,7 +861,7 @@ class Channel(BaseChannel):
             self.engine.fail(self, Fault.of(why), method)
 
     def _ask(self, method: m.BasicGet, queue: str, link: SendingLink) -> None:
-        """Have one message of the queue, or none if there is none."""
+        """Request a message of the queue; answer by ``get-ok`` or ``get-empty``."""
 
         def got(content: Content, delivery: OutgoingDelivery) -> None:
             link.on_drained = None
@@ -901,7 +917,11 @@ class Channel(BaseChannel):
         self._conclude_all([each for each in self.unacked.values() if not each.enlisted], REQUEUED)
 
     def _settle(self, tag: int, *, multiple: bool, outcome: Outcome) -> None:
-        """The client answers its messages (§1.8.3.13)."""
+        """Settle the delivery with *tag* with *outcome*; with *multiple*, all up to it (§1.8.3.13).
+
+        Raises:
+            Fault: No unsettled delivery has this tag.
+        """
         if not multiple:
             found = self.unacked.get(tag)
             if found is None or found.enlisted:
@@ -919,7 +939,7 @@ class Channel(BaseChannel):
         self._conclude_all(chosen, outcome)
 
     def _conclude_all(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
-        """Say *outcome* of *deliveries*: of many a few at a time."""
+        """Settle *deliveries* with *outcome*; many of them a few at a time."""
         size = _ANSWERS_OF_A_STEP
         if len(deliveries) <= size:
             self.engine.spend(_ANSWER_WORK * len(deliveries))
@@ -928,7 +948,7 @@ class Channel(BaseChannel):
 
         def steps() -> Generator[int, None, None]:
             for at in range(0, len(deliveries), size):
-                # Some may have been taken away since.
+                # Some may have been settled or taken away since.
                 chosen = [
                     each for each in deliveries[at : at + size] if each.number in self.unacked
                 ]
@@ -939,8 +959,9 @@ class Channel(BaseChannel):
         self._work(steps())
 
     def _conclude(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
-        """Say *outcome* of *deliveries*: with what else the client answers in this chunk, outside of
-        transactions."""
+        """Settle *deliveries* with *outcome*: enlisted in the transaction if the channel has one,
+        else with the other settlements of this chunk.
+        """
         if self._control is not None:
             self._enlist(deliveries, outcome)
             return
@@ -948,7 +969,7 @@ class Channel(BaseChannel):
         for delivery in deliveries:
             link = delivery.link
             link.forget(delivery)
-            # If it is not attached, its queue has been deleted meanwhile.
+            # A link that is not attached belongs to a queue deleted meanwhile.
             if link.attached:
                 delivery.state = outcome
                 delivery.settled = True
@@ -956,7 +977,7 @@ class Channel(BaseChannel):
                 engine.answer(link, delivery)
 
     def conclude(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
-        """Tell the queue what was answered, and have more of it."""
+        """Pass outcomes of *deliveries* to the queue, then offer the credit that became free."""
         if link.attached:
             link.endpoint.on_outcomes(link, deliveries)
             self._after_answer(link)
@@ -964,7 +985,7 @@ class Channel(BaseChannel):
                 self._offer_credit()
 
     def _enlist(self, deliveries: list[OutgoingDelivery], outcome: Outcome) -> None:
-        """Say *outcome* of *deliveries* in the transaction."""
+        """Send *outcome* for *deliveries* as part of the current transaction."""
         by_link: dict[SendingLink, list[OutgoingDelivery]] = {}
         for delivery in deliveries:
             if not delivery.link.attached:
@@ -982,11 +1003,11 @@ class Channel(BaseChannel):
         if link.once is None:
             link.offer_credit()
         elif not link.held and link.tag not in self.consumers and link.tag != link.name:
-            # It was cancelled, and this was the last that it had.
+            # The consumer was cancelled, and this was its last unsettled delivery.
             self._drop(link)
 
     def _offer_credit(self) -> None:
-        """Consumers may have more than before."""
+        """Offer every consumer of the channel the credit it has now."""
         for link in list(self.consumers.values()):
             link.offer_credit()
 
@@ -1000,17 +1021,17 @@ class Channel(BaseChannel):
         if self._reply_tag is not None:
             raise Fault(faults.PRECONDITION_FAILED, "the channel has a consumer of replies already")
         self._reply_tag = tag
-        # Nobody can guess it: who knows it has been asked.
+        # The address cannot be guessed: only receivers of a request know it.
         self._reply_address = f"{REPLY_TO}.{secrets.token_urlsafe(24)}"
         self.engine.replies[self._reply_address] = self
         if not method.no_wait:
             self.write(m.BasicConsumeOk(consumer_tag=tag))
 
     def reply(self, address: str, properties: m.BasicProperties, body: bytes) -> bool:
-        """Deliver a reply to this channel; False if its consumer is gone or does not read.
+        """Deliver a reply to this channel; return False if its consumer has gone or does not read.
 
-        A consumer that does not read gets ``output_max`` bytes and no more: replies have neither credit
-        nor a queue in which they could wait.
+        A consumer that does not read gets at most ``output_max`` bytes: replies have neither credit
+        nor a queue to wait in.
         """
         if self._reply_tag is None or address != self._reply_address or self.closing:
             return False
@@ -1047,7 +1068,7 @@ class Channel(BaseChannel):
                     f"consume from {REPLY_TO} before you ask for replies",
                 )
             properties = replace(properties, reply_to=self._reply_address)
-            # Whoever asks next has another address.
+            # Another channel has another reply address, so these octets must not be a cache key.
             self._told = b""
         number = 0
         if self._confirms:
@@ -1062,8 +1083,8 @@ class Channel(BaseChannel):
             elif number:
                 self.confirm(number, acknowledged=True)
             return
-        # Of the messages of one chunk that say the same it is found out once where they go: nothing
-        # happens between them.
+        # Routes are found once for the messages of one chunk with equal method and properties: no
+        # other method runs between them.
         place = (self.number, self._said, self._told)
         ways = self.engine.ways.get(place) if self._told else None
         if ways is None and not exchange and not _is_copied(properties):
@@ -1084,7 +1105,7 @@ class Channel(BaseChannel):
         number: int,
         ways: list[_Way] | None,
     ) -> Generator[int, None, None]:
-        """Hand a message to all queues that it goes to, yielding what that is worth in frames.
+        """Hand a message to all queues that it is routed to; yield the cost of each step in frames.
 
         All of them share one payload.
         """
@@ -1111,7 +1132,7 @@ class Channel(BaseChannel):
     def _find_ways(
         self, method: m.BasicPublish, properties: m.BasicProperties, gone: Container[str]
     ) -> Generator[int, None, list[_Way]]:
-        """Find out who takes a message."""
+        """Find the inlets for a message; yield the cost of each step in frames."""
         exchange = method.exchange
         topology = self.engine.topology
         keys = _keys(method.routing_key, properties, self.engine.limits.routing_keys_max)
@@ -1141,9 +1162,9 @@ class Channel(BaseChannel):
         number: int,
         awaited: int,
     ) -> tuple[bytes, Callable[[Any], None] | None, Any] | None:
-        """The payload for all queues, who hears what became of it, and its transaction.
+        """Return payload, callback for outcomes and transactional state of a message's deliveries.
 
-        None if there is no queue, which is answered at once.
+        With no queue (*awaited* is 0), return or drop the message at once; the result is None.
         """
         seen = _without_bcc(properties)
         if not awaited:
@@ -1158,7 +1179,11 @@ class Channel(BaseChannel):
         return payload, told, state
 
     def _payload(self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes) -> bytes:
-        """The message of AMQP 1.0."""
+        """Encode the message as AMQP 1.0, from the cached front if there is one.
+
+        Raises:
+            Fault: A property is invalid.
+        """
         told, place = self._told, self._place
         fronts = self.engine.recents.fronts
         front = fronts.get(told) if told else None
@@ -1176,7 +1201,11 @@ class Channel(BaseChannel):
         return joined(front, place, body)
 
     def _way_to(self, name: str, *, routed: bool) -> _Way:
-        """Who takes messages for node *name*, and the link on which they come."""
+        """Return the inlet of node *name*, or a link to it, which is requested if there is none.
+
+        Raises:
+            Fault: The node refuses messages from this client.
+        """
         topology = self.engine.topology
         if topology is not None:
             publishing = self._publishing or Publishing(self)
@@ -1199,14 +1228,14 @@ class Channel(BaseChannel):
     def _nowhere(
         self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes, number: int
     ) -> None:
-        """Nobody gets the message."""
+        """Return an unroutable message if it is mandatory, and confirm it."""
         if method.mandatory:
             self.give_back(method, properties, body)
         if number:
             self.confirm(number, acknowledged=True)
 
     def give_back(self, method: m.BasicPublish, properties: m.BasicProperties, body: bytes) -> None:
-        """Return what was mandatory and goes nowhere."""
+        """Return an unroutable mandatory message to its publisher."""
         if self.closing or self.ended:
             return
         self.engine.write_content(
@@ -1222,10 +1251,12 @@ class Channel(BaseChannel):
         )
 
     def refused(self, outcome: Rejected) -> None:
-        """End the channel if a message of a publisher that awaits no confirm breaks a rule.
+        """Close the channel if a message without confirms was rejected for a fault of its
+        publisher.
 
-        A message that goes nowhere, or finds no room, is dropped as the book wants it: the way in has
-        logged that. What the publisher could mend it has to learn, and there is no other way to say it.
+        The standard wants a message that is unroutable, or finds no room, to be dropped; the inlet
+        has logged that. A fault that the publisher can correct must reach it, and a channel
+        exception is the only way.
         """
         error = outcome.error
         if error is not None and str(error.condition) in _MENDABLE:
@@ -1242,7 +1273,7 @@ class Channel(BaseChannel):
             self.write(m.ConfirmSelectOk())
 
     def confirm(self, number: int, *, acknowledged: bool) -> None:
-        """Message *number* is kept by all who got it, or is not."""
+        """Confirm message *number*, by an ack if all its queues keep it, else by a nack."""
         if self.closing or self.ended or number not in self._unconfirmed:
             return
         if acknowledged:
@@ -1254,7 +1285,7 @@ class Channel(BaseChannel):
             self.write(m.BasicNack(delivery_tag=number))
 
     def flush(self) -> None:
-        """Say what has been confirmed, in as few words as that takes."""
+        """Send the pending acks, in as few frames as possible."""
         acknowledged, self._acknowledged = self._acknowledged, []
         if self.closing or self.ended or not acknowledged:
             return
@@ -1299,7 +1330,7 @@ class Channel(BaseChannel):
             self.engine.fail(self, Fault.of(why), method)
 
     def _declare(self, method: m.Method, answer: m.Method) -> None:
-        """Begin a transaction, and then say *answer*."""
+        """Begin a transaction, and then send *answer*."""
 
         def declared(outcome: Any) -> None:
             if self.closing or self.ended:
@@ -1340,7 +1371,7 @@ class Channel(BaseChannel):
                     delivery.settled = True
                     delivery.link.forget(delivery)
                 else:
-                    # It is as if nothing had been said of it.
+                    # The deliveries are unsettled again, as before the transaction.
                     delivery.state = None
             if not done:
                 self.engine.fail(self, _fault_of(outcome), method)
@@ -1354,17 +1385,17 @@ class Channel(BaseChannel):
 
 
 def _is_copied(properties: m.BasicProperties) -> bool:
-    """Whether headers name more routing keys."""
+    """Whether the headers name more routing keys."""
     headers = properties.headers
     return headers is not None and ("CC" in headers or "BCC" in headers)
 
 
 def _keys(key: str, properties: m.BasicProperties, keys_max: int) -> list[str]:
-    """The routing key with those of the headers ``CC`` and ``BCC`` (RabbitMQ's sender-selected
-    distribution).
+    """Return the routing key and those of the headers ``CC`` and ``BCC`` (RabbitMQ's
+    sender-selected distribution).
 
     Raises:
-        Fault: They are no keys, or too many.
+        Fault: A header is no array of strings, or there are more than *keys_max* keys.
     """
     headers = properties.headers
     keys = [key]
@@ -1389,7 +1420,7 @@ def _keys(key: str, properties: m.BasicProperties, keys_max: int) -> list[str]:
 
 
 def _without_bcc(properties: m.BasicProperties) -> m.BasicProperties:
-    """The properties as others see them."""
+    """Return the properties as consumers see them, without the header ``BCC``."""
     headers = properties.headers
     if not headers or "BCC" not in headers:
         return properties
@@ -1398,7 +1429,7 @@ def _without_bcc(properties: m.BasicProperties) -> m.BasicProperties:
 
 
 def _read_publish(payload: bytes) -> Published | None:
-    """``basic.publish`` from its octets; None if it is ill, or names what is no text."""
+    """Decode ``basic.publish``; None if it is malformed or a name is not UTF-8."""
     try:
         first = 7 + payload[6]
         second = first + 1 + payload[first]
@@ -1417,7 +1448,9 @@ def _read_publish(payload: bytes) -> Published | None:
 
 
 def _delivered(content: Content) -> Delivered | None:
-    """How consumers are told of such messages; None if it cannot be said."""
+    """Encode the parts of a delivery before its body, for messages alike; None if a value does not
+    fit its field.
+    """
     try:
         return Delivered(
             content.redelivered,
@@ -1429,20 +1462,20 @@ def _delivered(content: Content) -> Delivered | None:
 
 
 def _said_to(link: SendingLink) -> bytes:
-    """How ``basic.deliver`` to a consumer begins."""
+    """Encode ``basic.deliver`` up to the consumer-tag of *link*, and keep it there."""
     link.said = _DELIVER_CODE + write_shortstr(link.tag)
     return link.said
 
 
 def _offset(value: object) -> object:
-    """``x-stream-offset`` as a filter of AMQP 1.0."""
+    """Convert ``x-stream-offset`` to the value of an AMQP 1.0 filter."""
     if isinstance(value, Seconds):
         return Timestamp(value.value * 1000)
     return value
 
 
 def _fault_of(outcome: Any) -> Fault:
-    """Why a transaction was not done."""
+    """Convert the outcome of a failed transaction to the fault that closes the channel."""
     error = outcome.error if isinstance(outcome, Rejected) else None
     if error is None:
         return Fault(faults.INTERNAL_ERROR, "the transaction failed")

@@ -1,4 +1,4 @@
-"""A client of AMQP 0-9-1 for trio (0-9-1 §2.4, API layer), of any broker that speaks it.
+"""A client of AMQP 0-9-1 for trio (0-9-1 §2.4, API layer), for any broker of this protocol.
 
 ::
 
@@ -9,9 +9,9 @@
             async for delivery in deliveries:
                 delivery.ack()
 
-What the server refuses raises :class:`~amqp_rt.AmqpError` with a condition of AMQP 1.0, as everything of
-this package does, and the server's words. Who is cancelled while waiting for an answer has said what
-was said: the channel stays in order, and the answer is dropped.
+A refusal by the server raises :class:`~amqp_rt.AmqpError` with a condition of AMQP 1.0, as
+everywhere in this package, and the server's text. Cancelling a call that waits for an answer does
+not undo the request: the channel stays usable, and the answer is dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T", bound=m.Method)
 
 
 class Delivery:
-    """A message that the server has sent."""
+    """A message received from the server."""
 
     def __init__(self, channel: EngineChannel, content: Content) -> None:
         self._channel = channel
@@ -72,20 +72,20 @@ class Delivery:
         self.properties: BasicProperties = content.properties
         self.exchange: str = content.method.exchange
         self.routing_key: str = content.method.routing_key
-        #: Somebody had it before, and may have done something about it.
+        #: Whether the message was delivered before, and may have been processed already.
         self.redelivered: bool = content.method.redelivered
 
     def ack(self, *, multiple: bool = False) -> None:
-        """It is dealt with; with *multiple*, so are all before it on the channel."""
+        """Acknowledge the message; with *multiple*, also all before it on the channel."""
         self._channel.say(m.BasicAck(delivery_tag=self._tag, multiple=multiple))
 
     def nack(self, *, multiple: bool = False, requeue: bool = True) -> None:
-        """It is not: back to the queue, or to the dead letters without *requeue*."""
+        """Refuse the message: requeue it, or without *requeue* dead-letter it."""
         self._channel.say(m.BasicNack(delivery_tag=self._tag, multiple=multiple, requeue=requeue))
 
 
 class _Answer:
-    """Hears an answer, and waits for it."""
+    """A callback for an answer, and a way to wait for it."""
 
     def __init__(self) -> None:
         self._came = trio.Event()
@@ -96,10 +96,10 @@ class _Answer:
         self._came.set()
 
     async def wait(self) -> m.Method | Content:
-        """The answer.
+        """Wait for the answer and return it.
 
         Raises:
-            AmqpError: There is none, and why.
+            AmqpError: The request failed, or the channel or connection has ended.
         """
         await self._came.wait()
         answer = self._answer
@@ -110,7 +110,7 @@ class _Answer:
 
 
 class _Mandatory:
-    """A message that may come back."""
+    """A mandatory message, which may be returned."""
 
     def __init__(self, exchange: str, key: str, body: bytes) -> None:
         self.exchange = exchange
@@ -119,18 +119,21 @@ class _Mandatory:
         self.returned = False
 
     def is_same(self, back: m.BasicReturn, body: bytes) -> bool:
-        """Whether it is this that came back, or one that cannot be told from it."""
+        """Whether the returned message is this one, or cannot be distinguished from it."""
         same = (self.exchange, self.key) == (back.exchange, back.routing_key)
         return same and self.body == body
 
 
 class Consumer:
-    """Messages of one queue: iterate over it. It ends when the server ends it, as with its queue."""
+    """Async iterator over the messages of a queue.
+
+    Iteration ends when the server cancels the consumer, for example because the queue was deleted.
+    """
 
     def __init__(self, tag: str, limits: Limits) -> None:
         self.tag = tag
         self._limits = limits
-        #: What has come and was not asked for yet, and its octets.
+        #: Messages received before the application asked for them, and their octets.
         self._waiting: deque[Delivery] = deque()
         self._size = 0
         self._ended = False
@@ -141,10 +144,10 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next message.
+        """Wait for the next message.
 
         Raises:
-            AmqpError: The channel or its connection is over, and why.
+            AmqpError: The channel or its connection has ended; the error has the cause.
         """
         await trio.lowlevel.checkpoint()
         while not self._waiting:
@@ -159,7 +162,7 @@ class Consumer:
         return delivery
 
     def _put(self, delivery: Delivery) -> bool:
-        """Keep *delivery* until it is asked for; whether there was room."""
+        """Keep *delivery* until the application asks for it; return False if there is no room."""
         size = self._size + len(delivery.body)
         limits = self._limits
         if self._waiting and (
@@ -178,7 +181,7 @@ class Consumer:
 
 
 class ClientChannel:
-    """One channel. Make it by :meth:`ClientConnection.channel`."""
+    """A channel. Use :meth:`ClientConnection.channel` to open one."""
 
     def __init__(
         self, connection: ClientConnection, half: EngineChannel, *, confirms: bool
@@ -188,7 +191,7 @@ class ClientChannel:
         self._confirms = confirms
         self._consumers: dict[str, Consumer] = {}
         self._numbers = 0
-        #: What is mandatory and not confirmed, in order: exchange, key and body, and that it came back.
+        #: Mandatory messages not yet confirmed, in order of publishing.
         self._mandatory: list[_Mandatory] = []
         self._flows = trio.Event()
         self._flows.set()
@@ -197,11 +200,11 @@ class ClientChannel:
         half.on_flow = self._on_flow
         half.on_end = self._on_end
 
-    # --- what the server says ---
+    # --- --- callbacks of the engine ---
 
     def _on_message(self, content: Content) -> None:
         if isinstance(content.method, m.BasicReturn):
-            # Its confirm follows (RabbitMQ's promise, and ours).
+            # Its confirm follows: RabbitMQ promises this order, and so do we.
             back = content.method
             for each in self._mandatory:
                 if not each.returned and each.is_same(back, content.body):
@@ -210,7 +213,7 @@ class ClientChannel:
             return
         consumer = self._consumers.get(content.method.consumer_tag)
         if consumer is not None and not consumer._put(Delivery(self._half, content)):
-            # With acknowledgements it would have been bounded by the prefetch.
+            # Acknowledgements would have bounded the messages by the prefetch.
             del self._consumers[consumer.tag]
             self._half.say(m.BasicCancel(consumer_tag=consumer.tag, no_wait=True))
             consumer._end(Fault(RESOURCE_ERROR, "messages come faster than they are taken"))
@@ -224,7 +227,8 @@ class ClientChannel:
         if self._half.flowing:
             self._flows.set()
         elif self._flows.is_set():
-            # Publishers that wait already would not hear of another event.
+            # Keep an event that is not set: publishers that wait for it would miss the set of
+            # another.
             self._flows = trio.Event()
 
     def _on_end(self, fault: Fault | None) -> None:
@@ -234,7 +238,7 @@ class ClientChannel:
         for consumer in consumers.values():
             consumer._end(fault)
 
-    # --- what is asked ---
+    # --- --- methods ---
 
     async def _ask(self, method: m.Method) -> m.Method | Content:
         return await self._connection._ask(lambda on_answer: self._half.ask(method, on_answer))
@@ -254,8 +258,10 @@ class ClientChannel:
         passive: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> QueueState:
-        """Make a queue, find the equal one, or only look for it if *passive*. Without a *name* the
-        server gives it one."""
+        """Declare a queue; with *passive*, only check that it exists.
+
+        Without a *name* the server chooses one.
+        """
         answer = await self._answer(
             m.QueueDeclare(
                 queue=name,
@@ -274,14 +280,14 @@ class ClientChannel:
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete a queue; how many messages it had."""
+        """Delete a queue; return how many messages it had."""
         answer = await self._answer(
             m.QueueDelete(queue=name, if_unused=if_unused, if_empty=if_empty), m.QueueDeleteOk
         )
         return answer.message_count
 
     async def purge_queue(self, name: str) -> int:
-        """Drop what waits in a queue; how many messages there were."""
+        """Drop the messages ready in a queue; return how many there were."""
         return (await self._answer(m.QueuePurge(queue=name), m.QueuePurgeOk)).message_count
 
     async def bind_queue(
@@ -291,7 +297,7 @@ class ClientChannel:
         key: str = "",
         arguments: Mapping[str, object] | None = None,
     ) -> None:
-        """Let *exchange* lead to queue *name*."""
+        """Bind queue *name* to *exchange*."""
         await self._ask(
             m.QueueBind(
                 queue=name, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
@@ -305,7 +311,7 @@ class ClientChannel:
         key: str = "",
         arguments: Mapping[str, object] | None = None,
     ) -> None:
-        """Undo that."""
+        """Remove a binding of queue *name* to *exchange*."""
         await self._ask(
             m.QueueUnbind(
                 queue=name, exchange=exchange, routing_key=key, arguments=dict(arguments or {})
@@ -323,7 +329,7 @@ class ClientChannel:
         passive: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> None:
-        """Make an exchange, find the equal one, or only look for it if *passive*."""
+        """Declare an exchange; with *passive*, only check that it exists."""
         await self._ask(
             m.ExchangeDeclare(
                 exchange=name,
@@ -347,7 +353,7 @@ class ClientChannel:
         key: str = "",
         arguments: Mapping[str, object] | None = None,
     ) -> None:
-        """Let exchange *source* lead to exchange *name*."""
+        """Bind exchange *name* to exchange *source*."""
         await self._ask(
             m.ExchangeBind(
                 destination=name, source=source, routing_key=key, arguments=dict(arguments or {})
@@ -363,14 +369,14 @@ class ClientChannel:
         properties: BasicProperties | None = None,
         mandatory: bool = False,
     ) -> None:
-        """Publish a message, and wait until the server has it, unless the channel has no confirms.
+        """Publish a message; with confirms, wait until the server has confirmed it.
 
-        Cancelled, the message may be there or not.
+        If cancelled while waiting, the message may or may not have been published.
 
         Raises:
-            DeliveryRejected: The server does not take it.
-            DeliveryNotAccepted: It is *mandatory*, and goes nowhere.
-            AmqpError: The channel is closed, or a property cannot be said.
+            DeliveryRejected: The server answered with a nack.
+            DeliveryNotAccepted: It is *mandatory* and unroutable.
+            AmqpError: The channel is closed, or a property cannot be encoded.
         """
         await self._wait_for_room()
         method = m.BasicPublish(exchange=exchange, routing_key=key, mandatory=mandatory)
@@ -410,10 +416,10 @@ class ClientChannel:
             )
 
     async def _wait_for_room(self) -> None:
-        """Wait until the server takes messages and there is room for one, or the channel has ended."""
+        """Wait for the server to accept messages and the output to have room, or for the end."""
         connection = self._connection
         while not (self._half.ended or self._half.closing):
-            # Others that waited as well may have used the room.
+            # Other publishers that waited may have used the room.
             connection._look()
             if not self._flows.is_set():
                 await self._flows.wait()
@@ -423,12 +429,12 @@ class ClientChannel:
                 return
 
     async def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
-        """One message of *queue*, None if it has none."""
+        """Get a message of *queue*, None if it is empty."""
         answer = await self._ask(m.BasicGet(queue=queue, no_ack=no_ack))
         return Delivery(self._half, answer) if isinstance(answer, Content) else None
 
     async def qos(self, count: int, *, whole_channel: bool = False) -> None:
-        """Bound the messages that each consumer to come, or all of the channel, has unanswered."""
+        """Bound the unacknowledged messages of each new consumer, or of the whole channel."""
         await self._ask(m.BasicQos(prefetch_count=count, global_=whole_channel))
 
     @asynccontextmanager
@@ -440,10 +446,11 @@ class ClientChannel:
         exclusive: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> AsyncIterator[Consumer]:
-        """Consume from *queue* within the block. What is not answered is so until the channel ends.
+        """Consume from *queue* within the block.
 
-        With *no_ack* nothing has to be answered, and nothing holds the server back: a consumer
-        that takes its messages too slowly ends.
+        Messages not acknowledged by the end of the block stay so until the channel ends. With
+        *no_ack* no message needs an acknowledgement, and nothing bounds what the server sends: a
+        consumer that is too slow is cancelled.
         """
         self._numbers += 1
         tag = f"ctag-{self._numbers}"
@@ -465,39 +472,42 @@ class ClientChannel:
             consumer._end(None)
 
     async def select(self) -> None:
-        """Have transactions from now on: what is published and answered counts when it is committed."""
+        """Start transactions: publishes and acknowledgements take effect with their commit."""
         await self._ask(m.TxSelect())
 
     async def commit(self) -> None:
-        """Let what was said since the last commit count, all of it or nothing."""
+        """Commit the publishes and acknowledgements since the last commit or rollback."""
         await self._ask(m.TxCommit())
 
     async def rollback(self) -> None:
-        """Let none of it have been said."""
+        """Roll back the publishes and acknowledgements since the last commit or rollback."""
         await self._ask(m.TxRollback())
 
 
 class ClientConnection:
-    """A connection. Make it by :func:`connect`."""
+    """A connection. Use :func:`connect` to open one."""
 
     def __init__(self, engine: ClientEngine) -> None:
         self._engine = engine
         self._opened = trio.Event()
         self._over = trio.Event()
         self._error: Error | None = None
-        #: Set while there is room for what is published.
+        #: Set while there is room for messages.
         self._writable = trio.Event()
         self._writable.set()
         engine.on_room = self._look
 
     @property
     def server_properties(self) -> Mapping[object, object]:
-        """What the server said of itself."""
+        """Properties of the server, from ``connection.start``."""
         return self._engine.peer.properties
 
     @property
     def blocked(self) -> str | None:
-        """Why the server wants nothing published now, None if it does. Publishing waits so long."""
+        """Reason of the server for blocking publishers, None while it accepts messages.
+
+        Publishing waits meanwhile.
+        """
         return self._engine.blocked
 
     @asynccontextmanager
@@ -507,8 +517,9 @@ class ClientConnection:
         """Open a channel for the block.
 
         Args:
-            confirms: ``publish`` waits until the server has the message. Not with transactions.
-            prefetch: Unanswered messages that each consumer has at most; 0 for any number.
+            confirms: Whether ``publish`` waits for the server's confirm. Not allowed with
+                transactions.
+            prefetch: Unacknowledged messages that each consumer may have; 0 for any number.
         """
         opened = _Answer()
         try:
@@ -527,7 +538,7 @@ class ClientConnection:
             half.close()
 
     async def update_secret(self, secret: str, reason: str = "") -> None:
-        """Show a new secret, such as a token, before the old one expires.
+        """Send a new secret, such as a token, before the old one expires.
 
         Raises:
             AmqpError: The server does not accept it.
@@ -536,7 +547,7 @@ class ClientConnection:
             lambda on_answer: self._engine.update_secret(secret.encode(), reason, on_answer)
         )
 
-    # --- the driver ---
+    # --- --- used by the channels and the driver ---
 
     async def _ask(self, ask: Callable[[OnAnswer], None]) -> m.Method | Content:
         answer = _Answer()
@@ -544,12 +555,12 @@ class ClientConnection:
         return await answer.wait()
 
     def _wake_publishers(self) -> None:
-        """Let all that wait for room look again, such as whether their channel has ended."""
+        """Make publishers that wait for room check again, for example after the channel's end."""
         self._writable.set()
         self._look()
 
     def _look(self) -> None:
-        """Whether there is room for what is published."""
+        """Set or replace ``_writable`` according to the room for messages."""
         engine = self._engine
         blocked = engine.blocked is not None or engine.output_size >= engine.limits.output_max
         if not blocked or engine.finished:
@@ -581,24 +592,25 @@ async def connect(
     heartbeat_s: int = 60,
     limits: Limits = DEFAULT_LIMITS,
 ) -> AsyncIterator[ClientConnection]:
-    """Connect to the server at *url*, ``amqp://USER:PASSWORD@HOST/VHOST`` or ``amqps://...``, for the block.
+    """Connect to *url*, ``amqp://USER:PASSWORD@HOST/VHOST`` or ``amqps://...``, for the block.
 
-    Without a user it is ``guest``, without a virtual host ``/``, as with every client of 0-9-1. A
-    channel that ends by a fault leaves the connection and its other channels as they are.
+    The default user is ``guest``, the default virtual host ``/``, as in all clients of 0-9-1. A
+    channel that a fault closes leaves the connection and its other channels open.
 
     Args:
-        url: Where the server is.
-        tls: Whom to believe, for ``amqps``; those whom the system believes by default.
-        name: Called so where connections are listed.
-        mechanisms: How to log in, in order of preference; with the user and password of the URL by
-            PLAIN by default. ``External()`` is for the certificate of *tls*.
-        heartbeat_s: Seconds between heartbeats at the most, 0 for none. A server that is
-            silent for two of them is gone.
-        limits: Bounds on what the server may take.
+        url: Address of the server.
+        tls: TLS settings for ``amqps``; by default the certificate authorities of the system are
+            trusted.
+        name: Name under which brokers list the connection.
+        mechanisms: SASL mechanisms in order of preference; by default PLAIN with the user and
+            password of the URL. ``External()`` uses the certificate of *tls*.
+        heartbeat_s: Longest time between heartbeats in seconds, 0 for none. The connection fails
+            after two of them without any octets from the server.
+        limits: Bounds on resources that the server may use.
 
     Raises:
-        ConnectFailed: There is no way to the server, or it is none of 0-9-1.
-        AuthenticationFailed: It does not let us in.
+        ConnectFailed: The server cannot be reached, or does not speak 0-9-1.
+        AuthenticationFailed: The server refuses the login.
     """
     where = parse_url(url)
     if where.scheme in ("ws", "wss", "memory"):
@@ -635,7 +647,7 @@ async def connect(
             with trio.move_on_after(limits.close_grace_s):
                 await connection._close()
         except Exception as error:
-            # As it is, and not in a group of one.
+            # Raised below, outside of the nursery, which would wrap it in an exception group.
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
@@ -651,7 +663,7 @@ def _not_connected(where: str, error: Error | None) -> ConnectFailed:
 
 
 def _said(fault: Fault) -> AmqpError:
-    """What a fault is to whoever waited."""
+    """Convert a fault to the exception for callers."""
     return AmqpError(fault.text, condition=condition_of(fault.code))
 
 

@@ -1,8 +1,8 @@
-"""The client's engine of 0-9-1: a connection that we open (§2.4, connection manager; no I/O).
+"""Client's engine of 0-9-1: a connection that we open (§2.4, connection manager; no I/O).
 
-It says what a server wants to hear on channel 0, and opens channels. On these, methods are asked and
-answered in order; messages are published, and confirmed if that is wanted; what the server sends by
-itself goes to whoever asked for it.
+The handshake on channel 0 is handled here, and channels are opened. On a channel, methods are
+answered in the order of asking; messages are published, and confirmed if selected; messages and
+methods that the server sends unasked go to callbacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .faults import Fault
 from .frames import FRAME_MIN_SIZE, METHOD, PROTOCOL_HEADER, Frame
 from .lifecycle import CLIENT_TRANSITIONS, Stage, Transitions
 
-#: What we hear, besides what the book has.
+#: Capabilities of this client beyond the standard.
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -35,7 +35,7 @@ _CAPABILITIES: Final = {
     "connection.blocked": True,
     "authentication_failure_close": True,
 }
-#: basic.recover's answer, which the book leaves out.
+#: Answer of basic.recover, which the specification omits.
 _RECOVERED: Final = ("basic.recover-ok",)
 
 
@@ -48,32 +48,32 @@ class Plain:
         self._response = f"\0{user}\0{password}".encode()
 
     def initial(self) -> bytes:
-        """The user and the password."""
+        """Return the user and the password."""
         return self._response
 
     def respond(self, challenge: bytes) -> bytes:
-        """There is nothing to ask."""
+        """Return an empty response: PLAIN has no challenge."""
         return b""
 
 
 class External:
-    """SASL EXTERNAL (RFC 4422, appendix A): who we are, TLS has said."""
+    """SASL EXTERNAL (RFC 4422, appendix A): TLS has authenticated the client."""
 
     name = "EXTERNAL"
 
     def initial(self) -> bytes:
-        """Nobody else than TLS says."""
+        """Return an empty response: the identity is that of the TLS certificate."""
         return b""
 
     def respond(self, challenge: bytes) -> bytes:
-        """There is nothing to ask."""
+        """Return an empty response: there is nothing to add."""
         return b""
 
 
 class ClientOptions(Struct, kw_only=True):
-    """What a client tells the engine of a connection that it opens."""
+    """Options of a connection that a client opens."""
 
-    #: In order of preference.
+    #: SASL mechanisms in order of preference.
     mechanisms: tuple[ClientMechanism, ...] = (Plain("guest", "guest"),)
     virtual_host: str = "/"
     #: ``client-properties``, to which those of the library are added.
@@ -81,9 +81,9 @@ class ClientOptions(Struct, kw_only=True):
     limits: Limits = DEFAULT_LIMITS
     channel_max: int = CHANNEL_MAX
     frame_max: int = FRAME_MAX
-    #: Seconds, 0 for none; the server may want them oftener.
+    #: Longest time between heartbeats in seconds, 0 for none; the server may ask for a shorter one.
     heartbeat_s: int = HEARTBEAT_S
-    #: Of the server, for what is logged.
+    #: Address of the server, for log records.
     address: str = ""
 
 
@@ -95,12 +95,12 @@ class Content(Struct):
     body: bytes
 
 
-#: Hears a method's answer: a method, one with content, or why there will be none.
+#: Called with the answer to a method: a method, a message, or the fault if there will be none.
 OnAnswer: TypeAlias = Callable[[m.Method | Content | Fault], None]
 
 
 class ClientEngine(Connection):
-    """One connection that we open. Its first octets are in the output at once."""
+    """A connection that we open. The protocol header is in the output from the start."""
 
     transitions: ClassVar[Transitions] = CLIENT_TRANSITIONS
 
@@ -108,23 +108,23 @@ class ClientEngine(Connection):
         peer = Peer(address=options.address, protocol="amqp0-9-1")
         super().__init__(options.limits, peer, Stage.START, now)
         self.options = options
-        #: Why the server had better be sent nothing, None if it may.
+        #: Reason of the server for blocking publishers; None while it accepts messages.
         self.blocked: str | None = None
-        #: Called when that changes, and when output was taken.
+        #: Called when ``blocked`` changes and after output was taken.
         self.on_room: Callable[[], None] = _nothing
         self._mechanism: ClientMechanism | None = None
         self._updates: deque[OnAnswer] = deque()
-        #: Nothing was heard yet.
+        #: Whether no octets have arrived yet.
         self._silent = True
         self._write(PROTOCOL_HEADER)
 
-    # --- what a user calls ---------------------------------------------------------------
+    # --- --- called by the client --------------------------------------------------------
 
     def open_channel(self, on_answer: OnAnswer) -> EngineChannel:
-        """Open a channel; *on_answer* hears ``channel.open-ok``.
+        """Open a channel; *on_answer* is called with ``channel.open-ok``.
 
         Raises:
-            Fault: The connection is over, or has as many as were agreed.
+            Fault: The connection is not open, or has as many channels as were agreed.
         """
         if self.stage is not Stage.RUNNING:
             raise Fault(faults.CHANNEL_ERROR, "the connection is not open")
@@ -138,7 +138,7 @@ class ClientEngine(Connection):
         return channel
 
     def update_secret(self, secret: bytes, reason: str, on_answer: OnAnswer) -> None:
-        """Show a new secret before the old one expires; *on_answer* hears that it is accepted."""
+        """Send a new secret before the old one expires; *on_answer* is called with the answer."""
         if self.stage is not Stage.RUNNING:
             on_answer(Fault(faults.CHANNEL_ERROR, "the connection is not open"))
             return
@@ -146,17 +146,17 @@ class ClientEngine(Connection):
         self.write(0, m.ConnectionUpdateSecret(new_secret=secret, reason=reason))
 
     def take(self) -> list[bytes]:
-        """Buffers to send."""
+        """Return the buffers to send; room is available afterwards."""
         output = super().take()
         self.on_room()
         return output
 
-    # --- what the connection asks --------------------------------------------------------
+    # --- --- hooks of Connection ---------------------------------------------------------
 
     def _on_octets(self, data: bytes) -> bytes:
         first, self._silent = self._silent, False
         if first and data.startswith(b"A"):
-            # No frame begins so: it is the header of what the server speaks (§4.2.2).
+            # No frame begins so: it is the protocol header that the server supports (§4.2.2).
             self._break("the server does not speak AMQP 0-9-1", "amqp:connection:framing-error")
             return b""
         return data
@@ -211,7 +211,7 @@ class ClientEngine(Connection):
         )
 
     def _on_tune(self, method: m.ConnectionTune) -> None:
-        """Agree on the lower of both; 0 is no bound (§1.4.2.5)."""
+        """Agree on the lower of both values; 0 is no bound (§1.4.2.5)."""
         options = self.options
         self._channel_max = _least(method.channel_max, options.channel_max)
         frame_max = max(FRAME_MIN_SIZE, _least(method.frame_max, options.frame_max))
@@ -233,7 +233,7 @@ class ClientEngine(Connection):
         method = read_method(frame.payload) if frame.type == METHOD else None
         self.context = method
         if isinstance(method, m.ChannelClose):
-            # Close crossed close.
+            # Both sides sent close.
             self.write(frame.channel, m.ChannelCloseOk())
         elif not isinstance(method, m.ChannelCloseOk):
             raise Fault(faults.CHANNEL_ERROR, f"channel {frame.channel} is not open")
@@ -245,7 +245,7 @@ class ClientEngine(Connection):
             on_answer(self.reason())
 
     def reason(self) -> Fault:
-        """Why the connection has ended."""
+        """Return the fault with which the connection has ended."""
         error = self.error
         if error is None:
             return Fault(faults.CONNECTION_FORCED, "the connection has ended")
@@ -253,11 +253,12 @@ class ClientEngine(Connection):
 
 
 class EngineChannel(BaseChannel):
-    """One channel of a connection that we opened.
+    """A channel of a connection that we opened.
 
-    What is not asked for goes to its callbacks, which its owner sets: ``on_message`` hears
-    deliveries and what was returned, ``on_cancel`` the tags of consumers that the server has ended,
-    ``on_end`` why the channel is over, None if it is we who ended it.
+    Its owner sets the callbacks for everything that is no answer: ``on_message`` for deliveries and
+    returned messages, ``on_cancel`` with the tags of consumers that the server has cancelled,
+    ``on_flow`` when ``flowing`` changes, ``on_end`` with the fault that ended the channel, None if
+    we closed it.
     """
 
     carriers = (m.BasicDeliver, m.BasicReturn, m.BasicGetOk)
@@ -267,25 +268,25 @@ class EngineChannel(BaseChannel):
     def __init__(self, engine: ClientEngine, number: int) -> None:
         super().__init__(number)
         self.engine = engine
-        #: The server takes messages (``channel.flow``).
+        #: Whether the server accepts messages (``channel.flow``).
         self.flowing = True
-        #: Why it is over.
+        #: Fault that ended the channel.
         self.fault: Fault | None = None
         self.on_message: Callable[[Content], None] = _ignore
         self.on_cancel: Callable[[str], None] = _ignore
         self.on_flow: Callable[[], None] = _nothing
         self.on_end: Callable[[Fault | None], None] = _ignore
-        #: What has been asked, with who hears the answer, in order.
+        #: Methods that wait for an answer, with the callbacks for it, in order.
         self._asked: deque[tuple[m.Method, OnAnswer]] = deque()
         self._confirms = False
         self._last_number = 0
-        #: Messages that are not confirmed, by number, in order.
+        #: Callbacks of unconfirmed messages, by sequence number, in order.
         self._unconfirmed: dict[int, Callable[[bool], None]] = {}
 
-    # --- what a user calls ---------------------------------------------------------------
+    # --- --- called by the client --------------------------------------------------------
 
     def ask(self, method: m.Method, on_answer: OnAnswer) -> None:
-        """Say *method*; *on_answer* hears the answer, or why there is none."""
+        """Send *method*; *on_answer* is called with the answer, or with a fault."""
         if self.closing or self.ended:
             on_answer(self.fault or Fault(faults.CHANNEL_ERROR, "the channel is closed"))
             return
@@ -293,12 +294,12 @@ class EngineChannel(BaseChannel):
         self._asked.append((method, on_answer))
 
     def say(self, method: m.Method) -> None:
-        """Say *method*, which has no answer."""
+        """Send *method*, which has no answer."""
         if not (self.closing or self.ended):
             self.write(method)
 
     def confirm(self, on_answer: OnAnswer) -> None:
-        """Have what is published from now on confirmed."""
+        """Turn on publisher confirms for the channel."""
         self._confirms = True
         self.ask(m.ConfirmSelect(), on_answer)
 
@@ -309,12 +310,15 @@ class EngineChannel(BaseChannel):
         body: bytes,
         on_confirm: Callable[[bool], None] | None = None,
     ) -> None:
-        """Publish a message. With confirms *on_confirm* hears once whether the server has it; it has
-        it not where the channel ends first.
+        """Publish a message.
+
+        With confirms *on_confirm* is called once: with True for an ack, with False for a nack or if
+        the channel ends first.
 
         Raises:
             Fault: The channel is closed.
-            ValueError: A property cannot be said, or they do not fit a frame. Nothing was sent.
+            ValueError: A property cannot be encoded, or the properties do not fit a frame. Nothing
+                was sent.
         """
         if self.closing or self.ended:
             raise self.fault or Fault(faults.CHANNEL_ERROR, "the channel is closed")
@@ -325,14 +329,14 @@ class EngineChannel(BaseChannel):
             self._unconfirmed[self._last_number] = on_confirm or _ignore
 
     def close(self) -> None:
-        """Say close. What has been asked and not answered is not answered any more."""
+        """Close the channel. Methods without an answer so far fail with a fault."""
         if self.closing or self.ended:
             return
         self.write(m.ChannelClose(reply_code=faults.SUCCESS, reply_text="Goodbye"))
         self.closing = True
         self.end()
 
-    # --- what the server says ------------------------------------------------------------
+    # --- --- methods of the server -------------------------------------------------------
 
     def _on_method(self, method: m.Method) -> None:
         if isinstance(method, m.BasicAck | m.BasicNack):
@@ -376,7 +380,7 @@ class EngineChannel(BaseChannel):
             self.on_message(content)
 
     def end(self) -> None:
-        """It is over: who waits for something hears so."""
+        """End the channel; all callbacks that wait for something are called with a fault."""
         if not self._end():
             return
         fault = self.fault
@@ -390,20 +394,21 @@ class EngineChannel(BaseChannel):
         for told in unconfirmed.values():
             told(False)
         on_end = self.on_end
-        # They refer to the channel's owner, and the owner to the channel: no cycle is to keep them.
+        # The callbacks refer to the channel's owner, and the owner to the channel: a reference
+        # cycle would keep both alive.
         self.on_message = self.on_cancel = self.on_end = _ignore
         self.on_flow = _nothing
         on_end(fault)
 
 
 def _least(one: int, other: int) -> int:
-    """The lower of two bounds of which 0 is none."""
+    """Return the lower of two bounds, where 0 means no bound."""
     return min(one, other) if one and other else one or other
 
 
 def _nothing() -> None:
-    """Nobody asks."""
+    """Ignore the notification: no callback is set."""
 
 
 def _ignore(_said: object) -> None:
-    """Nobody asks."""
+    """Ignore the value: no callback is set."""

@@ -1,8 +1,8 @@
 """Fields of methods and tables, to and from octets (0-9-1 §4.2.5).
 
-Whatever length or count the peer names is held against the octets that are there; a fault is a
-:class:`SyntaxFault`, which is reply code 502. Field types are the deployed ones, in which ``s`` is a
-short integer, not those of the published grammar.
+Lengths and counts from the peer are checked against the octets present; a fault is a
+:class:`SyntaxFault`, reply code 502. Field types are those in use by implementations, in which
+``s`` is a short integer, not those of the published grammar.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from amqp_rt.fronts import (
 from .methods import METHODS, BasicProperties, Method
 from .values import ContentHeader, Decimal, Seconds
 
-#: Tables and arrays within each other.
+#: Levels of tables and arrays within each other.
 NESTING_MAX: Final = 32
-#: Fields and items in one table, with all that is in it: some milliseconds of work.
+#: Fields and items of a method or header, nested ones included: some milliseconds of work.
 ELEMENTS_MAX: Final = 4_096
-#: Properties of a message: one word of flags has room for all that there are.
+#: Highest bit of the property flags: one word has room for all properties of the class.
 _PROPERTY_FLAGS: Final = 15
 
 
 class SyntaxFault(Exception):
-    """The octets are not what the grammar says: reply code 502."""
+    """Octets that break the grammar: reply code 502."""
 
 
 class NotImplementedFault(Exception):
-    """A class or method that this protocol has not: reply code 540."""
+    """A class or method unknown to this protocol: reply code 540."""
 
 
 class Reader:
-    """Reads fields off the octets of one method, header or table."""
+    """Reader of fields from the octets of one method, header or table."""
 
     __slots__ = ("_data", "_elements", "_end", "_position")
 
@@ -72,7 +72,7 @@ class Reader:
         return value
 
     def shortstr(self) -> str:
-        # Nobody guarantees UTF-8 here; what is not survives the way through.
+        # Short strings need not be UTF-8; other octets survive decoding and encoding as surrogates.
         start = self._position + 1
         end = start + self._data[start - 1] if start <= self._end else start
         if end > self._end:
@@ -84,7 +84,7 @@ class Reader:
         return self.octets(self.number(_UINT32))
 
     def table(self, depth: int = 0) -> dict[str, object]:
-        """A field table (§4.2.5.5): names are not empty and come once."""
+        """Read a field table (§4.2.5.5); its names are unique and not empty."""
         end = self._enter(depth)
         outer, self._end = self._end, end
         found: dict[str, object] = {}
@@ -118,7 +118,7 @@ class Reader:
         return self._position + size
 
     def value(self, depth: int = 0) -> object:
-        """One field value with its type before it."""
+        """Read a field value, which its type precedes."""
         self._elements += 1
         if self._elements > ELEMENTS_MAX:
             raise SyntaxFault(f"a table has more than {ELEMENTS_MAX} fields")
@@ -162,7 +162,8 @@ _UINT64: Final = Layout(">Q")
 _INT32: Final = Layout(">i")
 _INT64: Final = Layout(">q")
 
-#: Field type → its layout, and what it becomes. ``U`` and ``L`` are read as strict peers mean them.
+#: Field type → its layout, and the function that converts the number. ``U`` and ``L`` are read as
+#: in strict peers.
 _NUMBERS: Final[dict[bytes, tuple[Layout, Callable[[int], object]]]] = {
     b"t": (_UINT8, _bool),
     b"b": (Layout(">b"), Byte),
@@ -178,7 +179,7 @@ _NUMBERS: Final[dict[bytes, tuple[Layout, Callable[[int], object]]]] = {
     b"d": (Layout(">d"), _plain),
     b"T": (_UINT64, Seconds),
 }
-#: Python type → field type and layout. A plain int is a long, unless it takes 64 bits without a sign.
+#: Python type → field type and layout. A plain int is written as a long, signed 64 bits.
 _WRITTEN: Final[dict[type, tuple[bytes, Layout]]] = {
     bool: (b"t", _UINT8),
     Byte: (b"b", Layout(">b")),
@@ -194,7 +195,7 @@ _WRITTEN: Final[dict[type, tuple[bytes, Layout]]] = {
 
 
 def write_shortstr(value: str) -> bytes:
-    """A short string.
+    """Encode a short string.
 
     Raises:
         ValueError: It has more than 255 octets.
@@ -206,12 +207,12 @@ def write_shortstr(value: str) -> bytes:
 
 
 def write_longstr(value: bytes) -> bytes:
-    """A long string."""
+    """Encode a long string."""
     return _UINT32.pack(len(value)) + value
 
 
 def write_table(table: Mapping[str, object]) -> bytes:
-    """A field table with its length.
+    """Encode a field table with its length.
 
     Raises:
         ValueError: A name is too long, or a value has no field type.
@@ -224,7 +225,7 @@ def write_table(table: Mapping[str, object]) -> bytes:
 
 
 def write_value(value: object) -> bytes:
-    """One field value with its type before it.
+    """Encode a field value, preceded by its type.
 
     Raises:
         ValueError: No field type fits.
@@ -287,30 +288,30 @@ def _write(value: object, kind: str) -> bytes:
 
 
 def _kinds(of: type[Struct]) -> tuple[tuple[str, str], ...]:
-    """The wire fields of *of* in order, each with its wire type."""
+    """Return the wire fields of *of* in order, each with its wire type."""
     hints = get_type_hints(of, include_extras=True)
     found = []
     for name in of.__struct_fields__:
         hint = hints[name]
-        # ``X | None`` of a property: the annotated part says the type.
+        # A property is ``X | None``: the annotated part has the wire type.
         annotated = next((part for part in get_args(hint) if hasattr(part, "__metadata__")), hint)
         found.append((name, annotated.__metadata__[0]))
     return tuple(found)
 
 
-#: Field name and wire type of every method, in order.
+#: Field names and wire types of every method, in order.
 FIELDS: Final[dict[int, tuple[tuple[str, str], ...]]] = {
     code: _kinds(method) for code, method in METHODS.items()
 }
-#: Likewise of the content properties, the first one at the highest bit of the flags.
+#: The same of the content properties; the first one has the highest bit of the flags.
 PROPERTIES: Final = _kinds(BasicProperties)
 
 
 def read_method(payload: bytes) -> Method:
-    """The method that a frame of type 1 carries (§4.2.4).
+    """Decode the method of a frame of type 1 (§4.2.4).
 
     Raises:
-        SyntaxFault: Its fields are malformed, or are not all that is there.
+        SyntaxFault: Its fields are malformed, or octets follow them.
         NotImplementedFault: There is no such method.
     """
     reader = Reader(payload)
@@ -322,7 +323,7 @@ def read_method(payload: bytes) -> Method:
     octet = bit = 0
     for name, kind in FIELDS[code]:
         if kind == "bit":
-            # Neighbouring bits share octets, the first one is the lowest (§4.2.5.2).
+            # Adjacent bits share octets, from the lowest bit on (§4.2.5.2).
             if bit in (0, 8):
                 octet, bit = reader.number(_UINT8), 0
             values[name] = bool(octet >> bit & 1)
@@ -336,10 +337,10 @@ def read_method(payload: bytes) -> Method:
 
 
 def write_method(method: Method) -> bytes:
-    """The payload of *method*'s frame.
+    """Encode the payload of *method*'s frame.
 
     Raises:
-        ValueError: A field cannot be said in its wire type.
+        ValueError: A field does not fit its wire type.
     """
     parts = [_UINT32.pack(method.code)]
     octet = bit = 0
@@ -363,14 +364,14 @@ def write_method(method: Method) -> bytes:
 
 @lru_cache(maxsize=256)
 def _stated(flags: int) -> tuple[tuple[str, str], ...]:
-    """The properties that *flags* say are there, in order."""
+    """Return the properties that *flags* declare present, in order."""
     return tuple(
         each for index, each in enumerate(PROPERTIES) if flags >> (_PROPERTY_FLAGS - index) & 1
     )
 
 
 def read_header(payload: bytes) -> ContentHeader:
-    """The content header that a frame of type 2 carries.
+    """Decode the content header of a frame of type 2.
 
     Raises:
         SyntaxFault: It is malformed, or its weight is not 0.
@@ -382,7 +383,7 @@ def read_header(payload: bytes) -> ContentHeader:
     body_size = reader.number(_UINT64)
     flags = word = reader.number(_UINT16)
     while word & 1:
-        # Another word of flags follows: properties that nobody has defined.
+        # Another word of flags follows, for which no properties are defined.
         word = reader.number(_UINT16)
         if word & ~1:
             raise SyntaxFault("a content header has properties that the class has not")
@@ -400,10 +401,10 @@ def read_header(payload: bytes) -> ContentHeader:
 
 
 def write_header(header: ContentHeader) -> bytes:
-    """The payload of a content header's frame.
+    """Encode the payload of a content header's frame.
 
     Raises:
-        ValueError: A property cannot be said in its wire type.
+        ValueError: A property does not fit its wire type.
     """
     flags = 0
     parts = []

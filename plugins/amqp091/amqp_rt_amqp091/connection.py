@@ -1,8 +1,8 @@
-"""What both roles of a connection have in common: octets in, events and octets out (0-9-1 §1.4, §4.2).
+"""Common part of both roles of a connection: octets in, events and octets out (0-9-1 §1.4, §4.2).
 
-Frames, whose faults are answered with reply codes, heartbeats and the close handshakes are here. What
-a role says and hears on channel 0, and on channels, its engine adds: :mod:`.engine` is that of a
-server, :mod:`.client_engine` that of a client.
+Frames and their faults, heartbeats and the close handshakes are handled here. Methods of channel 0,
+and channels, are left to the engines: :mod:`.engine` for servers, :mod:`.client_engine` for
+clients.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ from .lifecycle import Stage, Transitions
 
 log = logging.getLogger("amqp_rt.frames")
 
-#: What we propose, or agree to: no more channels, no larger frames, no rarer heartbeats.
+#: Highest values proposed or agreed to: number of channels, octets of a frame, seconds between
+#: heartbeats.
 CHANNEL_MAX: Final = 2047
 FRAME_MAX: Final = 131_072
 HEARTBEAT_S: Final = 60
 
-#: Frames that are handled in a row unless somebody says otherwise: as many as there are.
+#: Default bound on frames handled in a row: none.
 _WORK_MAX: Final = 1 << 30
 
-#: Who has not let us in, or has not been let in, is told nothing.
+#: Stages in which a fault ends the connection without a close, since the login is not complete.
 _BEFORE_LOGIN: Final = (Stage.HEADER, Stage.START, Stage.LOGIN, Stage.SECURE)
 
 
 class Connection:
-    """One connection without its stream, in either role.
+    """A connection without its stream, in either role.
 
     Args:
-        limits: Bounds on what the other side may take.
-        peer: Who that is, as far as is known.
-        stage: What is heard first.
-        now: The time, in seconds of the clock in which all others are.
+        limits: Bounds on resources that the peer may use.
+        peer: The peer, as far as it is known.
+        stage: The first stage.
+        now: The time, in seconds of the clock that all later calls use.
     """
 
     transitions: ClassVar[Transitions]
@@ -71,17 +72,17 @@ class Connection:
         self.limits = limits
         self.peer = peer
         self.on_output: Callable[[], None] = _nothing
-        #: Frames of one call of ``receive``, and whether the last one has left some.
+        #: Bound on the frames of one call of ``receive``, and whether the last call left some.
         self.work_max = _WORK_MAX
         self.unread = False
         self.stage = stage
-        #: It is over: nothing happens on its channels any more.
+        #: Whether the channels have ended.
         self.over = False
         self.followers: dict[Any, Callable[[], None]] = {}
-        #: The method that is being done, for what is said when it cannot be.
+        #: The method being handled, whose class and number a close for its fault has to name.
         self.context: m.Method | None = None
         self.output_size = 0
-        #: Octets of the frames that we send.
+        #: Octets of the largest frame we may send.
         self.frame_max_out = FRAME_MIN_SIZE
         self._channels: dict[int, BaseChannel] = {}
         self._channel_max = CHANNEL_MAX
@@ -94,30 +95,30 @@ class Connection:
         self._heartbeat_s = 0.0
         self._heard_at = self._said_at = self._now = now
         self._ends_at = now + limits.handshake_s
-        #: Octets that wait on all channels.
+        #: Octets held for all channels together.
         self._held = 0
-        #: What the frame in hand has cost, in frames, beyond its own one.
+        #: Cost of the current frame in frames, beyond one.
         self.spent = 0
-        #: Why it ends, if not in peace.
+        #: Why the connection ends; None for a normal close.
         self.error: Error | None = None
-        #: The owner has heard that it is over.
+        #: Whether the owner has received the event of the end.
         self._error_reported = False
 
-    # --- what the driver calls -----------------------------------------------------------
+    # --- --- called by the driver --------------------------------------------------------
 
     @property
     def finished(self) -> bool:
-        """Nothing more will be said."""
+        """Whether the connection is closed and sends nothing more."""
         return self.stage is Stage.CLOSED
 
     @property
     def sessions(self) -> Mapping[int, Any]:
-        """The channels: for the rest of the program they are sessions."""
+        """Channels by number: sessions for containers and brokers."""
         return self._channels
 
     @property
     def deadline(self) -> float:
-        """When ``tick`` wants to be called."""
+        """Time at which ``tick`` has to be called."""
         if self.finished:
             return inf
         if self._events or self._is_due():
@@ -129,7 +130,7 @@ class Connection:
         return at
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take octets from the other side."""
+        """Handle octets from the peer."""
         self._now = now
         if data:
             self._heard_at = now
@@ -147,7 +148,7 @@ class Connection:
         return self._done()
 
     def receive_eof(self, now: float) -> list[Event]:
-        """The other half of the stream has ended."""
+        """Handle the end of the peer's half of the stream."""
         self._now = now
         if self.finished:
             return []
@@ -159,7 +160,7 @@ class Connection:
         return self._done()
 
     def tick(self, now: float) -> list[Event]:
-        """Let time pass."""
+        """Handle timeouts and heartbeats that are due."""
         self._now = now
         if self.finished:
             return []
@@ -172,7 +173,7 @@ class Connection:
                 self._break("the connection was not opened in time")
         elif self.stage is Stage.RUNNING and self._heartbeat_s:
             if now >= self._heard_at + 2 * self._heartbeat_s:
-                # Without a handshake: nobody is there (§4.2.7).
+                # Without a handshake: the peer is gone (§4.2.7).
                 self._break("nothing was heard for two heartbeats")
             elif now >= self._said_at + self._heartbeat_s / 2:
                 self._write(HEARTBEAT_FRAME)
@@ -182,7 +183,7 @@ class Connection:
         return self._done()
 
     def take(self) -> list[bytes]:
-        """Buffers to send."""
+        """Return the buffers to send."""
         self._before_take()
         output, self._output = self._output, []
         self.output_size = 0
@@ -192,11 +193,11 @@ class Connection:
         return output
 
     def close(self, error: Error | None = None) -> None:
-        """Say close."""
+        """Close the connection, by a close handshake if the stage allows one."""
         if self.finished or self.stage is Stage.CLOSING:
             return
         if self.stage in _BEFORE_LOGIN or self.stage is Stage.TUNE:
-            # No close can be said yet.
+            # Close is not allowed yet.
             self._finish(Closed(error))
             self._wake()
             return
@@ -207,7 +208,7 @@ class Connection:
         self._say_close(code, text, None)
 
     def _code_of(self, error: Error) -> int:
-        """The reply code with which the connection ends for *error*."""
+        """Return the reply code that closes the connection for *error*."""
         code = faults.code_of(str(error.condition))
         if code in SOFT and code != faults.ACCESS_REFUSED:
             return faults.CONNECTION_FORCED
@@ -222,44 +223,44 @@ class Connection:
         events, self._events = self._events, []
         return events
 
-    # --- what a role adds ----------------------------------------------------------------
+    # --- --- hooks of a role -------------------------------------------------------------
 
     def _is_due(self) -> bool:
-        """Whether there is something to go on with at once."""
+        """Whether ``tick`` has something to do at once."""
         return False
 
     def _go_on(self) -> None:
-        """Take what was held up."""
+        """Resume channels that were held up."""
 
     def _go_on_with_work(self) -> None:
-        """Do a turn's work on what was too much for one turn."""
+        """Do one turn's share of work that exceeds a turn."""
 
     def _pour(self) -> None:
-        """There is room again for those who had none."""
+        """Offer credit to consumers that waited for room in the output."""
 
     def _before_take(self) -> None:
-        """What was put off is to be said now."""
+        """Write output that was put off."""
 
     def flush(self) -> None:
-        """Do what has been put off, before anything else happens."""
+        """Pass on everything put off, before anything else happens."""
 
     def _confirm(self) -> None:
-        """Say of what was done that it is."""
+        """Send the confirms that are due."""
 
     def _on_octets(self, data: bytes) -> bytes:
-        """Octets that are no frames; returns what follows them."""
+        """Handle octets before the first frame; return those after them."""
         return data
 
     def _on_new_channel(self, frame: Frame) -> None:
-        """A frame of a channel that is not open."""
+        """Handle a frame of a channel that is not open."""
         raise NotImplementedError
 
     def _on_method(self, method: m.Method) -> None:
-        """A method of channel 0 that may come now."""
+        """Handle a method of channel 0 that is allowed in this stage."""
         raise NotImplementedError
 
     def _ended(self) -> None:
-        """The channels have ended."""
+        """Clean up after the end of the channels."""
 
     # --- input ---------------------------------------------------------------------------
 
@@ -274,12 +275,12 @@ class Connection:
                 if self.stage is Stage.CLOSED:
                     break
                 if left <= 0:
-                    # What is left may be no whole frame: then the next call finds that out.
+                    # The rest may be less than a frame; the next call will find out.
                     self.unread = True
                 if self.unread:
                     break
         except BrokenFrame as error:
-            # Nothing sensible can be said (§4.2.3).
+            # No reply makes sense to such a peer (§4.2.3).
             log.warning("%s: %s", self.peer.address, error)
             self._break(str(error), "amqp:connection:framing-error")
         except OversizeFrame as error:
@@ -297,10 +298,10 @@ class Connection:
             self.on_fault(channel, error)
 
     def _on_other_frame(self, frame: Frame) -> None:
-        """A frame that is none of an open channel."""
+        """Handle a frame that belongs to no open channel."""
         if frame.type == HEARTBEAT:
             if frame.channel or frame.payload:
-                # It ends the connection: no channel has it.
+                # A fault of the connection: heartbeats belong to no channel.
                 self._fail(
                     Fault(faults.FRAME_ERROR, "a heartbeat is on channel 0, and empty"), None
                 )
@@ -314,7 +315,7 @@ class Connection:
             self._on_new_channel(frame)
 
     def on_fault(self, channel: BaseChannel | None, error: Exception) -> None:
-        """Answer what went wrong with a frame, of *channel* or of none."""
+        """Answer a fault in a frame of *channel*, or of the connection if it is None."""
         if isinstance(error, Fault):
             fault = error
         elif isinstance(error, SyntaxFault):
@@ -327,21 +328,21 @@ class Connection:
         self.fail(channel, fault, self.context)
 
     def guard(self, channel: BaseChannel | None, step: Callable[[], None]) -> None:
-        """Do *step*, and answer the fault if it is one."""
+        """Run *step*, and answer its fault if it raises one."""
         try:
             step()
         except _FAULTS as error:
             self.on_fault(channel, error)
 
     def fail(self, channel: BaseChannel | None, fault: Fault, method: m.Method | None) -> None:
-        """End *channel*, or the connection where that is what the fault costs."""
+        """Close *channel*, or the connection if the fault demands it (§4.8)."""
         if channel is None or fault.code not in SOFT:
             self._fail(fault, method)
         else:
             self.close_channel(channel, fault, method)
 
     def close_channel(self, channel: BaseChannel, fault: Fault, method: m.Method | None) -> None:
-        """End *channel*, and say why."""
+        """Close *channel* with the reply code of *fault*; *method* caused it."""
         if channel.closing or channel.ended:
             return
         self.flush()
@@ -429,14 +430,13 @@ class Connection:
             self._signalled = True
             self.on_output()
 
-    # --- what channels call --------------------------------------------------------------
+    # --- --- called by channels ----------------------------------------------------------
 
     def hold(self, size: int) -> None:
-        """*size* more octets wait on a channel: of content that is not complete, or of frames behind
-        an answer that is not there. All channels together may have so many.
+        """Count *size* octets more that a channel holds: incomplete content, or held frames.
 
         Raises:
-            Fault: They are too many.
+            Fault: All channels together hold too many.
         """
         self._held += size
         most = max(self.limits.session_window_bytes, 2 * self.limits.message_size_max)
@@ -447,24 +447,24 @@ class Connection:
             )
 
     def spend(self, work: int) -> None:
-        """Count *work*, in frames, against ``work_max`` of this turn: a frame made more than its own."""
+        """Add *work*, in frames, to the cost of the current frame (see ``work_max``)."""
         self.spent += work
 
     def let_go(self, size: int) -> None:
-        """*size* octets wait no more."""
+        """Subtract *size* octets no longer held."""
         self._held -= size
 
     def report(self, event: Event) -> None:
-        """An event for the owner of the connection."""
+        """Queue an event for the owner of the connection."""
         self._events.append(event)
 
     def release(self, channel: BaseChannel) -> None:
-        """*channel* is over on both sides: its number is free."""
+        """Free the number of *channel*, which is closed on both sides."""
         channel.end()
         if self._channels.get(channel.number) is channel:
             del self._channels[channel.number]
 
-    # --- the end -------------------------------------------------------------------------
+    # --- --- closing ---------------------------------------------------------------------
 
     def _say_close(self, code: int, text: str, method: m.Method | None) -> None:
         self.flush()
@@ -483,7 +483,7 @@ class Connection:
         )
 
     def _break(self, why: str, condition: str = "amqp:connection:forced") -> None:
-        """End without a word."""
+        """End the connection without a close handshake."""
         self.error = Error(condition, why)
         self._finish(ConnectionFailed(self.error))
 
@@ -491,8 +491,8 @@ class Connection:
         if self.over:
             return
         self.over = True
-        # Channels refer to their connection: with the way back it and its buffers would stay until a
-        # full collection.
+        # Channels refer to their connection: with a reference back, it and its buffers would stay
+        # in memory until a full collection.
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.end()
@@ -502,7 +502,7 @@ class Connection:
             follower()
 
     def _finish(self, event: Event) -> None:
-        """Nothing more is said, or heard."""
+        """End the connection: nothing more is sent or handled."""
         if self.finished:
             return
         if self._error_reported:
@@ -518,4 +518,4 @@ _FAULTS: Final = (Fault, SyntaxFault, NotImplementedFault, AmqpError)
 
 
 def _nothing() -> None:
-    """Nobody has asked to hear of output."""
+    """Ignore output: no owner is set yet."""

@@ -1,4 +1,4 @@
-"""What channels of both roles do with frames: methods, and content put together (0-9-1 §4.2.6)."""
+"""Common part of the channels of both roles: methods, and content put together (0-9-1 §4.2.6)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 BASIC: Final = 60
-#: Values of a table that take as long as a frame of a message, through all that is done with them.
+#: Values of a table that cost as much work as one frame of a message.
 VALUES_OF_A_FRAME: Final = 4
 
 
 def values_in(value: object) -> int:
-    """How many values a table or an array has, those of nested ones included."""
+    """Return the number of values in a table or array, including those of nested ones."""
     if isinstance(value, dict):
         return len(value) + sum(map(values_in, value.values()))
     if isinstance(value, list):
@@ -29,26 +29,26 @@ def values_in(value: object) -> int:
 
 
 class BaseChannel:
-    """One channel of a connection, whichever side opened it.
+    """A channel of a connection, opened by either side.
 
     Args:
         engine: The connection.
-        number: Its number.
+        number: The channel number.
     """
 
-    #: Methods that come with content here.
+    #: Methods that this role receives with content.
     carriers: ClassVar[tuple[type[m.Method], ...]] = ()
 
     engine: Connection
 
     def __init__(self, number: int) -> None:
         self.number = number
-        #: We have said close, and drop all that comes before the answer.
+        #: Whether close was sent: everything before the answer is dropped.
         self.closing = False
-        #: It is over.
+        #: Whether the channel has ended.
         self.ended = False
         self.followers: dict[Any, Callable[[], None]] = {}
-        # Content that is on its way.
+        # Content received so far.
         self._carrier: m.Method | None = None
         self._properties: m.BasicProperties | None = None
         self._body: list[bytes] = []
@@ -57,7 +57,7 @@ class BaseChannel:
 
     @property
     def channel(self) -> int:
-        """Its number, as sessions of 1.0 have one."""
+        """Channel number, under the name that AMQP 1.0 sessions have for it."""
         return self.number
 
     def write(self, method: m.Method) -> None:
@@ -65,10 +65,10 @@ class BaseChannel:
         self.engine.write(self.number, method)
 
     def on_frame(self, frame: Frame) -> None:
-        """A frame of this channel.
+        """Handle a frame of this channel.
 
         Raises:
-            Fault: It may not come now, or cannot be done.
+            Fault: The frame is not allowed now, or its method failed.
         """
         if self.closing:
             self._on_frame_while_closing(frame)
@@ -76,7 +76,7 @@ class BaseChannel:
             self._take(frame)
 
     def _on_frame_while_closing(self, frame: Frame) -> None:
-        """We drop everything but close and close-ok (§1.4.2.5)."""
+        """Drop everything but close and close-ok (§1.4.2.5)."""
         if frame.type != METHOD:
             return
         method = read_method(frame.payload)
@@ -122,7 +122,11 @@ class BaseChannel:
         self._begin(header.properties, header.body_size)
 
     def _begin(self, properties: m.BasicProperties, size: int) -> None:
-        """So many octets of content are to come."""
+        """Start collecting *size* octets of content.
+
+        Raises:
+            Fault: They are more than ``message_size_max``.
+        """
         self._properties = properties
         most = self.engine.limits.message_size_max
         if size > most:
@@ -145,7 +149,7 @@ class BaseChannel:
                 f"more octets of content than the {self._body_due} of its header",
             )
         if payload:
-            # Frames without octets would be held for nothing.
+            # Holding empty frames would cost memory without a bound.
             self._body.append(payload)
             self.engine.hold(size)
         if self._body_size == self._body_due:
@@ -166,14 +170,14 @@ class BaseChannel:
         self._body_size = 0
 
     def flush(self) -> None:
-        """Say what has been put off."""
+        """Write what was put off, such as confirms."""
 
     def end(self) -> None:
-        """Nothing happens on it any more."""
+        """End the channel and drop its state."""
         raise NotImplementedError
 
     def _end(self) -> bool:
-        """What the end is for both roles; whether it was not over yet."""
+        """Do the part of the end that both roles share; return False if it was done before."""
         if self.ended:
             return False
         self.ended = True
@@ -184,9 +188,9 @@ class BaseChannel:
         return True
 
     def _on_method(self, method: m.Method) -> None:
-        """A method without content."""
+        """Handle a method without content."""
         raise NotImplementedError
 
     def _on_content(self, method: Any, properties: m.BasicProperties, body: bytes) -> None:
-        """A method with its content, complete."""
+        """Handle a method with its complete content."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""The server's engine of 0-9-1: a connection that a client opened (:mod:`amqp_rt.fronts.base`).
+"""Server's engine of 0-9-1: a connection that a client opened (:mod:`amqp_rt.fronts.base`).
 
-It says and judges what is said on channel 0 (§1.4.1), and leaves to the channels what happens on them. A
-client's fault is answered with its reply code: it ends a channel, or the connection (§4.8).
+Methods of channel 0 (§1.4.1) are handled here, those of channels by the channels. A fault of the
+client is answered with its reply code, which ends a channel or the connection (§4.8).
 """
 
 from __future__ import annotations
@@ -49,31 +49,31 @@ _CAPABILITIES: Final = {
 
 
 class Exchange:
-    """A login that waits for an answer, as the application sees it."""
+    """A login that waits for the application's answer (:class:`amqp_rt.fronts.LoginRequested`)."""
 
     def __init__(self, engine: Engine, mechanism: str) -> None:
         self.mechanism = mechanism
-        #: Why it can only fail; empty if it may succeed.
+        #: Why the login can only fail; empty if it may succeed.
         self.refused = ""
         self._engine = engine
 
     def challenge(self, data: bytes) -> list[Event]:
-        """Ask the client for more."""
+        """Send a challenge of the mechanism to the client."""
         return self._engine.login_challenged(data)
 
     def succeed(
         self, user: str | None, identity: Any = None, data: bytes | None = None
     ) -> list[Event]:
-        """Let the client in as *user*."""
+        """Accept the login as *user*."""
         return self._engine.login_succeeded(user, identity, self.mechanism)
 
     def fail(self) -> None:
-        """Refuse the client."""
+        """Refuse the login."""
         self._engine.login_failed()
 
 
 class Engine(Connection):
-    """One connection that a client opened."""
+    """A connection that a client opened."""
 
     transitions: ClassVar[Transitions] = TRANSITIONS
 
@@ -84,14 +84,14 @@ class Engine(Connection):
         super().__init__(options.limits, peer, Stage.HEADER, now)
         self.options = options
         self.topology: Topology | None = None
-        #: Who waits for direct replies, by address; of all connections of the front.
+        #: Channels that consume direct replies, by address; shared by all connections of the front.
         self.replies = replies
         self.recents = recents
-        #: Who takes what was published in this chunk, by channel, method and properties.
+        #: Inlets found within this chunk, by channel, method and properties.
         self.ways: dict[tuple[int, bytes, bytes], list[tuple[Any, ReceivingLink, str]]] = {}
-        #: Consumers that have credit and no room.
+        #: Consumers that have credit but no room in the output, or in this turn.
         self.thirsty: dict[SendingLink, None] = {}
-        #: Messages that consumers were given in this turn.
+        #: Messages sent to consumers in this turn.
         self.given = 0
         self.hears_cancel = False
         self._header = b""
@@ -99,22 +99,23 @@ class Engine(Connection):
         self._exchange: Exchange | None = None
         self._secret: m.ConnectionUpdateSecret | None = None
         self._hears_failure = False
-        #: The client wants to know when it had better send nothing, and has been told so.
+        #: Whether the client has the capability ``connection.blocked``, and whether it was sent
+        #: ``connection.blocked``.
         self._hears_blocked = False
         self._blocked = False
         self._open_due = False
         self._channel_max = min(CHANNEL_MAX, max(1, options.limits.channel_max * 32))
-        #: Channels that go on where they were held up.
+        #: Channels to resume where they were held up.
         self._scheduled: dict[Channel, None] = {}
         #: Channels with work for later turns.
         self._working: dict[Channel, None] = {}
         self._dirty: dict[Channel, None] = {}
-        #: Messages of this chunk, by who takes them and the link on which they come.
+        #: Messages published within this chunk, by inlet and link.
         self._posts: dict[tuple[int, ReceivingLink], tuple[Any, list[IncomingDelivery]]] = {}
-        #: What was answered in this chunk, by link.
+        #: Deliveries settled within this chunk, by link.
         self._answered: dict[SendingLink, list[OutgoingDelivery]] = {}
 
-    # --- what the connection asks --------------------------------------------------------
+    # --- --- hooks of Connection ---------------------------------------------------------
 
     def _is_due(self) -> bool:
         return bool(self._scheduled) or bool(
@@ -122,7 +123,7 @@ class Engine(Connection):
         )
 
     def _go_on(self) -> None:
-        """Let channels take what was held up."""
+        """Complete the open if it is due, and resume channels that were held up."""
         if self._open_due:
             self._say_open_ok()
         scheduled, self._scheduled = self._scheduled, {}
@@ -138,7 +139,8 @@ class Engine(Connection):
         if self._open_due and self.stage is Stage.RUNNING:
             self._say_open_ok()
         if self._scheduled:
-            # Whoever answered is waited for no more. What is to be reported waits for the next call.
+            # Their answers are here. Events that this causes are reported by the next call of the
+            # driver.
             self._receiving = True
             self._go_on()
             self.flush()
@@ -149,7 +151,7 @@ class Engine(Connection):
 
     def _code_of(self, error: Error) -> int:
         if self._open_due and error.condition == "amqp:not-found":
-            # RabbitMQ's code for a virtual host that there is not.
+            # RabbitMQ's reply code for an unknown virtual host.
             return faults.NOT_ALLOWED
         return super()._code_of(error)
 
@@ -158,7 +160,7 @@ class Engine(Connection):
 
     def _ended(self) -> None:
         self._open_due = False
-        # Both refer to this connection: no cycle is to keep it.
+        # Both refer to this connection: a reference cycle would keep it alive.
         self._exchange = None
         topology, self.topology = self.topology, None
         if topology is not None:
@@ -170,7 +172,7 @@ class Engine(Connection):
     # --- input ---------------------------------------------------------------------------
 
     def _on_protocol_header(self, data: bytes) -> bytes:
-        """The first eight octets; returns what follows them (§4.2.2)."""
+        """Check the protocol header, the first eight octets; return those after it (§4.2.2)."""
         self._header += data
         if len(self._header) < len(PROTOCOL_HEADER) and PROTOCOL_HEADER.startswith(self._header):
             return b""
@@ -201,8 +203,11 @@ class Engine(Connection):
         return rest
 
     def _mechanisms(self) -> list[str]:
-        """What clients may log in by. Those that insist on PLAIN are let in where anybody is, and are
-        nobody there, whatever they say."""
+        """Return the mechanisms to offer.
+
+        Clients that insist on PLAIN may use it where anonymous access is allowed; they are
+        anonymous there, with any user and password.
+        """
         offered = [*self.options.mechanisms]
         if "PLAIN" in offered:
             offered.append("AMQPLAIN")
@@ -215,7 +220,7 @@ class Engine(Connection):
         self.context = method
         if not isinstance(method, m.ChannelOpen):
             if isinstance(method, m.ChannelCloseOk | m.ChannelClose):
-                # Close crossed close: it is answered, and over on both sides.
+                # Both sides sent close: answer it; the channel is closed on both sides.
                 if isinstance(method, m.ChannelClose):
                     self.write(frame.channel, m.ChannelCloseOk())
                 return
@@ -248,7 +253,7 @@ class Engine(Connection):
             self._hears_blocked = capabilities.get("connection.blocked") is True
             self._hears_failure = capabilities.get("authentication_failure_close") is True
         name = properties.get("connection_name")
-        # Each connection is a container of its own: nothing of it is taken up by another.
+        # Each connection is a container of its own: none can take over links of another.
         self.peer.container_id = (
             f"{name if isinstance(name, str) else 'amqp091'}"[:200]
             + f"-{self.peer.address}-{id(self):x}"
@@ -277,7 +282,7 @@ class Engine(Connection):
         self.report(LoginRequested(exchange.mechanism, response, None, exchange))
 
     def login_challenged(self, data: bytes) -> list[Event]:
-        """The mechanism asks for more."""
+        """Send a challenge of the mechanism."""
         if self.stage is Stage.LOGIN:
             if self._exchange is not None and self._exchange.refused:
                 self.login_failed()
@@ -287,7 +292,7 @@ class Engine(Connection):
         return []
 
     def login_succeeded(self, user: str | None, identity: Any, mechanism: str) -> list[Event]:
-        """The client is who it says."""
+        """Accept the login, or the updated secret."""
         if self._secret is not None and self.stage is Stage.RUNNING:
             self._secret = None
             self.peer.identity = identity
@@ -313,7 +318,7 @@ class Engine(Connection):
         )
 
     def login_failed(self) -> None:
-        """The client is nobody that we know; all hear the same, whatever the cause."""
+        """Refuse the login, or the updated secret; clients see no difference between causes."""
         if self._secret is not None and self.stage is Stage.RUNNING:
             self._secret = None
             self._fail(Fault(faults.NOT_ALLOWED, "the new secret is not accepted"), None)
@@ -338,7 +343,7 @@ class Engine(Connection):
         if method.frame_max and method.frame_max < FRAME_MIN_SIZE:
             raise Fault(faults.NOT_ALLOWED, f"frame-max is at least {FRAME_MIN_SIZE}")
         if method.frame_max > self._frame_max or (method.channel_max > self._channel_max):
-            # Without a handshake, says the book (§1.4.2.6).
+            # Close without a handshake, as §1.4.2.6 demands.
             self._break("the client wants more than it was offered", "amqp:not-allowed")
             return
         self._channel_max = min(self._channel_max, channel_max)
@@ -348,16 +353,16 @@ class Engine(Connection):
 
     def _on_open(self, method: m.ConnectionOpen) -> None:
         host = method.virtual_host
-        # "/" is what clients say who mean the only one there is.
+        # Clients that mean the default virtual host send "/".
         self.peer.virtual_host = "" if host in ("", "/") else f"vhost:{host}"
         self.stage = Stage.RUNNING
         self._ends_at = inf
-        # Nothing more is done before somebody has looked at who wants to open what.
+        # No frame is handled before the container has accepted the connection to this virtual host.
         self._open_due = self.unread = True
         self.report(Opened(self.peer))
 
     def _say_open_ok(self) -> None:
-        """The container has heard of it, and has nothing against it."""
+        """Send ``open-ok``: the container has accepted the connection."""
         self._open_due = False
         if self.options.topology is not None:
             self.topology = self.options.topology(self.peer, self)
@@ -371,7 +376,7 @@ class Engine(Connection):
         response = b"\0" + self.peer.user.encode() + b"\0" + method.new_secret
         self._ask_login(exchange, response)
 
-    # --- output --------------------------------------------------------------------------
+    # --- --- output ----------------------------------------------------------------------
 
     def write(self, channel: int, method: m.Method) -> None:
         """Send a method."""
@@ -386,11 +391,11 @@ class Engine(Connection):
         try:
             super().write_content(channel, method, properties, body)
         except ValueError:
-            # What others have put into it is more than a frame holds: the message itself is whole.
+            # Headers added on the way exceed a frame: send the message itself without any headers.
             super().write_content(channel, method, replace(properties, headers=None), body)
 
     def _pour(self) -> None:
-        """There is room again for those who had credit and none."""
+        """Start a new turn: offer credit to consumers that waited for room."""
         self.given = 0
         if not self.thirsty or self.output_size >= self.limits.output_max // 2:
             return
@@ -399,33 +404,32 @@ class Engine(Connection):
             link.offer_credit()
 
     def write_octets(self, data: bytes) -> None:
-        """Send whole frames."""
+        """Send encoded frames."""
         if self.finished:
             return
         if self._open_due:
             self._say_open_ok()
         self._write(data)
 
-    # --- what channels call --------------------------------------------------------------
+    # --- --- called by channels ----------------------------------------------------------
 
     def next_name(self) -> int:
-        """A number that no other link of the connection has."""
+        """Return a number unique to one link of the connection."""
         return next(self._names)
 
     def schedule(self, channel: Channel) -> None:
-        """Let *channel* go on with what was held up: soon, by ``tick``."""
+        """Resume *channel* soon, in the next call of the driver."""
         self._scheduled[channel] = None
         self._wake()
 
     def work_later(self, channel: Channel) -> None:
-        """Let *channel* go on with its work in the next call of ``receive``, which comes when other
-        connections have had their turn."""
+        """Continue the work of *channel* in the next ``receive``, after other connections."""
         self._working[channel] = None
         self.unread = True
         self._wake()
 
     def mark_dirty(self, channel: Channel) -> None:
-        """*channel* has confirms to say."""
+        """Note that *channel* has confirms to send."""
         self._dirty[channel] = None
         self._wake()
 
@@ -436,7 +440,7 @@ class Engine(Connection):
                 channel.flush()
 
     def post(self, way: Any, link: ReceivingLink, delivery: IncomingDelivery) -> None:
-        """Hand over a message with the others of this chunk; without a *way* it goes over *link*."""
+        """Queue a message, for inlet *way* or else for *link*, until the end of this chunk."""
         key = (id(way), link)
         found = self._posts.get(key)
         if found is None:
@@ -445,7 +449,7 @@ class Engine(Connection):
             found[1].append(delivery)
 
     def answer(self, link: SendingLink, delivery: OutgoingDelivery) -> None:
-        """Tell of an answer of the client's with the others of this chunk."""
+        """Queue a settlement by the client until the end of this chunk."""
         found = self._answered.get(link)
         if found is None:
             self._answered[link] = [delivery]
@@ -453,7 +457,7 @@ class Engine(Connection):
             found.append(delivery)
 
     def flush(self) -> None:
-        """Hand over what was published and answered so far, before anything else happens."""
+        """Pass on everything published and settled so far, before anything else happens."""
         if self.ways:
             self.ways.clear()
         while self._answered:
@@ -478,13 +482,16 @@ class Engine(Connection):
             self.write(0, m.ConnectionUnblocked())
 
     def drop_replies(self, channel: Channel) -> None:
-        """*channel* waits for replies no more."""
+        """Remove the reply address of *channel*."""
         for address in [each for each, other in self.replies.items() if other is channel]:
             del self.replies[address]
 
 
 def _plain_of(response: bytes) -> bytes | None:
-    """AMQPLAIN, a table without its length, as PLAIN says it."""
+    """Convert a response of AMQPLAIN to one of PLAIN; None if it is malformed.
+
+    It is a field table without its length.
+    """
     try:
         table = Reader(len(response).to_bytes(4, "big") + response).table()
     except SyntaxFault:

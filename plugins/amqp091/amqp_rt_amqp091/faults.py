@@ -1,4 +1,4 @@
-"""Reply codes, and what goes wrong as an exception (0-9-1 §1.2, decision 19)."""
+"""Reply codes, and faults as exceptions (0-9-1 §1.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_ALLOWED: Final = 530
 NOT_IMPLEMENTED: Final = 540
 INTERNAL_ERROR: Final = 541
 
-#: Those that end a channel; the others end the connection (§4.8).
+#: Codes that end a channel; the others end the connection (§4.8).
 SOFT: Final = frozenset(
     {
         *(CONTENT_TOO_LARGE, NO_CONSUMERS, ACCESS_REFUSED, NOT_FOUND),
@@ -56,7 +56,7 @@ NAMES: Final[dict[int, str]] = {
     INTERNAL_ERROR: "INTERNAL_ERROR",
 }
 
-#: Conditions of AMQP 1.0, in which the broker speaks, as reply codes of a channel and of a connection.
+#: Conditions of AMQP 1.0, which the broker uses → reply codes.
 _CODES: Final[dict[str, int]] = {
     "amqp:not-found": NOT_FOUND,
     "amqp:resource-deleted": NOT_FOUND,
@@ -72,7 +72,7 @@ _CODES: Final[dict[str, int]] = {
     "amqp:connection:forced": CONNECTION_FORCED,
     "amqp:connection:framing-error": FRAME_ERROR,
 }
-#: The way back, for what a client or a server of 0-9-1 says.
+#: Reply codes received from a peer → conditions of AMQP 1.0.
 _CONDITIONS: Final[dict[int, str]] = {
     CONTENT_TOO_LARGE: "amqp:link:message-size-exceeded",
     CONNECTION_FORCED: "amqp:connection:forced",
@@ -91,7 +91,7 @@ _TEXT_MAX: Final = 255
 
 
 class Fault(Exception):
-    """The client did what it may not: its channel, or its connection, ends with *code*."""
+    """A fault of the peer, or an error of the broker; closes the channel or connection."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -100,22 +100,22 @@ class Fault(Exception):
 
     @classmethod
     def of(cls, error: AmqpError | Error) -> Fault:
-        """What the broker says, in the words of this protocol."""
+        """Convert an error of the broker to a fault of this protocol."""
         return cls(code_of(str(error.condition)), error.description or str(error.condition))
 
 
 def code_of(condition: str) -> int:
-    """The reply code for a condition of AMQP 1.0."""
+    """Return the reply code for a condition of AMQP 1.0."""
     return _CODES.get(condition, INTERNAL_ERROR)
 
 
 def condition_of(code: int) -> str:
-    """The condition of AMQP 1.0 for a reply code."""
+    """Return the condition of AMQP 1.0 for a reply code."""
     return _CONDITIONS.get(code, "amqp:internal-error")
 
 
 def reply_text(code: int, text: str) -> str:
-    """What goes into ``reply-text``, which is a short string."""
+    """Return the text for ``reply-text``, cut to the size of a short string."""
     said = f"{NAMES[code]} - {text}" if text else NAMES[code]
     octets = said.encode("utf-8", "surrogateescape")
     return said if len(octets) <= _TEXT_MAX else octets[:_TEXT_MAX].decode("utf-8", "ignore")

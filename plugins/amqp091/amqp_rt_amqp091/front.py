@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 in the terms of any other front."""
+"""AMQP 0-9-1 as a front of a broker (:mod:`amqp_rt.fronts`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRACINGS[PROTOCOL_HEADER] = Tracing()
 
 
 class Front:
-    """Listens for clients of AMQP 0-9-1, such as pika, Celery and amqplib.
+    """Front for clients of AMQP 0-9-1, such as pika, Celery and amqplib.
 
     ::
 
@@ -26,10 +26,10 @@ class Front:
     preferred_header = PROTOCOL_HEADER
 
     def __init__(self) -> None:
-        #: Who waits for direct replies, on whatever connection.
+        #: Channels that consume direct replies, by address, of all connections.
         self._replies: dict[str, Channel] = {}
         self._recents = Recents()
 
     def server(self, options: ServerOptions, now: float) -> Engine:
-        """An engine for a connection that a client opened."""
+        """Create the engine for a connection that a client opened."""
         return Engine(options, self._replies, self._recents, now)

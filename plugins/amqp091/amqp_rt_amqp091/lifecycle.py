@@ -1,4 +1,4 @@
-"""How far a connection has got, and what may come then (0-9-1 §2.2.4, §1.4.1). One table a role."""
+"""Stages of a connection and the methods allowed in each (0-9-1 §2.2.4, §1.4.1), for both roles."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from . import methods as m
 
 
 class Stage(Enum):
-    """What has to be heard next on a connection."""
+    """The input that a connection expects next."""
 
     HEADER = "protocol header"
     START = "start, or start-ok"
-    #: A login is being judged: a server hears nothing then, a client hears what comes of it.
+    #: The application decides about a login: a server accepts no method meanwhile. A client waits
+    #: for the decision, or for a challenge.
     LOGIN = "login"
     SECURE = "secure-ok"
     TUNE = "tune-ok"
     OPEN = "open, or open-ok"
     RUNNING = "running"
-    #: We have said close, and hear nothing but the answer.
+    #: Close was sent: only its answer, or the peer's close, counts.
     CLOSING = "closing"
     CLOSED = "closed"
 
 
-#: Stage → what may be said on channel 0 then, and where that leads. What is absent is out of
+#: Stage → methods allowed on channel 0, with the stage that follows. Absent methods are out of
 #: sequence: reply code 503.
 Transitions = Mapping[Stage, Mapping[type[m.Method], Stage]]
 
-#: What a server hears.
+#: Methods that a server receives.
 TRANSITIONS: Final[Transitions] = {
     Stage.HEADER: {},
     Stage.START: {m.ConnectionStartOk: Stage.LOGIN, m.ConnectionClose: Stage.CLOSED},
@@ -47,7 +48,7 @@ TRANSITIONS: Final[Transitions] = {
     Stage.CLOSED: {},
 }
 
-#: What a client hears.
+#: Methods that a client receives.
 CLIENT_TRANSITIONS: Final[Transitions] = {
     Stage.START: {m.ConnectionStart: Stage.LOGIN, m.ConnectionClose: Stage.CLOSED},
     Stage.LOGIN: {

@@ -1,8 +1,7 @@
-"""Links of a channel, as the rest of the program sees them (:mod:`amqp_rt.fronts.base`).
+"""Links of a channel, as containers and brokers see them (:mod:`amqp_rt.fronts.base`).
 
-``basic.consume`` and ``basic.get`` are links on which we send, whose credit is the prefetch; what is
-published goes over links on which we receive; a transaction has a control link. Nothing of a link is
-kept when its channel is over.
+``basic.consume`` and ``basic.get`` are sending links, whose credit is the prefetch; published
+messages arrive on receiving links; transactions have a control link. No link outlives its channel.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _RECEIVER: Final = True
 _UNSETTLED: Final = 0
 _SETTLED: Final = 1
 _FIRST: Final = 0
-#: Messages that the consumers of a connection are given in a turn; more follow in the next one.
+#: Messages sent to the consumers of a connection within one turn; more follow in the next one.
 _GIVEN_MAX: Final = 100
-#: Credit where nobody has set a bound.
+#: Credit where no bound is set.
 UNBOUNDED: Final = 1 << 31
 
 _LINK_DETACH: Final = Symbol("link-detach")
@@ -47,14 +46,14 @@ GONE: Final = rejected("amqp:not-found", "there is no such queue any more")
 
 
 class Link:
-    """What both directions have in common."""
+    """Common part of both directions."""
 
     role = _RECEIVER
 
     def __init__(self, channel: Channel, name: str) -> None:
         self.channel = channel
         self.name = name
-        #: Its number, by which management calls it.
+        #: Number of the link on its connection, by which management refers to it.
         self.handle = channel.engine.next_name()
         self.peer: Peer = channel.engine.peer
         self.source: Source | None = None
@@ -75,16 +74,16 @@ class Link:
         self.unknown: list[Any] = []
         self.incomplete = False
         self.context: Any = None
-        #: It is over: nothing is said on it, or heard, any more.
+        #: Whether the link has ended.
         self.over = False
         self.endpoint: Any = None
-        #: Called once, when the request has been answered: with why it was refused, or None.
+        #: Called once with the answer to the attach request: the error if it was refused, or None.
         self.on_answer: Callable[[Error | None], None] | None = None
-        #: Called when the other side ends it.
+        #: Called when the endpoint, or the broker, ends the link.
         self.on_end: Callable[[Error | None], None] | None = None
 
     def refuse(self, error: Error) -> None:
-        """The request is refused."""
+        """Refuse the attach request."""
         if self.over:
             return
         self.over = True
@@ -105,7 +104,7 @@ class Link:
         self._answer(None)
 
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
-        """The other side ends it."""
+        """End the link from the endpoint's side, and call ``on_end``."""
         if self.over:
             return
         told = self.on_end
@@ -114,7 +113,7 @@ class Link:
             told(error)
 
     def end(self, error: Error | None, closed: bool) -> None:
-        """Be over at once, and let the endpoint hear it."""
+        """End the link at once and notify the endpoint."""
         if self.over:
             return
         self.over = True
@@ -126,29 +125,30 @@ class Link:
             endpoint.on_detached(self, error, closed)
 
     def _forget_hooks(self) -> None:
-        """Drop what is called by this link, and may refer to it: no cycle is to keep the link."""
+        """Drop callbacks, which may refer to the link: a reference cycle would keep it alive."""
         self.on_answer = self.on_end = None
 
     def _gather(self) -> None:
-        """Put what is unsettled where the endpoint looks for it."""
+        """Put unsettled deliveries into ``unsettled`` for the endpoint, or settle them."""
 
     def remember(self) -> UnsettledMap:
-        """Nothing is kept."""
+        """Return an empty map: nothing survives the channel."""
         return {}
 
 
 class IncomingDelivery:
-    """What was published, on its way to one node.
+    """A published message on its way to one node.
 
     Args:
-        link: On which it comes.
-        payload: The message, as one of AMQP 1.0.
-        on_outcome: Called once with what became of it; None if nobody wants to know.
+        link: The link it arrives on.
+        payload: The encoded AMQP 1.0 message.
+        on_outcome: Called once with the outcome; None if the message is sent settled.
+        state: Transactional state, None outside of transactions.
     """
 
     __slots__ = ("context", "link", "local_state", "on_outcome", "payload", "settled", "state")
 
-    # The same for all of them.
+    # Equal for all deliveries of this class.
     tag = b""
     message_format = 0
     second = False
@@ -172,11 +172,11 @@ class IncomingDelivery:
         self.on_outcome = on_outcome
 
     def read_chunks(self) -> list[bytes]:
-        """It is whole."""
+        """Return the whole payload: messages are not streamed here."""
         return [self.payload]
 
     def settle(self, outcome: Any) -> None:
-        """Say *outcome*; only the first one counts."""
+        """Settle with *outcome*; only the first call counts."""
         self.local_state = outcome
         told, self.on_outcome = self.on_outcome, None
         self.settled = True
@@ -186,7 +186,7 @@ class IncomingDelivery:
             self.link.channel.refused(outcome)
 
     def update(self, state: Any) -> None:
-        """Nobody hears of it."""
+        """Keep *state*: the protocol cannot send it to the publisher."""
         self.local_state = state
 
 
@@ -203,7 +203,7 @@ class ReceivingLink(Link):
         self.available = 0
         self.stream_above = 0
         self.has_streamed = False
-        #: What there was no credit for, or nobody to take, and its octets.
+        #: Deliveries that wait for credit or for the answer to the attach, and their octets.
         self._waiting: deque[IncomingDelivery] = deque()
         self._waiting_size = 0
 
@@ -221,9 +221,9 @@ class ReceivingLink(Link):
         offered_capabilities: Sequence[str] = (),
         unsettled: UnsettledMap | None = None,
     ) -> None:
-        """The link is there."""
+        """Accept the attach request."""
         if self.over:
-            # Its channel ended while somebody thought about it.
+            # The channel ended before the answer.
             return
         self.source = source or self.source
         self.target = target or self.target
@@ -231,14 +231,14 @@ class ReceivingLink(Link):
         self._accepted(endpoint)
 
     def refuse(self, error: Error) -> None:
-        """Nothing can be sent here."""
+        """Refuse the attach request; waiting deliveries are rejected with *error*."""
         waiting, self._waiting = self._waiting, deque()
         super().refuse(error)
         for delivery in waiting:
             delivery.settle(Rejected(error))
 
     def grant(self, credit: int, *, properties: Mapping[object, object] | None = None) -> None:
-        """There is room for *credit* more."""
+        """Set the credit to *credit*, and deliver as many waiting messages."""
         self.credit = credit
         waiting = self._waiting
         if waiting and credit:
@@ -248,13 +248,13 @@ class ReceivingLink(Link):
             self.endpoint.deliver(self, ready)
 
     def drain(self) -> None:
-        """What there is has been sent."""
+        """Set the credit to 0 and report the flow: all available messages have been delivered."""
         if self.attached:
             self.credit = 0
             self.endpoint.on_flow(self)
 
     def put(self, deliveries: list[IncomingDelivery]) -> None:
-        """Deliver, or keep what there is no credit for; what there is no room for is refused."""
+        """Deliver, or keep deliveries without credit; reject those beyond ``session_window``."""
         if self.over:
             for delivery in deliveries:
                 delivery.settle(GONE)
@@ -283,7 +283,7 @@ class ReceivingLink(Link):
 
 
 class Publishing(ReceivingLink):
-    """What carries all that is published on a channel to nodes that ask for no link of their own."""
+    """Link shared by all messages of a channel to nodes that need no link of their own."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel, f"channel-{channel.number}", Target())
@@ -291,9 +291,9 @@ class Publishing(ReceivingLink):
 
 
 class OutgoingDelivery:
-    """A message that a consumer was given.
+    """A message sent to a consumer.
 
-    ``number`` is its delivery-tag of this protocol, 0 if it needs no answer.
+    ``number`` is its delivery-tag in 0-9-1, counted on its channel.
     """
 
     __slots__ = (
@@ -318,13 +318,13 @@ class OutgoingDelivery:
         self.settled = settled
         self.remote_settled = settled
         self.state: Any = None
-        #: Octets of its body.
+        #: Octets of the body.
         self.size = 0
-        #: An outcome was said of it in a transaction that is not committed.
+        #: Whether an outcome was sent in a transaction that is not committed.
         self.enlisted = False
 
     def write(self, data: bytes, *, more: bool = True) -> None:
-        """Messages leave whole here.
+        """Refuse to stream: messages are sent whole.
 
         Raises:
             LocalProtocolError: Always.
@@ -332,23 +332,23 @@ class OutgoingDelivery:
         raise LocalProtocolError("0-9-1 says the size of a message before its first octet")
 
     def abort(self) -> None:
-        """It has left."""
+        """Ignore the call: the message has been sent whole."""
 
     def settle(self, state: Any = None) -> None:
-        """Forget it: it cannot be answered any more."""
+        """Settle the delivery: the client can no longer acknowledge it."""
         self.settled = True
         self.state = state
         self.link.forget(self)
 
 
 class SendingLink(Link):
-    """A consumer, or one ``basic.get``.
+    """A consumer, or the link of ``basic.get`` for one queue.
 
     Args:
         channel: Its channel.
         name: Its consumer-tag, or another name.
-        source: Where it receives from.
-        no_ack: Messages are settled when they leave.
+        source: Source of the messages.
+        no_ack: Whether messages are settled when sent.
         prefetch: Unsettled messages that it may have, 0 for any number.
     """
 
@@ -365,24 +365,26 @@ class SendingLink(Link):
         self.no_ack = no_ack
         self.prefetch = prefetch
         self.tag = name
-        #: How ``basic.deliver`` to it begins.
+        #: Encoded ``basic.deliver`` up to the consumer-tag, b"" until first used.
         self.said = b""
         self.draining = False
         self.flow_properties: Mapping[object, object] | None = None
         self.idle = False
-        #: Clients requeue what they do not want, and expect it at once (§4.7).
+        #: Clients requeue deliveries they do not want, and expect that to happen at once (§4.7).
         self.requeues = True
-        #: Messages that it has and has not answered.
+        #: Unsettled deliveries of this link, by delivery-tag.
         self.held: dict[int, OutgoingDelivery] = {}
-        #: What it may still be given, where that does not follow from the prefetch.
+        #: Credit where it does not follow from the prefetch, as for ``basic.get``; None for
+        #: consumers.
         self.once: int | None = None
-        #: Called with a message in place of ``basic.deliver``, and when there is none to give.
+        #: Called with a message instead of writing ``basic.deliver``; called when there is none to
+        #: send.
         self.on_message: Callable[[Content, OutgoingDelivery], None] | None = None
         self.on_drained: Callable[[], None] | None = None
 
     @property
     def credit(self) -> int:
-        """Messages that it may be given now."""
+        """Messages that may be sent now."""
         if not self.attached or self.channel.closing:
             return 0
         if self.once is not None:
@@ -397,7 +399,7 @@ class SendingLink(Link):
 
     @property
     def writable(self) -> bool:
-        """Whether there is room in the output, and the client takes messages at all."""
+        """Whether the output and this turn have room, and the client accepts messages."""
         if not self.channel.flowing:
             return False
         engine = self.channel.engine
@@ -417,7 +419,7 @@ class SendingLink(Link):
         offered_capabilities: Sequence[str] = (),
         unsettled: UnsettledMap | None = None,
     ) -> None:
-        """The consumer is there; messages follow its ``consume-ok``."""
+        """Accept the attach request; messages follow ``consume-ok``."""
         if self.over:
             return
         self.source = source or self.source
@@ -427,7 +429,7 @@ class SendingLink(Link):
         self.offer_credit()
 
     def offer_credit(self) -> None:
-        """The endpoint may look again whether it has something."""
+        """Notify the endpoint that credit or room may be available."""
         if self.attached:
             self.endpoint.on_credit(self)
 
@@ -442,10 +444,10 @@ class SendingLink(Link):
         state: Any = None,
         more: bool = False,
     ) -> OutgoingDelivery:
-        """Give one message.
+        """Send one message.
 
         Raises:
-            LocalProtocolError: There is no credit, or it is one that 0-9-1 cannot say.
+            LocalProtocolError: There is no credit, or 0-9-1 cannot carry the message.
         """
         if not self.attached or self.credit <= 0:
             raise LocalProtocolError(f"consumer {self.tag!r} has no credit")
@@ -470,12 +472,12 @@ class SendingLink(Link):
         return delivery
 
     def forget(self, delivery: OutgoingDelivery) -> None:
-        """*delivery* is settled."""
+        """Remove the settled *delivery*."""
         self.held.pop(delivery.number, None)
         self.channel.unacked.pop(delivery.number, None)
 
     def drained(self) -> None:
-        """There is nothing more to give."""
+        """Report that the source has no message to send; ends a drain."""
         if self.draining:
             self.draining = False
             self.once = 0
@@ -484,7 +486,7 @@ class SendingLink(Link):
                 told()
 
     def offer(self, available: int) -> None:
-        """Nobody asks."""
+        """Ignore *available*: 0-9-1 has no field for it."""
 
     def _forget_hooks(self) -> None:
         super()._forget_hooks()
@@ -492,6 +494,6 @@ class SendingLink(Link):
 
     def _gather(self) -> None:
         self.channel.engine.thirsty.pop(self, None)
-        # The client may answer them still, and nothing comes of it.
+        # The client may still acknowledge these; that has no effect.
         self.unsettled = list(self.held.values())
         self.held.clear()

@@ -1,7 +1,7 @@
-"""A message of 0-9-1 as one of AMQP 1.0, and the other way round (``docs/guides/amqp091.md`` has the table).
+"""Conversion of messages between 0-9-1 and AMQP 1.0 (``docs/guides/amqp091.md`` has the table).
 
-In the broker every message is one of 1.0. What 1.0 has no field for travels in message annotations whose
-names begin with ``x-``, so that whatever goes through comes out as it was.
+The broker stores every message in the form of 1.0. Properties without a field in 1.0 travel in
+message annotations whose names begin with ``x-``, so that a message comes out as it was published.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from amqp_rt.fronts import (
 from .methods import BasicProperties
 from .values import Decimal, Seconds
 
-#: Message annotations: where a message was published, as RabbitMQ calls them.
+#: Message annotations with the exchange and routing key of a message, named as in RabbitMQ.
 EXCHANGE: Final = Symbol("x-exchange")
 ROUTING_KEY: Final = Symbol("x-routing-key")
-#: The property ``type``, for which 1.0 has no field.
+#: The property ``type``, which has no field in 1.0.
 TYPE: Final = Symbol("x-basic-type")
-#: The property ``app-id``, likewise.
+#: The property ``app-id``, which has no field in 1.0.
 APP_ID: Final = Symbol("x-basic-app-id")
 #: Headers that application-properties cannot hold: tables, arrays, decimals, and names in ``x-``.
 HEADERS: Final = Symbol("x-basic-headers")
-#: That a priority was said although it is 0, and a delivery-mode beside 2. Without them
-#: nothing was said.
+#: Present if the priority was set to 0, and if a delivery-mode other than 2 was set; without them
+#: the properties were absent.
 PRIORITY: Final = Symbol("x-basic-priority")
 DELIVERY_MODE: Final = Symbol("x-basic-delivery-mode")
-#: The time to live that was said: that of 1.0 counts down on the way.
+#: The expiration as published: the ttl of 1.0 counts down on the way.
 EXPIRATION: Final = Symbol("x-basic-expiration")
 
-#: ``type`` of a message whose body is sections of 1.0, since it is not data.
+#: ``type`` of a message whose body consists of sections of 1.0, since the body is not data.
 AMQP10: Final = "amqp-1.0"
 
-#: Where and why the broker has given it up, oldest first; and its reasons in RabbitMQ's words.
+#: Dead-lettering history, oldest first; and its reasons in RabbitMQ's terms.
 _HISTORY: Final = Symbol("x-opt-dead-letter-history")
 _REASONS: Final = {
     "overflow": "maxlen",
@@ -52,7 +52,7 @@ _REASONS: Final = {
     "max-attempts": "delivery_limit",
 }
 
-#: Headers for properties of 1.0 that 0-9-1 has none for.
+#: Headers for properties of 1.0 without a field in 0-9-1.
 _TO: Final = "x-amqp10-to"
 _SUBJECT: Final = "x-amqp10-subject"
 _GROUP_ID: Final = "x-amqp10-group-id"
@@ -64,12 +64,12 @@ _CORRELATION_ID_TYPE: Final = "x-correlation-id-type"
 _TTL_MAX: Final = 0xFFFF_FFFF
 _SHORT_MAX: Final = 255
 
-#: Types that mean the same in both protocols.
+#: Types with the same meaning in both protocols.
 _SIMPLE: Final = (bool, int, float, str, bytes, type(None), UUID)
 
 
 class Invalid(Exception):
-    """A property that says nothing: reply code 406 (RabbitMQ's choice)."""
+    """A malformed property: reply code 406 (RabbitMQ's choice)."""
 
 
 def to_message(
@@ -79,36 +79,37 @@ def to_message(
     exchange: str,
     routing_key: str,
 ) -> bytes:
-    """The message of AMQP 1.0, encoded.
+    """Encode a message of 0-9-1 as AMQP 1.0.
 
     Raises:
-        Invalid: The expiration is no number.
+        Invalid: The expiration is not a number.
     """
     return _message(properties, body, exchange, routing_key).encode()
 
 
 class Front(NamedTuple):
-    """What comes before the body of a message of AMQP 1.0, but for where it was published."""
+    """The sections before the body of an AMQP 1.0 message, without exchange and routing key."""
 
     header: bytes
-    #: Message annotations beside exchange and routing key: how many values, and their octets.
+    #: Message annotations other than exchange and routing key: number of keys and values, and their
+    #: octets.
     more: int
     others: bytes
     rest: bytes
 
 
 def place_of(exchange: bytes, routing_key: bytes) -> bytes:
-    """Where a message was published, as its message annotations begin. Both are short strings, with their
-    size before them."""
+    """Encode the annotations for exchange and routing key, given as encoded short strings."""
     return _EXCHANGE_IS + exchange + _KEY_IS + routing_key
 
 
 def front_of(properties: BasicProperties) -> Front | None:
-    """What comes before the body, wherever the message goes and whatever the body is; None where that
-    depends on the body.
+    """Encode the sections before the body, which serve all destinations and bodies.
+
+    The result is None if they depend on the body.
 
     Raises:
-        Invalid: The expiration is no number.
+        Invalid: The expiration is not a number.
     """
     if properties.type == AMQP10:
         return None
@@ -123,7 +124,7 @@ def front_of(properties: BasicProperties) -> Front | None:
 
 
 def joined(front: Front, place: bytes, body: bytes) -> bytes:
-    """The message of AMQP 1.0, as its encoder writes it (Part 3 §3.2)."""
+    """Assemble an AMQP 1.0 message, with the same octets as its encoder (Part 3 §3.2)."""
     annotations = place + front.others
     count = 4 + front.more
     size = len(annotations) + 1
@@ -140,9 +141,9 @@ def joined(front: Front, place: bytes, body: bytes) -> bytes:
 
 
 class Parts(NamedTuple):
-    """A message of AMQP 1.0 from a queue, in the pieces that come again."""
+    """An AMQP 1.0 message from a queue, in pieces that other messages may share."""
 
-    #: What stands for all before the body, but for *place*.
+    #: Cache key for all sections before the body, but for *place*.
     key: tuple[object, ...]
     #: Exchange and routing key as short strings, None if they are part of *key*.
     place: bytes | None
@@ -150,8 +151,10 @@ class Parts(NamedTuple):
 
 
 def parts_of(payload: bytes, address: str) -> Parts | None:
-    """The pieces of a message from queue *address*, where it has one data section and nothing follows;
-    None for all others, malformed ones too."""
+    """Split a message from queue *address* that ends with its only data section.
+
+    The result is None for all other messages, malformed ones included.
+    """
     at, end = 0, len(payload)
     found: tuple[int, int, int] | None = None
     try:
@@ -178,7 +181,7 @@ def parts_of(payload: bytes, address: str) -> Parts | None:
         begin, key_end, section_end = found
         others = payload[key_end:section_end]
         if _HISTORY_OCTETS in others:
-            # It is told with exchange and key.
+            # The header ``x-death`` depends on exchange and routing key.
             return Parts((address, payload[:at]), None, body)
         exchange = begin + (19 if payload[begin + 3] == _MAP8 else 25)
         routing = exchange + 1 + payload[exchange] + len(_KEY_IS)
@@ -192,10 +195,16 @@ def parts_of(payload: bytes, address: str) -> Parts | None:
 
 
 def _annotations(payload: bytes, at: int | None = None) -> tuple[int, int, int] | None:
-    """Where message annotations that begin with exchange and routing key begin, where these end, and where
-    the section does; None if there are none."""
+    """Find message annotations that begin with exchange and routing key.
+
+    They are searched at *at*, or after the header if that is None.
+
+    Returns:
+        The start of the section, the end of the routing key, and the end of the section; None if
+            the section does not begin so.
+    """
     if at is None:
-        # Behind the header, if there is one.
+        # After the header, if there is one.
         at = 5 + payload[4] if payload[:4] == b"\0\x53\x70\xc0" else 0
     if payload[at : at + 4] == b"\0\x53\x72\xc1":
         start, section_end = at + 6, at + 5 + payload[at + 4]
@@ -219,7 +228,8 @@ _SIZE_AND_COUNT: Final = Layout(">II")
 _EXCHANGE_IS: Final = b"\xa3\x0ax-exchange\xa1"
 _KEY_IS: Final = b"\xa3\x0dx-routing-key\xa1"
 _HISTORY_OCTETS: Final = str(_HISTORY).encode()
-#: How sections begin, with what their size says and how wide it is: lists, maps and binaries.
+#: Codes of the sections, with the constructors for a size of 8 and of 32 bits: lists, maps and
+#: binaries.
 _FORMS: Final = [
     *((0x70, 0xC0, 0xD0), (0x71, 0xC1, 0xD1), (0x72, 0xC1, 0xD1), (0x73, 0xC0, 0xD0)),
     *((0x74, 0xC1, 0xD1), (0x75, 0xA0, 0xB0)),
@@ -247,7 +257,7 @@ def _message(properties: BasicProperties, body: bytes, exchange: str, routing_ke
                 others[name] = to_value(value)
         if others or not plain:
             annotations[HEADERS] = others
-    # Who says nothing of its priority has the lowest here (RabbitMQ), not the middle one of 1.0.
+    # No priority means the lowest one in 0-9-1 (RabbitMQ), not the middle one as in 1.0.
     priority = properties.priority or 0
     if properties.priority == 0:
         annotations[PRIORITY] = UByte(0)
@@ -279,8 +289,10 @@ _SECONDS_MAX: Final = (1 << 63) // 1000 - 1
 
 
 def _sections(body: bytes) -> tuple[Any, Any]:
-    """The body of 1.0 that *body* spells out, and its kind. Whoever says so of other octets has said
-    nothing about them."""
+    """Decode a *body* of type ``amqp-1.0``: return the body of 1.0 and its kind.
+
+    If *body* is not exactly such sections, return it unchanged as data, with the kind None.
+    """
     try:
         found = Message.decode(body)
         alone = Message(found.body, body_kind=found.body_kind)
@@ -304,12 +316,12 @@ def _ttl_ms(expiration: str | None) -> int | None:
 
 
 def to_arguments(table: Mapping[str, object]) -> dict[str, object]:
-    """A field table in the types of AMQP 1.0, in which the broker thinks."""
+    """Convert a field table to types of AMQP 1.0, as the broker expects arguments."""
     return {name: to_value(value) for name, value in table.items()}
 
 
 def to_value(value: object) -> object:
-    """A field value as one of 1.0."""
+    """Convert a field value to a value of AMQP 1.0."""
     if isinstance(value, Seconds):
         return Timestamp(min(value.value, _SECONDS_MAX) * 1000)
     if isinstance(value, Decimal):
@@ -322,7 +334,7 @@ def to_value(value: object) -> object:
 
 
 class Content:
-    """A message as 0-9-1 says it."""
+    """A message in the form of 0-9-1."""
 
     __slots__ = ("body", "exchange", "properties", "redelivered", "routing_key")
 
@@ -342,7 +354,7 @@ class Content:
 
 
 def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) -> Content:
-    """The message of 0-9-1 that *payload*, a message of AMQP 1.0 from queue *address*, is.
+    """Convert *payload*, a message of AMQP 1.0 from queue *address*, to 0-9-1.
 
     Raises:
         DecodeError: It is malformed.
@@ -392,7 +404,7 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
     said.type = _short(annotations.get(TYPE))
     said.app_id = _short(annotations.get(APP_ID))
     if header.ttl is not None:
-        # What has become a dead letter has none any more.
+        # Dead-lettering removes the ttl, and with it the expiration.
         said.expiration = _short(annotations.get(EXPIRATION, header.ttl))
     foreign = EXCHANGE not in annotations
     if foreign or header.priority or PRIORITY in annotations:
@@ -411,7 +423,7 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
     elif kind is None:
         body = b""
     else:
-        # What is no data is passed on as it is, and says so.
+        # A body other than data is passed on as sections, marked by its type.
         body = _body_sections(message)
         said.type = AMQP10
     return Content(
@@ -424,7 +436,7 @@ def from_message(payload: bytes, address: str, limits: Limits = DEFAULT_LIMITS) 
 
 
 def _body_sections(message: Message) -> bytes:
-    """The body alone, as sections."""
+    """Encode the body alone, as sections."""
     return Message(message.body, body_kind=message.body_kind).encode()
 
 
@@ -434,7 +446,7 @@ _OURS: Final = frozenset(
 
 
 def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object]) -> None:
-    """What others have annotated, such as why it is a dead letter, is told in headers."""
+    """Add other annotations, such as a sender's or dead-letter reasons, as headers."""
     others = {
         name: value
         for name, value in annotations.items()
@@ -445,8 +457,10 @@ def _add_annotations(annotations: Mapping[Any, Any], headers: dict[str, object])
 
 
 def _tell_deaths(history: list[Any], exchange: str, key: str, headers: dict[str, object]) -> None:
-    """Why it is a dead letter, as RabbitMQ's clients expect to be told: by queue and reason, the latest
-    first, with how often that was."""
+    """Add ``x-death`` and related headers in RabbitMQ's form.
+
+    There is an entry for each queue and reason with its count, the latest first.
+    """
     deaths: dict[tuple[str, str], dict[str, object]] = {}
     for each in history:
         if not isinstance(each, Mapping):
@@ -474,7 +488,7 @@ def _tell_deaths(history: list[Any], exchange: str, key: str, headers: dict[str,
 
 
 def _short(text: object) -> str | None:
-    """*text* as a short string, cut if it is too long for one."""
+    """Convert *text* to a string that fits a short string, cut if it is too long."""
     if text is None:
         return None
     octets = _octets(str(text))
@@ -484,7 +498,7 @@ def _short(text: object) -> str | None:
 
 
 def _id(value: object, told_in: str, headers: dict[str, object]) -> str | None:
-    """An id as a text; of which type it was is told in a header."""
+    """Convert an id to a text; header *told_in* has its type if it is not a string."""
     if value is None or isinstance(value, str):
         return _short(value)
     if isinstance(value, bytes):
@@ -495,7 +509,7 @@ def _id(value: object, told_in: str, headers: dict[str, object]) -> str | None:
 
 
 def _table(values: Mapping[Any, Any]) -> dict[str, object]:
-    """A map of 1.0 as a field table, which has no names of more than 255 octets."""
+    """Convert a map of 1.0 to a field table, without names that are empty or exceed 255 octets."""
     return {
         str(name): _from_value(value)
         for name, value in values.items()
@@ -504,7 +518,7 @@ def _table(values: Mapping[Any, Any]) -> dict[str, object]:
 
 
 def _from_value(value: object) -> object:
-    """A value of 1.0 as a field value."""
+    """Convert a value of 1.0 to a field value."""
     if isinstance(value, Timestamp):
         return Seconds(max(0, value // 1000))
     if isinstance(value, Symbol):

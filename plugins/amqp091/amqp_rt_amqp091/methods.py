@@ -1,7 +1,7 @@
-"""Every method of AMQP 0-9-1, declared once: class, number, fields and their wire types (0-9-1 §1.2).
+"""All methods of AMQP 0-9-1, each declared once: code, fields and wire types (0-9-1 §1.2).
 
-The extended protocol, with what RabbitMQ added and its clients rely on. A test compares the whole
-table with the machine-readable specification.
+RabbitMQ's extensions that clients rely on are included. A test compares the whole table with the
+machine-readable specification.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Table: TypeAlias = Annotated[dict[str, object], "table"]
 
 
 class Method(Struct, kw_only=True):
-    """A method frame's content. ``code`` is its class's number and its own, as they are written."""
+    """Content of a method frame. ``code`` joins the numbers of class and method, as on the wire."""
 
     name: ClassVar[str]
     code: ClassVar[int]
-    #: A content header and body follow (§4.2.6).
+    #: Whether a content header and body follow (§4.2.6).
     content: ClassVar[bool] = False
-    #: The names of the methods that answer it; empty for one that is not answered.
+    #: Names of the methods that answer it; empty if it has no answer.
     answers: ClassVar[tuple[str, ...]] = ()
 
 
@@ -725,7 +725,7 @@ class ConfirmSelectOk(Method):
 
 
 class BasicProperties(Struct, kw_only=True):
-    """What describes a message (``basic`` content header); None for what is not there."""
+    """Properties of a message (``basic`` content header); None for absent ones."""
 
     content_type: ShortStr | None = None
     content_encoding: ShortStr | None = None
@@ -743,7 +743,7 @@ class BasicProperties(Struct, kw_only=True):
     reserved: ShortStr | None = None
 
 
-#: What is on the wire → the method.
+#: Code on the wire → method.
 METHODS: Final[dict[int, type[Method]]] = {
     method.code: method
     for method in (

@@ -1,7 +1,7 @@
-"""What was made of octets lately. Publishers say much the same again and again.
+"""Caches of conversions from and to octets: publishers repeat methods and properties.
 
-One :class:`Recent` of each kind belongs to a front and serves all its connections: what is in it follows
-from the octets alone, nobody's rights or names do.
+One :class:`Recent` of each kind belongs to a front and serves all its connections: entries follow
+from the octets alone, not from a user's rights or from names on a connection.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from .methods import BasicProperties, BasicPublish
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: Entries of one generation, of which there are two: places are many and small, sets of properties few
-#: and, as tables, large.
+#: Entries of one generation, of which there are two: there are many places, which are small, and
+#: few sets of properties, which are large when they hold tables.
 _PLACES_MAX: Final = 512
 _SETS_MAX: Final = 128
-#: Octets that are looked up; what is longer is made each time.
+#: Longest octets that are cached; longer ones are converted each time.
 OCTETS_MAX: Final = 512
 
 
 class Recent(Generic[K, V]):
-    """A bounded map that forgets what has not been asked for while as much again came.
+    """A bounded map that evicts entries not used while a whole generation of others was added.
 
-    There are two generations: who is found in the old one moves to the young one, and when that
-    is full, the old one goes.
+    An entry found in the old generation moves to the young one; when the young one is full, it
+    becomes the old one, and the old one is dropped.
     """
 
     def __init__(self, entries_max: int = _SETS_MAX) -> None:
@@ -35,7 +35,7 @@ class Recent(Generic[K, V]):
         self._old: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
-        """What was made of *key*, None if that is forgotten."""
+        """Return the value cached for *key*, None if there is none."""
         found = self._young.get(key)
         if found is None and self._old:
             found = self._old.pop(key, None)
@@ -44,7 +44,7 @@ class Recent(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V) -> None:
-        """Remember *value* for a while."""
+        """Cache *value* under *key*."""
         if len(self._young) >= self._entries_max:
             self._old = self._young
             self._young = {}
@@ -52,31 +52,31 @@ class Recent(Generic[K, V]):
 
 
 class Published(NamedTuple):
-    """A ``basic.publish`` that was read, and where it publishes to as annotations say it."""
+    """A decoded ``basic.publish``, and its exchange and routing key as encoded annotations."""
 
     method: BasicPublish
     place: bytes
 
 
 class Delivered(NamedTuple):
-    """How what comes before the body of a message of AMQP 1.0 is said in 0-9-1."""
+    """Parts of a delivery in 0-9-1 that follow from the sections before an AMQP 1.0 body."""
 
     redelivered: bool
-    #: Exchange and routing key, as ``basic.deliver`` ends, unless the message says them itself.
+    #: Exchange and routing key, as ``basic.deliver`` ends; used where ``Parts.place`` is None.
     place: bytes
-    #: Property flags and properties, as a content header ends.
+    #: Property flags and properties, as in a content header.
     properties: bytes
 
 
 class Recents:
-    """All that a front remembers."""
+    """All caches of a front."""
 
     def __init__(self) -> None:
         #: Octets of ``basic.publish`` → the method.
         self.methods: Recent[bytes, Published] = Recent(_PLACES_MAX)
-        #: Flags and properties of a content header → the properties, which nobody changes.
+        #: Flags and properties of a content header → the properties, which are never modified.
         self.properties: Recent[bytes, BasicProperties] = Recent()
-        #: Likewise → what comes before the body of the message of AMQP 1.0.
+        #: Flags and properties of a content header → the sections before the body in AMQP 1.0.
         self.fronts: Recent[bytes, Front] = Recent()
-        #: What comes before the body of a message in a queue → how a consumer is told.
+        #: Sections before the body of a queued message → the parts of its delivery.
         self.delivered: Recent[tuple[object, ...], Delivered] = Recent()

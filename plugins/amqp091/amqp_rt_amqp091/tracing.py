@@ -1,4 +1,4 @@
-"""How traces show connections of 0-9-1: without passwords, and by the names of methods."""
+"""Traces of 0-9-1 connections: passwords are masked, frames are named by their methods."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from .frames import BODY, FRAME_END, HEADER, HEARTBEAT, METHOD, OVERHEAD
 
 _MASK: Final = b"*"
 _HEAD: Final = OVERHEAD - 1
-#: Octets of a frame that is held back until it is whole. It is more than ``frame_max`` allows by default.
+#: Octets of a frame that is held until it is complete. The bound exceeds the default ``frame_max``.
 _HELD_MAX: Final = 262_144
-#: Octets of a frame that is drawn: larger ones are taken for rubbish.
+#: Octets of a frame that is drawn: larger sizes are taken for garbage.
 _DRAWN_MAX: Final = 64 * 1024 * 1024
-#: Methods whose payload is secret, but for the length of its first field.
+#: Methods whose payload is secret after the size of its first field.
 _SECRET: Final = frozenset((m.ConnectionSecureOk.code, m.ConnectionUpdateSecret.code))
-#: The content of messages for these addresses may be a token, or a user with a password.
+#: Addresses whose messages may contain a token, or a user with a password.
 _SECRET_ADDRESSES: Final = (b"$cbs", b"$management")
 _TYPES: Final = {METHOD: "method", HEADER: "header", BODY: "body", HEARTBEAT: "heartbeat"}
 
 
 class ClientMask:
-    """What a client says, with asterisks for the responses of its login and other secrets.
+    """Mask for a client's octets: responses of logins and other secrets become asterisks.
 
-    Octets are asterisks from the first one on that is no frame: a login that is malformed has its
-    password in an unknown place.
+    From the first octet that is no frame, all octets are masked: in a malformed login the position
+    of the password is unknown.
     """
 
     def __init__(self) -> None:
         self._held = b""
         self._broken = False
-        #: Octets of a large frame that are still to come, and whether they are shown.
+        #: Octets still to come of a large frame, and whether they are masked.
         self._left = 0
         self._hides = False
-        #: Channels whose present content is secret.
+        #: Channels whose current content is secret.
         self._secret: set[int] = set()
 
     def rest(self) -> bytes:
-        """Return the masked rest of a frame that never became whole."""
+        """Return the masked rest of an incomplete frame."""
         return self._held[:_HEAD] + _MASK * (len(self._held) - _HEAD)
 
     def feed(self, data: bytes) -> bytes:
-        """*data* as it may be shown, as far as that is known."""
+        """Mask *data*; return the octets for which the decision is known."""
         data, self._held = self._held + data, b""
         shown: list[bytes] = []
         at = 0
@@ -55,7 +55,7 @@ class ClientMask:
                 piece = data[at : at + self._left]
                 self._left -= len(piece)
                 if self._hides:
-                    # The end octet is no secret, and a drawing needs it.
+                    # The end octet is not secret, and drawing needs it.
                     last = b"" if self._left or piece[-1] != FRAME_END else piece[-1:]
                     piece = _MASK * (len(piece) - len(last)) + last
                 shown.append(piece)
@@ -70,7 +70,7 @@ class ClientMask:
             kind, channel = data[at], int.from_bytes(data[at + 1 : at + 3], "big")
             end = at + OVERHEAD + int.from_bytes(data[at + 3 : at + _HEAD], "big")
             if kind == BODY or end - at > _HELD_MAX:
-                # Of another frame as large as that it cannot be known what is in it.
+                # Other types are masked if they are too large to be inspected.
                 self._hides = kind != BODY or channel in self._secret
                 self._left = end - at - _HEAD
                 shown.append(data[at : at + _HEAD])
@@ -87,7 +87,7 @@ class ClientMask:
         return b"".join(shown)
 
     def _shown(self, kind: int, channel: int, payload: bytes) -> bytes:
-        """The payload of a whole frame as it may be shown."""
+        """Return the payload of a complete frame, with secrets masked."""
         if kind == HEARTBEAT:
             return payload
         if kind == METHOD:
@@ -105,14 +105,14 @@ class ClientMask:
 
 
 def _without_response(payload: bytes) -> bytes:
-    """``connection.start-ok`` without its response, but for the user that PLAIN names."""
+    """Mask the response in ``connection.start-ok``, except the user name of PLAIN."""
     at = 8 + int.from_bytes(payload[4:8], "big")
     name_end = at + 1 + int.from_bytes(payload[at : at + 1], "big")
     mechanism = payload[at + 1 : name_end]
     begin = name_end + 4
     end = begin + int.from_bytes(payload[name_end:begin], "big")
     if end >= len(payload):
-        # It is not what it should be: its length is all that is shown.
+        # Malformed: show nothing but its length.
         return payload[:4] + _MASK * (len(payload) - 4)
     if mechanism == b"ANONYMOUS":
         return payload
@@ -123,25 +123,25 @@ def _without_response(payload: bytes) -> bytes:
 
 
 class ServerMask:
-    """What a server says, as it is."""
+    """Mask for a server's octets, which shows all of them."""
 
     def rest(self) -> bytes:
-        """Nothing is held back."""
+        """Return nothing: no octets are held."""
         return b""
 
     def feed(self, data: bytes) -> bytes:
-        """*data* as it is."""
+        """Return *data* unchanged."""
         return data
 
 
 class FrameNames:
-    """Cuts one direction into frames, and names them."""
+    """Splits one direction into frames, with their names."""
 
     def __init__(self) -> None:
         self.held = b""
 
     def feed(self, data: bytes) -> list[TracedFrame]:
-        """The frames that are whole now."""
+        """Return the frames that *data* completes."""
         held = self.held + data
         found: list[TracedFrame] = []
         at = 0
@@ -149,7 +149,7 @@ class FrameNames:
             kind, channel = held[at], int.from_bytes(held[at + 1 : at + 3], "big")
             size = int.from_bytes(held[at + 3 : at + _HEAD], "big")
             if kind not in _TYPES or size > _DRAWN_MAX:
-                # Another protocol's header, or rubbish, or what was masked.
+                # Protocol header, garbage, or masked octets.
                 found.append(TracedFrame("octets", 0, len(held) - at, "no frame of 0-9-1"))
                 at = len(held)
                 break
@@ -172,9 +172,9 @@ class Tracing:
     """Masks and readers for traces of 0-9-1 (:class:`amqp_rt.fronts.Tracing`)."""
 
     def mask(self, *, client: bool) -> ClientMask | ServerMask:
-        """A mask for what the client, or the server, says."""
+        """Return a mask for the octets of the client, or of the server."""
         return ClientMask() if client else ServerMask()
 
     def reader(self) -> FrameNames:
-        """Return the reader of one direction."""
+        """Return a reader of the frames of one direction."""
         return FrameNames()

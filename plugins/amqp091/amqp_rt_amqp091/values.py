@@ -1,6 +1,6 @@
-"""Field values that Python has no type for, and the content header.
+"""Field values without a Python type of their own, and the content header.
 
-They are apart from the codec, which is compiled: mypyc drops the keywords of a Struct's class.
+Kept apart from the codec, which is compiled: mypyc drops the keywords of a Struct's class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Decimal(Struct, frozen=True):
 
 
 class ContentHeader(Struct):
-    """A frame of type 2 (§4.2.6.1): what the octets that follow are, and how many."""
+    """Content of a frame of type 2 (§4.2.6.1): class, size of the body and properties."""
 
     class_id: int
     body_size: int

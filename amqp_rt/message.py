@@ -1,11 +1,11 @@
 """Messages of format 0 and their sections (Part 3 §3.2).
 
-A received message stays the bytes that came. Its sections are found by their sizes and decoded on
-first use; whatever nobody touched is sent on octet for octet. :class:`Message` is for applications;
+A received message keeps the bytes in which it came. Its sections are found by their sizes and decoded
+on first use; unchanged sections are sent on octet for octet. :class:`Message` is for applications;
 an intermediary that only passes messages on needs no more than :func:`walk_head`.
 
-Links that carry another ``message-format`` than 0 hand out payloads as bytes, since sections are a
-matter of format 0 only. Bad bytes raise ``DecodeError`` and nothing else.
+Links that carry another ``message-format`` than 0 hand out payloads as bytes, since sections exist in
+format 0 only. Malformed bytes raise ``DecodeError`` and nothing else.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: The ``message-format`` that this module is about (§3.2.16).
+#: The ``message-format`` that this module implements (§3.2.16).
 MESSAGE_FORMAT: Final = 0
 
 #: The kinds of body: data sections, amqp-sequence sections, or one amqp-value section.
 BodyKind: TypeAlias = Literal["data", "sequence", "value"]
 
-#: Buffers from this size on are handed over beside the others instead of being joined with them.
+#: Buffers of at least this size are passed on separately instead of being joined with others.
 JOIN_MAX: Final = 16 * 1024
 
 _NO_HEADER: Final = Header()
@@ -103,7 +103,7 @@ _NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Sequence(list[Any]):
-    """A body of amqp-sequence sections: the elements of all of them (§3.2.7).
+    """Body of amqp-sequence sections: the elements of all of them (§3.2.7).
 
     ``Message(Sequence([1, 2]))`` is sent with one such section; a plain list would be one
     amqp-value.
@@ -131,7 +131,7 @@ _UNREAD: Final[Any] = object()
 
 
 class _Field(Generic[T]):
-    """A field of the header or of the properties, as an attribute of the message."""
+    """Field of the header or of the properties, as an attribute of the message."""
 
     __slots__ = ("_name", "_section")
 
@@ -159,18 +159,18 @@ class Message:
     """A message of format 0 (§3.2).
 
     *body* is sent as a data section if it is bytes, as an amqp-sequence section if it is a
-    :class:`Sequence`, and as one amqp-value otherwise; *body_kind* says it explicitly: ``"data"``
+    :class:`Sequence`, and as one amqp-value otherwise. *body_kind* selects explicitly: ``"data"``
     takes bytes, or a list of them for several data sections, ``"sequence"`` any list, and
     ``"value"`` anything, bytes too. *ttl_s* is *ttl_ms* in seconds.
 
-    A message that :meth:`decode` made keeps its bytes, and its bare message, which is properties,
-    application-properties and body, is as immutable as the standard says: setting any of it raises
-    ``LocalProtocolError``, the maps are read-only, and :meth:`replace` makes a changed copy. Header,
-    annotations and footer are there to be changed on the way, by assigning to the attributes.
-    Sections nobody assigned to are sent again octet for octet.
+    A message made by :meth:`decode` keeps its bytes, and its bare message (properties,
+    application-properties and body) is immutable as the standard demands: assigning to any of it
+    raises ``LocalProtocolError``, the maps are read-only, and :meth:`replace` makes a changed copy.
+    Header, annotations and footer may be changed on the way, by assigning to the attributes.
+    Sections that were not assigned to are sent again octet for octet.
 
-    ``header`` and ``properties`` give the sections as objects, with the attributes of the message
-    of the same names; reading several of them is cheaper that way.
+    ``header`` and ``properties`` are the sections as objects, with the same attributes as the
+    message; reading several of them is cheaper that way.
     """
 
     __slots__ = (
@@ -195,17 +195,17 @@ class Message:
     _properties: Properties | None
     _application_properties: Mapping[str, Any] | None
     _footer: Mapping[Any, Any] | None
-    #: What was given or read; not yet read is ``_UNREAD``.
+    #: The body as given or decoded, or ``_UNREAD``.
     _body: Any
-    #: The contents of the data sections, once read.
+    #: Contents of the data sections, once read.
     _chunks: tuple[bytes, ...] | None
     _kind: BodyKind | None
-    #: Sections that have to be encoded, a bit for each; the others are in the payload.
+    #: Bit set of the sections that have to be encoded; the others are in the payload.
     _own: int
 
     durable = _Field[bool]("header", "durable")
     priority = _Field[int]("header", "priority")
-    #: Milliseconds to live, counted from arrival.
+    #: Time to live in milliseconds, counted from arrival.
     ttl_ms = _Field["int | None"]("header", "ttl")
     first_acquirer = _Field[bool]("header", "first_acquirer")
     delivery_count = _Field[int]("header", "delivery_count")
@@ -294,11 +294,11 @@ class Message:
 
     @classmethod
     def decode(cls, payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
-        """The message that *payload* holds. Its sections are found now and decoded when used.
+        """Return the message in *payload*. Its sections are found now and decoded on first use.
 
         Raises:
-            DecodeError: The sections are not those of a message (:func:`walk`). One whose content
-                is malformed raises when it is first used.
+            DecodeError: The sections are not those of a message (:func:`walk`). Malformed content of
+                a section raises on first use instead.
         """
         self = cls.__new__(cls)
         if type(payload) is not bytes:
@@ -323,7 +323,7 @@ class Message:
 
     @property
     def header(self) -> Header:
-        """The header, with its defaults where it is absent (§3.2.1)."""
+        """The header; the defaults if the section is absent (§3.2.1)."""
         header = self._header
         if header is None:
             end = self._sections.delivery_annotations
@@ -340,7 +340,7 @@ class Message:
 
     @property
     def delivery_annotations(self) -> Mapping[Any, Any]:
-        """What the sending peer tells the receiving one, for one hop (§3.2.2)."""
+        """Annotations from the sending peer for the receiving one, for one hop (§3.2.2)."""
         found = self._delivery_annotations
         if found is None:
             sections = self._sections
@@ -359,7 +359,7 @@ class Message:
 
     @property
     def message_annotations(self) -> Mapping[Any, Any]:
-        """What the infrastructure is told, at every hop (§3.2.3)."""
+        """Annotations for the infrastructure, at every hop (§3.2.3)."""
         found = self._message_annotations
         if found is None:
             sections = self._sections
@@ -397,7 +397,7 @@ class Message:
 
     @property
     def application_properties(self) -> Mapping[str, Any]:
-        """What the application says about the message, for filters and routing too (§3.2.5)."""
+        """Properties set by the application, used in filters and routing too (§3.2.5)."""
         found = self._application_properties
         if found is None:
             at = self._sections.application_properties
@@ -421,7 +421,7 @@ class Message:
 
     @property
     def footer(self) -> Mapping[Any, Any]:
-        """What can be said only once the bare message is known, such as signatures (§3.2.9)."""
+        """Entries computed from the whole bare message, such as signatures (§3.2.9)."""
         found = self._footer
         if found is None:
             sections = self._sections
@@ -437,7 +437,7 @@ class Message:
 
     @property
     def body_kind(self) -> BodyKind | None:
-        """Which sections the body is made of; None if a peer sent a message without a body."""
+        """Type of the sections of the body; None if a peer sent a message without a body."""
         return self._kind
 
     @property
@@ -455,7 +455,7 @@ class Message:
 
     @property
     def data(self) -> tuple[bytes, ...]:
-        """The contents of the data sections; none if the body is made of something else."""
+        """Contents of the data sections; empty for other kinds of body."""
         if self._kind != "data":
             return ()
         chunks = self._chunks
@@ -475,7 +475,7 @@ class Message:
 
     @property
     def bare(self) -> bytes:
-        """The encoded bare message, which no intermediary changes (§3.2)."""
+        """The encoded bare message, which intermediaries must not change (§3.2)."""
         payload = self.encode()
         sections = walk(payload, self._limits) if self._own else self._sections
         return payload[sections.properties : sections.footer]
@@ -483,9 +483,9 @@ class Message:
     # --- Copies ---
 
     def replace(self, **changes: Any) -> Message:
-        """A copy with *changes*, named as the arguments of the class.
+        """Return a copy with *changes*, named like the arguments of the class.
 
-        Sections that are not among them stay as they are, encoded ones octet for octet.
+        Other sections stay as they are, encoded ones octet for octet.
         """
         copy = Message.__new__(Message)
         for name in Message.__slots__:
@@ -501,10 +501,10 @@ class Message:
         return copy
 
     def forwarded(self, *, elapsed_ms: int = 0) -> Message:
-        """The message as the next hop gets it, *elapsed_ms* after it arrived here.
+        """Return the message for the next hop, *elapsed_ms* after it arrived here.
 
-        Delivery annotations were for us and do not go on (§3.2.2); the time to live is what is
-        left of it (§3.2.1). The bare message and the message annotations stay as they are.
+        Delivery annotations are for one hop and are dropped (§3.2.2); the time to live is reduced by
+        *elapsed_ms* (§3.2.1). The bare message and the message annotations stay as they are.
         """
         copy = self.replace()
         sections = self._sections
@@ -519,11 +519,11 @@ class Message:
     # --- Encoding ---
 
     def encode(self) -> bytes:
-        """The message in one piece; the bytes it came as if nothing was assigned.
+        """Return the message as one bytes object, the received one if nothing was assigned.
 
         Raises:
-            LocalProtocolError: The message is one that must not be sent, for example because of an
-                application property that is a list.
+            LocalProtocolError: The message must not be sent, for example because of an application
+                property that is a list.
             EncodeError: A value has no encoding.
         """
         if not self._own:
@@ -540,7 +540,7 @@ class Message:
         return bytes(out)
 
     def buffers(self) -> list[bytes]:
-        """The message in as many pieces as avoid copying a large body. Raises what encode does."""
+        """Return the message as several buffers, without copying a large body. Raises as encode does."""
         if self._chunks is None or not self._own & _OWN_BODY:
             return [self.encode()]
         found: list[bytes] = []
@@ -558,7 +558,7 @@ class Message:
         return found
 
     def encode_front(self) -> bytes:
-        """All that comes before the body, for a sender that streams data sections after it."""
+        """Return the sections before the body, for a sender that streams data sections after them."""
         out = bytearray()
         self._write_front(out)
         return bytes(out)
@@ -607,7 +607,7 @@ class Message:
             out += payload[sections.application_properties : sections.body]
 
     def _check_content(self, properties: Properties) -> None:
-        """What the standard says of content-type and content-encoding (§3.2.4)."""
+        """Check the rules for content-type and content-encoding (§3.2.4)."""
         if self._kind != "data":
             name = "content-type" if properties.content_encoding is None else "content-encoding"
             raise LocalProtocolError(f"{name} is for bodies of data, not of {self._kind}")
@@ -645,7 +645,7 @@ class Message:
         )
 
     def _reader(self, at: int, end: int) -> Reader:
-        """A reader of the value of the section that begins at *at*."""
+        """Return a reader of the value of the section that begins at *at*."""
         content = read_section_code(self._payload, at, self._limits)[1]
         return Reader(self._payload, content, end, self._limits)
 
@@ -680,7 +680,7 @@ class Message:
         payload = self._payload
         sections = self._sections
         at = sections.body
-        # The walk has seen that all of this is there.
+        # The walk has checked that all of the body is present.
         if sections.body_count == 1 and payload[at + 1] == 0x53:
             begin = at + 5 if payload[at + 3] == 0xA0 else at + 8
             return (payload[begin : sections.footer],)
@@ -764,9 +764,9 @@ def message_id_of(
 
 
 def data_message(body: bytes, properties: Properties) -> list[bytes]:
-    """The buffers of a message of nothing but *properties* and one data section.
+    """Return the buffers of a message with only *properties* and one data section.
 
-    Most messages are such, and need no :class:`Message` on their way out.
+    Most messages are of this form, and need no :class:`Message` to be sent.
     """
     out = bytearray()
     write_front(out, None, None, None, properties, None)
@@ -801,7 +801,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _check_header(header: Header) -> None:
-    """Refuse what is not of its type; compiled code would, plain Python would send nonsense."""
+    """Refuse values of the wrong type, which plain Python, unlike compiled code, would encode."""
     for flag in (header.durable, header.first_acquirer):
         if not isinstance(flag, bool):
             raise refused("boolean", flag)
@@ -821,7 +821,7 @@ def _chunks_of(body: object) -> tuple[bytes, ...]:
 
 
 def encode_delivery_annotations(annotations: Mapping[Any, object]) -> bytes:
-    """An encoded delivery-annotations section, empty if there is nothing to say (§3.2.2).
+    """Return an encoded delivery-annotations section, empty without annotations (§3.2.2).
 
     Raises:
         LocalProtocolError: The reserved key ``rejected`` holds anything but an ``Error``.
@@ -835,7 +835,7 @@ def encode_delivery_annotations(annotations: Mapping[Any, object]) -> bytes:
 def merge_annotations(
     section: bytes, changes: Mapping[Any, object], limits: Limits = DEFAULT_LIMITS
 ) -> bytes:
-    """The message-annotations *section* with *changes*, whose entries win (§3.4.5 ``modified``)."""
+    """Return the message-annotations *section* with *changes*, which win (§3.4.5 ``modified``)."""
     if not changes:
         return section
     out = bytearray()
@@ -846,7 +846,7 @@ def merge_annotations(
 
 
 def _check_rejected(annotations: Mapping[Any, object]) -> None:
-    """Of the reserved keys there is one that we know, and it holds an error (§3.2.2)."""
+    """Check the only reserved key that we know, ``rejected``, which must hold an error (§3.2.2)."""
     if not isinstance(annotations, Mapping | Map):
         raise refused("delivery-annotations", annotations)
     rejected = annotations.get("rejected")
@@ -856,7 +856,7 @@ def _check_rejected(annotations: Mapping[Any, object]) -> None:
         )
 
 
-#: What to do about annotation keys that we do not know (decision 13).
+#: Policy for annotation keys that we do not know.
 AnnotationPolicy: TypeAlias = Literal["default", "strict", "lenient"]
 
 
@@ -867,12 +867,12 @@ def check_annotations(
     understood: Collection[object] = (),
     limits: Limits = DEFAULT_LIMITS,
 ) -> Error | None:
-    """The error to detach with because of an annotation key, or None (§3.2.10, decision 13).
+    """Return the error to detach with because of an annotation key, or None (§3.2.10).
 
     Reserved keys, which are ulongs and symbols without ``x-``, are refused unless they are
-    *understood*. ``"strict"`` refuses the ``x-`` keys without ``x-opt-`` as well, as the text has
-    it, and ``"lenient"`` relays everything. Whatever the policy, the delivery annotation
-    ``rejected`` holds an error (§3.2.2). Of a :class:`Message` the footer is judged too.
+    *understood*. ``"strict"`` also refuses ``x-`` keys without ``x-opt-``, as the standard demands,
+    and ``"lenient"`` relays everything. Under every policy the delivery annotation ``rejected`` must
+    hold an error (§3.2.2). Of a :class:`Message` the footer is checked too.
 
     Raises:
         DecodeError: An annotation section is malformed.
@@ -915,7 +915,10 @@ def check_annotations(
 
 
 def check_application_properties(message: Message) -> Error | None:
-    """The error to answer under the policy ``"strict"`` to values that are not simple (§3.2.5)."""
+    """Return the error for an application property that is not a simple value, or None (§3.2.5).
+
+    Used by the policy ``"strict"``.
+    """
     for key, value in message.application_properties.items():
         if not is_simple(value):
             return Error(
@@ -927,7 +930,7 @@ def check_application_properties(message: Message) -> Error | None:
 
 # --- Signatures --------------------------------------------------------------------------------
 
-#: Hashes that :func:`sign` and :func:`verify` take. The caller names one; the message does not.
+#: Hashes for :func:`sign` and :func:`verify`. The caller chooses one; the message must not.
 Algorithm: TypeAlias = Literal["sha256", "sha384", "sha512"]
 _ALGORITHMS: Final = ("sha256", "sha384", "sha512")
 
@@ -935,7 +938,7 @@ _ALGORITHMS: Final = ("sha256", "sha384", "sha512")
 def sign(message: Message, key: bytes, *, algorithm: Algorithm = "sha256") -> None:
     """Put an HMAC of the bare message into the footer, under ``x-opt-hmac-<algorithm>`` (§3.2.9).
 
-    It holds for the bare message as it is now: sign last.
+    The signature covers the bare message as it is now: sign last.
     """
     entry = _hmac_entry(key, algorithm)
     digest = hmac.digest(key, message.bare, algorithm)
@@ -949,10 +952,10 @@ def verify(
     algorithm: Algorithm = "sha256",
     limits: Limits = DEFAULT_LIMITS,
 ) -> bool:
-    """Whether the footer holds the HMAC that :func:`sign` makes of this bare message with *key*.
+    """Return whether the footer holds the HMAC of the bare message under *key* (:func:`sign`).
 
     Raises:
-        DecodeError: *message* is no message.
+        DecodeError: *message* is malformed.
     """
     entry = _hmac_entry(key, algorithm)
     if not isinstance(message, Message):
@@ -975,29 +978,29 @@ def _hmac_entry(key: bytes, algorithm: str) -> Symbol:
 
 
 class BodyReader:
-    """The data of a message as it arrives, without ever holding all of it (§3.2.6).
+    """Reader of a message's data as it arrives, without holding all of it (§3.2.6).
 
-    Feed it the pieces of the payload; it gives the contents of the data sections. ``message`` is
-    there, without its body, once the first data section begins.
+    Feed it the pieces of the payload; each call returns contents of the data sections. ``message`` is
+    set, without its body, once the first data section begins.
     """
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.message: Message | None = None
         self._limits = limits
-        #: The sections around the body.
+        #: Encoded sections before and after the body.
         self._around = bytearray()
-        #: The beginning of a section, too short to tell what it is.
+        #: Beginning of a section, too short to identify it.
         self._begun = b""
-        #: The section that we are in, and how many of its octets are still to come.
+        #: Code of the current section, and the number of its octets still to come.
         self._code = 0
         self._left = 0
 
     def feed(self, octets: bytes) -> list[bytes]:
-        """Take the next octets of the payload; what they bring of the body.
+        """Process the next octets of the payload; return the pieces of the body in them.
 
         Raises:
-            DecodeError: This is no message, its body is not data, or what surrounds the body is
-                larger than ``message_size_max``.
+            DecodeError: The payload is malformed, its body is not data, or the sections around the body
+                are larger than ``message_size_max``.
         """
         found: list[bytes] = []
         if self._begun:
@@ -1029,7 +1032,7 @@ class BodyReader:
         return found
 
     def _enter(self, code: int) -> None:
-        """Judge the order of the sections, which is that of their numbers."""
+        """Check the order of the sections, which is that of their codes."""
         if code in (AMQP_SEQUENCE, AMQP_VALUE):
             raise DecodeError(f"a stream is made of data, not of {SECTION_NAMES[code]}")
         if code <= self._code and not code == self._code == DATA:
@@ -1039,10 +1042,10 @@ class BodyReader:
             self.message = Message.decode(bytes(self._around), self._limits)
 
     def finish(self) -> Message:
-        """The payload has ended: the message with its footer, without its body.
+        """End the payload; return the message with its footer, without its body.
 
         Raises:
-            DecodeError: It ended inside a section.
+            DecodeError: The payload ended inside a section.
         """
         if self._left or self._begun:
             raise DecodeError("the payload ends inside a section")

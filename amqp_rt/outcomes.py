@@ -1,7 +1,7 @@
 """Delivery states and outcomes (Part 3 §3.4).
 
-An outcome is what the receiver of a delivery says about it. :class:`Received` is a
-state but not an outcome.
+An outcome is the result of a delivery at its receiver. :class:`Received` is a state but not an
+outcome.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .errors import AmqpError
     ("info", FIELDS),
 )
 class Error(Struct, gc=False):
-    """Why something ended (Part 2 §2.8.14)."""
+    """Error with which a link, session, connection or delivery ended (Part 2 §2.8.14)."""
 
     condition: str
     description: str | None = None
@@ -40,17 +40,17 @@ class Error(Struct, gc=False):
 
     @classmethod
     def of(cls, error: AmqpError) -> Error:
-        """The wire form of an exception."""
+        """Return the wire form of an exception."""
         return cls(error.condition, error.description or None, error.info or None)
 
     def raised_as(self, kind: type[AmqpError]) -> AmqpError:
-        """An exception of *kind* that says what this error says."""
+        """Return an exception of *kind* with the condition, description and info of this error."""
         return kind(self.description or "", condition=str(self.condition), info=self.info)
 
 
 @composite(0x23, ("section_number", UINT, MANDATORY), ("section_offset", ULONG, MANDATORY))
 class Received(Struct, frozen=True, gc=False):
-    """How far the receiver has got in a delivery (§3.4.1). Not an outcome."""
+    """Position up to which the receiver has a delivery (§3.4.1). Not an outcome."""
 
     section_number: int
     section_offset: int
@@ -63,7 +63,7 @@ class Accepted(Struct, frozen=True, gc=False):
 
 @composite(0x25, ("error", one_of(Error)))
 class Rejected(Struct, frozen=True, gc=False):
-    """Invalid and unprocessable; the error says why (§3.4.3)."""
+    """Invalid and unprocessable; the error has the reason (§3.4.3)."""
 
     error: Error | None = None
 
@@ -80,7 +80,7 @@ class Released(Struct, frozen=True, gc=False):
     ("message_annotations", FIELDS),
 )
 class Modified(Struct, frozen=True, gc=False):
-    """Not processed, and changed thus (§3.4.5)."""
+    """Not processed; the message is changed as the fields specify (§3.4.5)."""
 
     delivery_failed: bool | None = None
     undeliverable_here: bool | None = None
@@ -96,5 +96,5 @@ MODIFIED_FAILED = Modified(delivery_failed=True)
 
 
 def rejected(condition: str, description: str = "") -> Rejected:
-    """A :class:`Rejected` with its error in one line."""
+    """Return a :class:`Rejected` with an error made of *condition* and *description*."""
     return Rejected(Error(condition, description or None))

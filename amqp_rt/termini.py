@@ -1,4 +1,4 @@
-"""Sources, targets and what belongs to them (Part 3 §3.5, Part 4 §4.5.1)."""
+"""Sources, targets and the coordinator of transactions (Part 3 §3.5, Part 4 §4.5.1)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DURABLE_NONE, DURABLE_CONFIGURATION, DURABLE_UNSETTLED = 0, 1, 2
 #: Distribution modes (§3.5.7).
 MOVE, COPY = "move", "copy"
 
-#: Outcomes of Part 3 by the symbols that a source lists them by.
+#: Symbols of the outcomes of Part 3, as a source lists them.
 STANDARD_OUTCOMES = (
     "amqp:accepted:list",
     "amqp:rejected:list",
@@ -35,7 +35,7 @@ STANDARD_OUTCOMES = (
 
 #: Open capability: messages routed by their ``to`` (anonymous terminus 1.0).
 ANONYMOUS_RELAY = "ANONYMOUS-RELAY"
-#: Open capability: subscriptions that several links have together (JMS mapping).
+#: Open capability: subscriptions shared by several links (JMS mapping).
 SHARED_SUBS = "SHARED-SUBS"
 
 
@@ -77,7 +77,7 @@ class DeleteOnNoLinksOrMessages(Struct, frozen=True, gc=False):
     ("capabilities", SYMBOLS, ()),
 )
 class Source(Struct, kw_only=True, gc=False):
-    """Where the messages of a link come from (§3.5.3)."""
+    """Origin of the messages of a link (§3.5.3)."""
 
     address: Any = None
     durable: int = 0
@@ -86,8 +86,8 @@ class Source(Struct, kw_only=True, gc=False):
     dynamic: bool = False
     dynamic_node_properties: Mapping[object, object] | None = None
     distribution_mode: str | None = None
-    #: Filters by a name that the receiver is free to choose; the descriptor of each says what it
-    #: is (§3.5.8). Keys are symbols, and strings from peers that confuse the two.
+    #: Filters by a name that the receiver is free to choose; the descriptor identifies the type of
+    #: each (§3.5.8). Keys are symbols, or strings from peers that confuse the two.
     filter: Mapping[object, object] | None = None
     default_outcome: Any = None
     outcomes: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Source(Struct, kw_only=True, gc=False):
     ("capabilities", SYMBOLS, ()),
 )
 class Target(Struct, kw_only=True, gc=False):
-    """Where the messages of a link go (§3.5.4)."""
+    """Destination of the messages of a link (§3.5.4)."""
 
     address: Any = None
     durable: int = 0
@@ -124,9 +124,9 @@ class Coordinator(Struct, kw_only=True, gc=False):
 
 
 def outlives_connection(terminus: Source | Target | Coordinator | None) -> bool:
-    """Whether *terminus*, and with it its unsettled deliveries, is kept when its connection is lost.
+    """Whether *terminus* is kept, with its unsettled deliveries, when its connection is lost.
 
-    By the expiry-policy, unless it is *never*, a timer starts then, and the terminus goes when it
+    Unless the expiry-policy is *never*, a timer starts then, and the terminus expires when it
     runs out; by default that is at once (§3.5.6).
     """
     if not isinstance(terminus, Source | Target):

@@ -1,6 +1,6 @@
-"""What a transaction's control link and its transactional work say (Part 4 §4.5).
+"""Types of a transaction's control link and of transactional work (Part 4 §4.5).
 
-Whoever holds messages reads them, and no transport has to: these are words of messaging.
+Defined outside the transport, because nodes that hold messages use them and the transport does not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Discharge(Struct, gc=False):
 
 @composite(0x33, ("txn_id", ANY, MANDATORY))
 class Declared(Struct, gc=False):
-    """The outcome of a declare (§4.5.5)."""
+    """Outcome of a declare (§4.5.5)."""
 
     txn_id: Any
 
@@ -39,7 +39,7 @@ class Declared(Struct, gc=False):
     0x34, ("txn_id", ANY, MANDATORY), ("outcome", any_of(Accepted, Rejected, Released, Modified))
 )
 class TransactionalState(Struct, gc=False):
-    """The state of a delivery inside a transaction (§4.5.8)."""
+    """State of a delivery inside a transaction (§4.5.8)."""
 
     txn_id: Any
     outcome: Any = None

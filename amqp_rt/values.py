@@ -1,12 +1,11 @@
 """The AMQP types that Python lacks (Part 1 §1.6).
 
 Plain ``None``, ``bool``, ``int``, ``float``, ``str``, ``bytes``, ``uuid.UUID``, ``list`` and ``dict``
-travel as null, boolean, long, double, string, binary, uuid, list and map. Every other AMQP type
-has a class here, so that what was received is sent again as the type it was. Numbers and texts
-subclass ``int``, ``float`` or ``str``: a peer's ``uint`` 5 equals 5, and arithmetic gives plain
-numbers.
+are sent as null, boolean, long, double, string, binary, uuid, list and map. Every other AMQP type
+has a class here, so that a received value is sent again with its type. Numbers and texts subclass
+``int``, ``float`` or ``str``: a peer's ``uint`` 5 equals 5, and arithmetic gives plain numbers.
 
-Arguments outside a type's range raise ``ValueError`` where the value is made, not where it is sent.
+Arguments outside a type's range raise ``ValueError`` when the value is made, not when it is sent.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 
 
 class Symbol(str):
-    """A name from a constrained domain, in ASCII (§1.6.21).
+    """Name from a constrained domain, in ASCII (§1.6.21).
 
-    It equals the ``str`` of the same text. Text that is not ASCII is refused when it is encoded.
+    Equal to the ``str`` of the same text. Text that is not ASCII is refused when it is encoded.
     """
 
     __slots__ = ()
@@ -56,7 +55,7 @@ class Symbol(str):
 
 
 class Char(str):
-    """One Unicode character (§1.6.16)."""
+    """Single Unicode character (§1.6.16)."""
 
     __slots__ = ()
 
@@ -85,7 +84,7 @@ class _Bounded(int):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({int.__repr__(self)})"
 
-    # Users print counts; the type's name is of no interest to their readers.
+    # Printed counts should read as plain numbers, without the type's name.
     __str__ = int.__repr__
 
 
@@ -154,7 +153,7 @@ class Timestamp(_Bounded):
 
     @classmethod
     def from_datetime(cls, moment: dt.datetime) -> Self:
-        """The milliseconds of *moment*, which must say its time zone; finer parts are dropped."""
+        """Return *moment*, which must have a time zone, in whole milliseconds, rounded down."""
         if moment.tzinfo is None:
             raise ValueError(f"{moment!r} has no time zone, so it is no point in time")
         return cls((moment - _EPOCH) // _MILLISECOND)
@@ -170,7 +169,7 @@ class Timestamp(_Bounded):
 
 
 class Float32(float):
-    """A floating point number of 32 bits, AMQP's ``float`` (§1.6.11). Rounds what it is given."""
+    """A floating point number of 32 bits, AMQP's ``float`` (§1.6.11). The value is rounded."""
 
     __slots__ = ()
 
@@ -184,7 +183,7 @@ class Float32(float):
 
     @classmethod
     def from_bits(cls, bits: int) -> Self:
-        """The number that IEEE 754 writes as *bits*; a NaN keeps its payload."""
+        """Return the number with the IEEE 754 representation *bits*; a NaN keeps its payload."""
         if bits & 0x7F80_0000 == 0x7F80_0000 and bits & 0x007F_FFFF:
             # Widened by hand, since converting a signalling NaN makes it a quiet one.
             wide = (bits & 0x8000_0000) << 32 | 0x7FF << 52 | (bits & 0x007F_FFFF) << 29
@@ -197,7 +196,7 @@ class Float32(float):
         if not isnan(self):
             return int.from_bytes(_F32.pack(self), "big")
         wide = int.from_bytes(_F64.pack(self), "big")
-        # A payload that lies in the low bits alone does not fit; any bit keeps it a NaN.
+        # A payload in the low bits alone does not fit; setting any bit keeps the value a NaN.
         payload = wide >> 29 & 0x007F_FFFF or 0x0040_0000
         return wide >> 32 & 0x8000_0000 | 0x7F80_0000 | payload
 
@@ -212,7 +211,7 @@ _F64 = struct.Struct(">d")
 
 
 class _Decimal:
-    """A decimal number as its octets (IEEE 754-2008); no arithmetic, so no bit is ever lost."""
+    """Decimal number kept as its octets (IEEE 754-2008); without arithmetic, so no bit is lost."""
 
     __slots__ = ("octets",)
     WIDTH: ClassVar[int]
@@ -256,7 +255,7 @@ class Decimal128(_Decimal):
 
 
 class Described(Struct, frozen=True):
-    """A value with the descriptor that says what it means (§1.2.2). Both may be any value."""
+    """A value with the descriptor that gives its meaning (§1.2.2). Both may be any value."""
 
     descriptor: object
     value: object
@@ -269,13 +268,12 @@ class Array:
     """Values of one AMQP type, under one constructor (§1.6.24).
 
     *of* is the Python class that stands for the element type, such as ``UInt``, ``Symbol``,
-    ``bytes``, ``list`` or ``Array``; it is taken from the first item if not given, and must be
-    given when there is none. Elements that are described share their descriptors, outermost
-    first in *descriptors*, and *items* are then the values inside; ``Described`` items are taken
-    apart accordingly.
+    ``bytes``, ``list`` or ``Array``. By default it is the class of the first item; an empty array
+    needs it. Described elements share their descriptors, given outermost first in *descriptors*,
+    while *items* are the values inside; ``Described`` items are split accordingly.
 
     Raises:
-        ValueError: Nothing says the element type, or the items' descriptors differ.
+        ValueError: The element type is unknown, or the items' descriptors differ.
     """
 
     __slots__ = ("descriptors", "items", "of")
@@ -335,10 +333,10 @@ class Array:
 
 
 class Map:
-    """A map as its ordered pairs, for keys that a ``dict`` cannot tell apart or hold (§1.6.23).
+    """A map as its ordered pairs, for keys that a ``dict`` cannot distinguish or hold (§1.6.23).
 
-    Such are ``True``, ``1`` and ``UInt(1)``, a symbol and a string of the same text, or a list.
-    A look-up prefers the key of the same type and takes an equal one otherwise.
+    Examples are ``True``, ``1`` and ``UInt(1)``, a symbol and a string of the same text, or a list.
+    A look-up prefers the key of the same type and otherwise uses an equal one.
     """
 
     __slots__ = ("pairs",)
@@ -378,7 +376,7 @@ class Map:
         return iter(self.keys())
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same keys, types included, with equal values, in any order."""
+        """Return whether both hold the same keys, types included, with equal values, in any order."""
         if not isinstance(other, Map | dict):
             return NotImplemented
         ours = [(type(key), key, value) for key, value in self.items()]
@@ -393,7 +391,7 @@ class Map:
 
 _ABSENT = object()
 
-#: Python classes that are sent as the AMQP type that another class stands for.
+#: Python classes that are sent as the AMQP type of another class.
 STANDS_FOR: dict[type, type] = {
     tuple: list,
     Map: dict,

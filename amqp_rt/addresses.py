@@ -1,11 +1,11 @@
 """Addresses of nodes, patterns of addresses, and URLs (pure).
 
-An address is a name that a link asks for. Applications declare addresses literally or as a
-:class:`Pattern` with captures; brokers make nodes on first use by :class:`Wildcards`. Where several
-fit, the most specific one wins, and that is the one with the most literal characters.
+An address is the name of the node that a link attaches to. Applications declare addresses literally
+or as a :class:`Pattern` with captures; brokers create nodes on first use by :class:`Wildcards`. Where
+several match, the most specific one wins, which is the one with the most literal characters.
 
-What a client sends is only ever compared with what the application declared; no regular expression
-is built from it, and matching takes time in proportion to the address.
+Addresses from clients are only ever compared with those that the application declared; no regular
+expression is built from them, and matching takes time in proportion to the length of the address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_CAPTURES: Final[Mapping[str, str]] = {}
 
 
 class AddressError(AmqpError, ValueError):
-    """A declared address or pattern is malformed, or taken."""
+    """A declared address or pattern is malformed, or already taken."""
 
     default_condition = "amqp:invalid-field"
 
@@ -36,14 +36,14 @@ class AddressError(AmqpError, ValueError):
 
 
 class Pattern:
-    """A literal address, or one with captures: ``orders/{region}/raw``, ``files/{path:rest}``.
+    """Literal address or one with captures: ``orders/{region}/raw``, ``files/{path:rest}``.
 
-    ``{name}`` takes one or more characters up to the next ``/``, and literal text may come before
-    and after it. ``{name:rest}`` ends a pattern and takes one or more characters of any kind.
+    ``{name}`` matches one or more characters up to the next ``/``, and literal text may come before
+    and after it. ``{name:rest}`` ends a pattern and matches one or more characters of any kind.
     Braces themselves are written ``{{`` and ``}}``.
 
     Raises:
-        AddressError: A brace is out of place, or a name is no identifier or given twice.
+        AddressError: A brace is out of place, or a name is not an identifier or is used twice.
     """
 
     __slots__ = ("_rest", "_segments", "captures", "literal", "rank", "shape", "text")
@@ -63,25 +63,25 @@ class Pattern:
                 raise AddressError(f"{text!r}: {{{segment.name}:rest}} must be at the end")
         self._rest: bool = segments[-1].rest
         self._segments = tuple(segments)
-        #: The names of the captures, in their order.
+        #: Names of the captures, in order.
         self.captures: tuple[str, ...] = tuple(part.name for part in segments if part.name)
         for name in self.captures:
             if self.captures.count(name) > 1:
                 raise AddressError(f"{text!r}: {{{name}}} is captured twice")
-        #: The one address that this is, if nothing is captured.
+        #: The only matching address, if the pattern has no captures, else None.
         self.literal: str | None = (
             None if self.captures else "/".join(part.before for part in segments)
         )
         size = len(segments) - 1 + sum(len(part.before) + len(part.after) for part in segments)
         #: Sorts the most specific pattern first: most literal characters, then fewest captures.
         self.rank: tuple[int, bool, int] = (-size, self._rest, len(self.captures))
-        #: Equal for patterns that fit the same addresses, however their captures are called.
+        #: Equal for patterns that match the same addresses, independent of the names of the captures.
         self.shape: object = tuple(
             (part.before, bool(part.name), part.rest, part.after) for part in segments
         )
 
     def match(self, address: str) -> Mapping[str, str] | None:
-        """What *address* puts into the captures, or None if it does not match."""
+        """Return the captures of *address* by name, or None if it does not match."""
         if self.literal is not None:
             return _NO_CAPTURES if address == self.literal else None
         count = len(self._segments)
@@ -96,7 +96,7 @@ class Pattern:
                     return None
                 continue
             end = len(part) - len(segment.after)
-            # At least one character is left between both ends, which then cannot overlap.
+            # The capture needs at least one character between the literal texts, so they cannot overlap.
             if end <= len(before) or not part.startswith(before):
                 return None
             if not part.endswith(segment.after):
@@ -109,7 +109,7 @@ class Pattern:
 
 
 class _Segment(Struct, frozen=True):
-    """What stands between two slashes of a pattern: literal text, a capture, literal text."""
+    """Text between two slashes of a pattern: literal text, a capture, literal text."""
 
     before: str
     name: str
@@ -153,10 +153,10 @@ def _parse_segment(text: str, begin: int, end: int) -> _Segment:
 
 
 class AddressTable(Generic[T]):
-    """Values by address or pattern.
+    """Table of values by address or pattern.
 
-    An address without captures is found by itself, in one look-up however many there are; patterns
-    are tried one after the other, the most specific first and of equally specific ones the oldest.
+    An address without captures is found by one look-up, however many there are. Patterns
+    are tried one after the other, the most specific first, and the oldest first among equally specific ones.
     """
 
     def __init__(self) -> None:
@@ -164,10 +164,10 @@ class AddressTable(Generic[T]):
         self._patterns: list[tuple[Pattern, T]] = []
 
     def add(self, pattern: Pattern | str, value: T) -> None:
-        """Add a value.
+        """Add *value* under *pattern*.
 
         Raises:
-            AddressError: There is one for the same addresses.
+            AddressError: There is a value for the same addresses already.
         """
         if isinstance(pattern, str):
             pattern = Pattern(pattern)
@@ -183,7 +183,7 @@ class AddressTable(Generic[T]):
         self._patterns.sort(key=lambda entry: entry[0].rank)
 
     def remove(self, pattern: Pattern | str) -> None:
-        """Take a value away; nothing happens if there is none."""
+        """Remove the value of *pattern*, if there is one."""
         if isinstance(pattern, str):
             pattern = Pattern(pattern)
         if pattern.literal is not None:
@@ -193,7 +193,7 @@ class AddressTable(Generic[T]):
             self._patterns = [entry for entry in self._patterns if entry[0].shape != shape]
 
     def find(self, address: str) -> tuple[T, Mapping[str, str]] | None:
-        """The value for *address* and what its pattern captured, or None."""
+        """Return the value for *address* and the captures of its pattern, or None."""
         if address in self._literals:
             return self._literals[address], _NO_CAPTURES
         for pattern, value in self._patterns:
@@ -210,10 +210,10 @@ class AddressTable(Generic[T]):
 
 
 class Wildcards(Generic[T]):
-    """Values by address, where ``*`` in a key stands for any characters, or none.
+    """Table of values by address, where ``*`` in a key matches any number of characters.
 
-    A key without ``*`` is found by itself. Of the others that match, the one with the most literal
-    characters wins.
+    A key without ``*`` is found by a look-up. Of the other keys that match, the one with the most
+    literal characters wins.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class Wildcards(Generic[T]):
         self._wild: list[tuple[tuple[str, ...], T]] = []
 
     def add(self, key: str, value: T) -> None:
-        """Add *key*; an equal one is replaced."""
+        """Add *value* under *key*, replacing that of an equal key."""
         if "*" not in key:
             self._exact[key] = value
             return
@@ -231,7 +231,7 @@ class Wildcards(Generic[T]):
         self._wild.sort(key=lambda entry: (-sum(map(len, entry[0])), entry[0]))
 
     def find(self, address: str) -> T | None:
-        """The value for *address*, or None."""
+        """Return the value for *address*, or None."""
         if address in self._exact:
             return self._exact[address]
         for parts, value in self._wild:
@@ -246,12 +246,12 @@ class Wildcards(Generic[T]):
 
 
 def wild_parts(key: str) -> tuple[str, ...]:
-    """*key* cut at each ``*``, for :func:`wild_match`."""
+    """Return *key* split at each ``*``, for :func:`wild_match`."""
     return tuple(key.split("*"))
 
 
 def wild_match(parts: tuple[str, ...], address: str) -> bool:
-    """Whether the parts stand in *address* in order, the first and the last at its ends."""
+    """Return whether *address* holds the parts in order, the first and the last at its ends."""
     if len(parts) == 1:
         return address == parts[0]
     first, *middle, last = parts
@@ -260,7 +260,7 @@ def wild_match(parts: tuple[str, ...], address: str) -> bool:
     if end < at or not address.startswith(first) or not address.endswith(last):
         return False
     for part in middle:
-        # The leftmost place leaves the most for those that follow.
+        # The leftmost match leaves the most text for the parts that follow.
         at = address.find(part, at, end)
         if at < 0:
             return False
@@ -268,17 +268,17 @@ def wild_match(parts: tuple[str, ...], address: str) -> bool:
     return True
 
 
-#: Before the name of a queue, percent-encoded, in an address as RabbitMQ 4 spells it.
+#: Prefix of a queue's percent-encoded name in addresses of RabbitMQ 4 (address format v2).
 QUEUES: Final = "/queues/"
-#: Likewise before that of an exchange, behind which the routing key follows after another slash.
+#: Prefix of an exchange's name, which a slash and the routing key may follow.
 EXCHANGES: Final = "/exchanges/"
 
 
 def address_of(text: str) -> str:
-    """A link address as we know it: of a whole URI its path, anything else as it stands.
+    """Return the node address in *text*: the path of a whole URI, anything else unchanged.
 
-    ``amqps://host:5671/q1`` and ``sb://ns/q1/`` are ``q1``. Query and fragment are left out, and
-    what is percent-encoded is decoded. ``/queues/q1``, as RabbitMQ 4 spells it, is ``q1`` too.
+    ``amqps://host:5671/q1`` and ``sb://ns/q1/`` give ``q1``. Query and fragment are dropped, and
+    percent-encoding is decoded. ``/queues/q1``, as in RabbitMQ 4, gives ``q1`` too.
     """
     if text.startswith(QUEUES):
         try:
@@ -297,7 +297,7 @@ def address_of(text: str) -> str:
 
 # --- URLs --------------------------------------------------------------------------------------
 
-#: Scheme → its port, None where there are no ports.
+#: Scheme → its default port, None for schemes without ports.
 PORTS: Final[dict[str, int | None]] = {
     "amqp": 5672,
     "amqps": 5671,
@@ -308,7 +308,7 @@ PORTS: Final[dict[str, int | None]] = {
     "memory": None,
 }
 
-#: A comma separates URLs where a scheme follows it; elsewhere it is part of one.
+#: Separator of URLs: a comma before a scheme. Any other comma is part of a URL.
 _BETWEEN_URLS: Final = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.\-]*://)")
 _HOST: Final = re.compile(r"\*|[\w.~\-]+")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -316,23 +316,23 @@ _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f]")
 
 
 class Url(Struct, frozen=True, kw_only=True):
-    """Where to connect, or where to listen. Its text and repr never show the password."""
+    """URL to connect to or to listen on. Its text and repr never show the password."""
 
     scheme: str = "amqp"
-    #: Host, or the name of a ``memory://`` URL; to listen, none is every interface.
+    #: Host, or the name of a ``memory://`` URL; an empty one listens on every interface.
     host: str = ""
-    #: 0 where there are no ports, or to listen on any free one.
+    #: Port; 0 for schemes without ports, and to listen on any free port.
     port: int = 0
-    #: Of a Unix socket or a WebSocket, and whatever stands there in a ``sb`` URL.
+    #: Path of a Unix socket or a WebSocket; kept as given for ``sb``.
     path: str = ""
     user: str | None = None
     password: str | None = None
-    #: The virtual host that the URL names, None if it names none.
+    #: The virtual host in the URL, None if there is none.
     virtual_host: str | None = None
 
     @property
     def tls(self) -> bool:
-        """Whether TLS comes first."""
+        """Whether the scheme uses TLS from the first byte."""
         return self.scheme in ("amqps", "sb", "wss")
 
     def __str__(self) -> str:
@@ -349,16 +349,16 @@ class Url(Struct, frozen=True, kw_only=True):
 
 
 def parse_url(text: str, *, listening: bool = False) -> Url:
-    """The parts of a URL: ``scheme://[user[:password]@]host[:port][/path][?vhost=name]``.
+    """Parse a URL: ``scheme://[user[:password]@]host[:port][/path][?vhost=name]``.
 
     The schemes are ``amqp`` and ``amqps``, whose path is the virtual host, ``sb``, ``ws``, ``wss``,
     ``amqp+unix:///PATH`` and ``memory://NAME``; a host alone stands for ``amqp://HOST``.
-    Whatever has a meaning of its own in a URL is percent-encoded in a user name, password or path.
-    When *listening*, no host before a port is every interface, port 0 is any free one, and there is no user.
+    Characters with a meaning in URLs are percent-encoded in a user name, password or path.
+    When *listening*, an empty host before a port means every interface, port 0 any free one, and a
+    user is not allowed.
 
     Raises:
-        ConnectFailed: It is no such URL; the sentence says what is wrong with it, without the
-            password.
+        ConnectFailed: *text* is not such a URL; the error gives the reason without the password.
     """
     given = text.strip()
     if forbidden := _FORBIDDEN.search(given):
@@ -402,7 +402,7 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
         if port == 0:
             raise _bad(safe, "port 0 is for listening only")
     elif not host and port is None:
-        # An empty setting must not open the door to the network.
+        # An empty setting must not expose the listener to the network.
         raise _bad(
             safe,
             "it has no host; 127.0.0.1 is this machine only, 0.0.0.0 every IPv4 address of it",
@@ -425,10 +425,10 @@ def parse_url(text: str, *, listening: bool = False) -> Url:
 
 
 def parse_urls(urls: str | Url | Iterable[str | Url]) -> list[Url]:
-    """A failover list: several URLs, or one text with commas between them.
+    """Parse a failover list: several URLs, or one text with commas between them.
 
     Raises:
-        ConnectFailed: One of them is no URL, or there is none.
+        ConnectFailed: One of them is malformed, or there is none.
     """
     given: list[str | Url] = []
     for entry in [urls] if isinstance(urls, str | Url) else urls:
@@ -457,7 +457,7 @@ def _bad(safe: str, why: str) -> ConnectFailed:
 
 
 def _without_secrets(text: str) -> str:
-    """As much of a URL as certainly holds no secret, wherever its '@' may stand: scheme and host."""
+    """Return scheme and host, the parts that hold no secret wherever an '@' may stand."""
     scheme, _, rest = text.partition("://")
     before, _, rest = rest.rpartition("@")
     host = rest.partition("]")[0] + "]" if rest[:1] == "[" else re.split("[:/?#]", rest)[0]
@@ -503,7 +503,7 @@ def _parse_host(authority: str, safe: str) -> tuple[str, int | None]:
 
 
 def _parse_query(query: str, safe: str) -> str | None:
-    """The virtual host, which is all that there is to say after the ``?``."""
+    """Return the virtual host in *query*; no other parameter is allowed."""
     if not query:
         return None
     name, equals, value = query.partition("=")

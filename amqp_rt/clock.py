@@ -1,8 +1,7 @@
-"""Two clocks, passed in (decision 30).
+"""The clock interface, with separate monotonic and wall time.
 
-Timeouts, locks and heartbeats read the monotonic clock; ``ttl`` and
-``absolute-expiry-time`` follow the wall clock. Pure code never reads either: the time
-is an argument.
+Timeouts, locks and heartbeats use the monotonic clock; ``ttl`` and ``absolute-expiry-time``
+use the wall clock. Pure code never reads either: the time is an argument.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where an application, or a simulation, takes the time from."""
+    """Source of the time for an application or a simulation."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return the seconds since some fixed moment; never goes back."""
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC; may jump."""
+        """Return the seconds since 1970-01-01 UTC; may jump."""
 
 
 class SystemClock:

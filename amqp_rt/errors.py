@@ -1,9 +1,8 @@
-"""What can go wrong, and whose fault it was.
+"""Exceptions of the package, by the side at fault.
 
-Every exception of the package derives from :class:`AmqpError`. Each carries an
-:class:`ErrorInfo`-like triple (``condition``, ``description``, ``info``) in the
-terms of Part 2 §2.8.14, so that an error heard from a peer, an error told to a
-peer and an exception in between are one thing.
+Every exception of the package derives from :class:`AmqpError`. Each carries ``condition``,
+``description`` and ``info``, the fields of the ``error`` type of Part 2 §2.8.14, so an error
+received from a peer, an error sent to a peer and an exception have the same form.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-#: Characters of an error's text that are shown; a peer may say as many as fit into a frame.
+#: Characters of an error's text that are shown; a peer's text can be as long as a frame.
 _SHOWN_MAX: Final = 1_000
 
 
 def printable(text: str, most: int | None = None, *, keep: str = "") -> str:
-    """Return *text* for a terminal or a log: what is no visible character is written out.
+    """Return *text* with invisible characters escaped, for a terminal or a log.
 
-    What peers say may have escape sequences in it, which a terminal would follow, and line feeds,
+    Text from peers may contain escape sequences, which a terminal would follow, and line feeds,
     which would forge lines of a log.
 
     Args:
-        text: Words of a peer, for example.
-        most: Characters that stay of it. The middle is left out, since errors have the place at the
-            beginning and the cause at the end.
-        keep: Characters that stay although they are not visible.
+        text: The text, from a peer for example.
+        most: Maximum number of characters kept. The middle is left out, since errors have the place
+            at the beginning and the cause at the end.
+        keep: Invisible characters to leave as they are.
     """
     if most is not None and len(text) > most:
         tail = most // 2
@@ -44,7 +43,7 @@ class AmqpError(Exception):
     Args:
         description: A sentence for people.
         condition: The symbol for programs, for example ``amqp:not-found``.
-        info: Whatever else the side that raised it wanted to say.
+        info: Further data from the side that raised the error.
     """
 
     default_condition: ClassVar[str] = "amqp:internal-error"
@@ -62,7 +61,7 @@ class AmqpError(Exception):
         super().__init__(description)
 
     def __str__(self) -> str:
-        # Both may be a peer's words; ``description`` and ``condition`` have them as they are.
+        # Both may come from a peer; the attributes keep them unescaped.
         condition = printable(self.condition, _SHOWN_MAX)
         if self.description:
             return f"{printable(self.description, _SHOWN_MAX)} [{condition}]"
@@ -70,33 +69,36 @@ class AmqpError(Exception):
 
 
 class EncodeError(AmqpError):
-    """A Python value has no AMQP encoding, or not the one asked for."""
+    """A Python value that has no AMQP encoding, or none of the requested type."""
 
     default_condition = "amqp:invalid-field"
 
 
 class DecodeError(AmqpError):
-    """Bytes are not what they should be (``amqp:decode-error``, Part 2 §2.8.15)."""
+    """Malformed bytes (``amqp:decode-error``, Part 2 §2.8.15)."""
 
     default_condition = "amqp:decode-error"
 
 
 class ProtocolError(AmqpError):
-    """The rules of the protocol were broken."""
+    """Violation of the protocol's rules."""
 
     default_condition = "amqp:illegal-state"
 
 
 class LocalProtocolError(ProtocolError):
-    """You asked for something AMQP forbids. Nothing was sent."""
+    """Operation by this side that AMQP forbids. Nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the rules. What closes, closes with ``condition``."""
+    """Violation of the protocol by the peer.
+
+    The link, session or connection at fault is closed with ``condition``.
+    """
 
 
 class ConnectFailed(AmqpError):
-    """No connection could be made: name look-up, refused, handshake, login."""
+    """No connection could be made: the look-up, dialling, a handshake or the login failed."""
 
     default_condition = "amqp:connection:forced"
 
@@ -108,34 +110,34 @@ class AuthenticationFailed(ConnectFailed):
 
 
 class ConnectionLost(AmqpError):
-    """The connection ended while something still needed it.
+    """The connection ended while an operation still needed it.
 
-    ``condition`` is what the peer said in its Close, if it said anything.
+    ``condition`` comes from the peer's Close, if there was one with an error.
     Unsettled deliveries of a lost connection are in doubt: the peer may or may
-    not have seen them.
+    not have received them.
     """
 
     default_condition = "amqp:connection:forced"
 
 
 class SessionEnded(AmqpError):
-    """The session ended while something still needed it (Part 2 §2.5.6)."""
+    """The session ended while an operation still needed it (Part 2 §2.5.6)."""
 
     default_condition = "amqp:illegal-state"
 
 
 class LinkDetached(AmqpError):
-    """The link is gone: the peer detached it, or its session ended (Part 2 §2.6.5)."""
+    """The link is detached: by the peer, or because its session ended (Part 2 §2.6.5)."""
 
     default_condition = "amqp:link:detach-forced"
 
 
 class LinkEnded(LinkDetached):
-    """The peer closed the link without an error, as a source does that has come to its end."""
+    """The peer closed the link without an error, as a source does at its end."""
 
 
 class LinkRefused(LinkDetached):
-    """The peer would not attach the link (Part 2 §2.6.3)."""
+    """The peer refused to attach the link (Part 2 §2.6.3)."""
 
     default_condition = "amqp:not-found"
 
@@ -147,13 +149,13 @@ class DeliveryRejected(AmqpError):
 
 
 class DeliveryNotAccepted(AmqpError):
-    """The receiver gave the message back: released or modified (Part 3 §3.4.4, §3.4.5)."""
+    """The receiver returned the message: released or modified (Part 3 §3.4.4, §3.4.5)."""
 
     default_condition = "amqp:precondition-failed"
 
 
 class TransactionRolledBack(AmqpError):
-    """Nothing of a transaction has happened (Part 4 §4.3): who gave it up, and why, is in the text."""
+    """The transaction had no effect (Part 4 §4.3); the text has the cause of the rollback."""
 
     default_condition = "amqp:transaction:rollback"
 
@@ -165,10 +167,10 @@ class WouldBlock(AmqpError):
 
 
 class DeadlineExceeded(AmqpError):
-    """A call was not answered in time. Its handler was told to stop."""
+    """A call was not answered in time. Its handler was asked to stop."""
 
     default_condition = "amqp:timeout"
 
 
 class CallFailed(AmqpError):
-    """A request was answered with an error; ``condition`` says which."""
+    """A request was answered with an error, whose symbol is in ``condition``."""

@@ -1,9 +1,9 @@
-"""What an engine reports about its connection.
+"""Events that an engine reports about its connection.
 
-Only connection-level happenings are events, in the order in which they happened.
-Deliveries, outcomes and credit go straight to the endpoint bound to a link, a batch per
-chunk of bytes (:mod:`amqp_rt.fronts.base`), because a message must not cost an object
-and a dispatch more than it has to.
+Only changes of the connection as a whole are events, reported in the order in which they
+happened. Deliveries, outcomes and credit go straight to the endpoint bound to a link, one batch
+for each chunk of bytes (:mod:`amqp_rt.fronts.base`), because an event object and a dispatch for
+each message would cost too much.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from .outcomes import Error
 
 
 class Certificate(Struct, frozen=True, kw_only=True):
-    """What a certificate says of its holder; it was verified against the authorities (SE7)."""
+    """Holder's data from a certificate that was verified against the authorities."""
 
-    #: Such as ``{"commonName": "ada", "organizationName": "Analytical Engines"}``.
+    #: Attributes of the subject, such as ``{"commonName": "ada", "organizationName": "Analytical Engines"}``.
     subject: Mapping[str, str] = field(default_factory=dict)
     #: Subject alternative names (RFC 5280 §4.2.1.6).
     dns_names: tuple[str, ...] = ()
     emails: tuple[str, ...] = ()
     uris: tuple[str, ...] = ()
-    #: In hexadecimal digits.
+    #: The serial number in hexadecimal digits.
     serial_number: str = ""
-    #: Seconds since 1970-01-01 UTC.
+    #: End of validity, in seconds since 1970-01-01 UTC.
     not_after: float = 0.0
 
 
 class Peer(Struct, kw_only=True):
-    """Who is at the other end, as far as the connection knows.
+    """The other end of a connection, as far as it is known.
 
-    ``user`` is what authentication established, None before it or without it;
-    ``identity`` is whatever the application's verifier returned for that user. ``trusted`` is the
-    process itself, by a connection in memory. ``tokens`` are those of the connection
-    (:class:`amqp_rt.security.tokens.Tokens`), None where none are taken. ``secure`` says that the
-    connection is encrypted, ``certificate`` what the peer showed then, and ``server_name`` the host
-    that it asked for (SNI).
+    ``user`` is the authenticated user, None before authentication or without it;
+    ``identity`` is the value that the application's verifier returned for that user. ``trusted``
+    is true for the process itself, connected in memory. ``tokens`` are those of the connection
+    (:class:`amqp_rt.security.tokens.Tokens`), None where none are accepted. ``secure`` is true if
+    the connection is encrypted; ``certificate`` is then the client certificate, if there is one,
+    and ``server_name`` the host name that the peer requested (SNI).
     """
 
     container_id: str = ""
@@ -60,12 +60,12 @@ class Peer(Struct, kw_only=True):
 
 
 class LoginRequested(Struct):
-    """A client spoke in the SASL exchange: answer through ``exchange``.
+    """A client sent its part of the SASL exchange: answer through ``exchange``.
 
     ``exchange.challenge(data)``, ``exchange.succeed(user, identity)`` or
     ``exchange.fail()`` may be called now or later; until then the connection waits,
-    bounded by the handshake deadline (Part 5 §5.3). Where ``exchange.refused`` says why, it can only
-    fail: it is asked all the same, so that every failure takes as long as any other.
+    bounded by the handshake deadline (Part 5 §5.3). An exchange whose ``exchange.refused`` gives a
+    reason can only fail. The event is reported all the same, so that every failure takes equally long.
     """
 
     mechanism: str
@@ -74,7 +74,7 @@ class LoginRequested(Struct):
     exchange: Any
 
     def __repr__(self) -> str:
-        """What is secret in it is in no log."""
+        """Return a text without the response, which may hold a password."""
         said = "None" if self.response is None else "***"
         return f"LoginRequested({self.mechanism!r}, {said}, {self.hostname!r})"
 
@@ -86,7 +86,7 @@ class Opened(Struct):
 
 
 class AttachRequested(Struct):
-    """The peer wants a link: ``link.accept(...)`` or ``link.refuse(error)``, now or later.
+    """The peer asks for a link: ``link.accept(...)`` or ``link.refuse(error)``, now or later.
 
     ``link`` is a :class:`~amqp_rt.fronts.base.SendingLink` or
     :class:`~amqp_rt.fronts.base.ReceivingLink`.
@@ -96,9 +96,9 @@ class AttachRequested(Struct):
 
 
 class Closed(Struct):
-    """Both sides have said close, or the stream ended after one did (Part 2 §2.7.9).
+    """Both sides have sent close, or the stream ended after one had (Part 2 §2.7.9).
 
-    ``error`` is what the peer gave as its reason, None for a clean end.
+    ``error`` is the error in the peer's close, None for a clean end.
     """
 
     error: Error | None = None
@@ -107,7 +107,7 @@ class Closed(Struct):
 class ConnectionFailed(Struct):
     """The connection broke: a protocol fault of the peer, a timeout, or a lost stream.
 
-    For a fault or a timeout our Close with ``error`` is already in the output.
+    For a fault or a timeout our close with ``error`` is already in the output.
     """
 
     error: Error

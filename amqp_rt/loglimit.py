@@ -1,4 +1,4 @@
-"""A bound on log lines that peers, or failing handlers, can repeat. Pure: the time is an argument."""
+"""Rate limits for log lines that peers or failing handlers can repeat; the time is an argument."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from .outcomes import Error
 
 
 class LogLimiter:
-    """Admits a few lines of each key in each period, and counts those left out.
+    """Limiter that admits a few lines per key and period, and counts the suppressed ones.
 
     Args:
-        limits: ``log_lines_max`` lines of a key in ``log_period_s`` seconds, for the
-            ``log_keys_max`` keys that were used last.
+        limits: ``log_lines_max`` lines per key in ``log_period_s`` seconds, for the
+            ``log_keys_max`` most recently used keys.
     """
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits = limits
-        #: For each key the end of its period, the lines admitted in it, and those left out.
+        #: Key → end of its period, lines admitted in it, lines suppressed since the last one.
         self._keys: dict[object, tuple[float, int, int]] = {}
 
     def admit(self, key: object, now: float) -> str | None:
-        """Return None if a line of *key* is to be left out, and otherwise what to append to it.
+        """Return the text to append to a line of *key*, or None if the line is to be suppressed.
 
-        That is empty, or says how many lines of *key* have been left out since the last one.
+        The text is empty, or gives the number of lines of *key* suppressed since the last one.
         """
         limits = self.limits
         ends, lines, left_out = self._keys.pop(key, (now + limits.log_period_s, 0, 0))
-        # A wall clock may be put back, which must not silence the log until it has caught up.
+        # The wall clock may be set back, which must not suppress lines until it has caught up.
         if not ends - limits.log_period_s <= now < ends:
             ends = now + limits.log_period_s
             lines = 0
         if lines >= limits.log_lines_max:
             self._keys[key] = ends, lines, left_out + 1
             return None
-        # The oldest keys are forgotten first: a key that is used moves to the end.
+        # Used keys move to the end, so the key that is dropped is the least recently used one.
         self._keys[key] = ends, lines + 1, 0
         if len(self._keys) > limits.log_keys_max:
             del self._keys[next(iter(self._keys))]
@@ -45,7 +45,7 @@ class LogLimiter:
 
 
 def error_text(error: Error) -> str:
-    """Return *error*, which a peer may have chosen, as part of one line."""
+    """Return *error*, whose text a peer may have chosen, as part of one line."""
     description = (error.description or "")[:500]
     return f"{error.condition}: {description!r}" if description else str(error.condition)
 
@@ -63,11 +63,21 @@ def log_loss(
     error: Error | None = None,
     key: object = None,
 ) -> None:
-    """Warn that a message for *address* is lost, if *limiter* admits the line.
+    """Log a warning that a message for *address* is lost, if *limiter* admits the line.
 
-    *event* says what was done, with the preposition before the address. Lines are counted by event,
-    address and *key*, or the reason *why* without one, whose text peers must not choose then. They may
-    have chosen that of *error*.
+    Lines are counted by event, address and *key*.
+
+    Args:
+        log: Destination of the line.
+        limiter: Limiter of the lines.
+        now: Current time, for *limiter*.
+        event: The kind of loss, ending in the preposition before the address.
+        address: Address of the message.
+        payload: The encoded message, for its message-id.
+        message_format: Format of *payload*.
+        why: The reason. Without *key* it is part of the key, so peers must not choose its text.
+        error: Error to append, whose text a peer may have chosen.
+        key: Part of the key, instead of *why*.
     """
     left_out = limiter.admit((event, address, key or why), now)
     if left_out is not None:
@@ -85,7 +95,7 @@ def log_loss(
 def log_refusal(
     log: logging.Logger, limiter: LogLimiter, link: Any, error: Error, now: float
 ) -> None:
-    """Log that *link*, which a peer asked for, has been refused with *error*."""
+    """Log that *link*, requested by a peer, has been refused with *error*."""
     receives = hasattr(link, "send")
     terminus = link.source if receives else link.target
     address = getattr(terminus, "address", None)

@@ -1,7 +1,7 @@
-"""What of a running broker is managed besides its nodes: connections and what is on them, users.
+"""Management entities of a running broker besides its nodes: connections, sessions, links, users.
 
-Each type of entity is a Struct, whose fields are the attributes, and a collection that makes rows of
-what there is at the moment. Nothing is kept for it.
+Each type of entity is a Struct, whose fields are the attributes, and a collection that computes its
+rows from the current state. Nothing is stored for it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ContainerEntity(Struct, frozen=True, kw_only=True):
 
 
 class ConnectionEntity(Struct, frozen=True, kw_only=True):
-    """A connection that a peer has opened."""
+    """A connection opened by a peer."""
 
     name: str
     container_id: str
@@ -48,7 +48,7 @@ class ConnectionEntity(Struct, frozen=True, kw_only=True):
     mechanism: str | None
     state: str
     sessions: int
-    #: Tokens that it has put on ``$cbs``.
+    #: Tokens that the peer has put on ``$cbs``.
     tokens: int
 
 
@@ -62,7 +62,7 @@ class SessionEntity(Struct, frozen=True, kw_only=True):
 
 
 class LinkEntity(Struct, frozen=True, kw_only=True):
-    """A link of a session; ``role`` is what the peer is."""
+    """A link of a session; ``role`` is the peer's role."""
 
     name: str
     link_name: str
@@ -74,7 +74,7 @@ class LinkEntity(Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionEntity(Struct, frozen=True, kw_only=True):
-    """A link on which a peer hears a topic."""
+    """A link on which a peer receives from a topic."""
 
     name: str
     topic: str
@@ -84,7 +84,7 @@ class SubscriptionEntity(Struct, frozen=True, kw_only=True):
 
 
 class UserEntity(Struct, frozen=True, kw_only=True):
-    """Somebody who may log in. The password is only ever given."""
+    """A user who may log in. The password can be set, but not read."""
 
     name: str
     groups: list[str]
@@ -95,7 +95,7 @@ _BY_OPERATOR = Error("amqp:connection:forced", "closed by an operator")
 
 
 class _Entities:
-    """What there is to be found through the connections of a container."""
+    """Look-up of the entities reached through the connections of a container."""
 
     def __init__(self, container: Container, host: BrokerHost) -> None:
         self.container = container
@@ -105,7 +105,7 @@ class _Entities:
         self._numbers = count(1)
 
     def connections(self, virtual_host: str) -> Iterator[tuple[str, Connection]]:
-        """Connections to *virtual_host*, each with a name that it keeps."""
+        """Yield the connections to *virtual_host*, each after its name, which never changes."""
         for each in self.container.connections:
             if each.peer.virtual_host == virtual_host:
                 yield self._name_of(each), each
@@ -118,20 +118,20 @@ class _Entities:
         return name
 
     def connection(self, name: str, virtual_host: str) -> Connection | None:
-        """Return the connection that has been given *name*."""
+        """Return the connection *name*, or None if it is closed or of another virtual host."""
         found = self._named.get(name)
         if found is None or found.peer.virtual_host != virtual_host:
             return None
         return found if found in self.container.connections else None
 
     def sessions(self, virtual_host: str) -> Iterator[tuple[str, str, Any]]:
-        """Sessions, each after its own name and that of its connection."""
+        """Yield the sessions, each after its name and that of its connection."""
         for connection, each in self.connections(virtual_host):
             for session in list(each.engine.sessions.values()):
                 yield f"{connection}/{session.channel}", connection, session
 
     def session(self, name: str, virtual_host: str) -> tuple[str, Any] | None:
-        """Return the session *name*, after the name of its connection."""
+        """Return the session *name* after the name of its connection, or None."""
         connection_name, _, channel = name.rpartition("/")
         connection = self.connection(connection_name, virtual_host)
         if connection is None:
@@ -142,14 +142,14 @@ class _Entities:
         return None
 
     def links(self, virtual_host: str) -> Iterator[tuple[LinkEntity, Any]]:
-        """Links that are attached."""
+        """Yield the attached links after their entities."""
         for session_name, connection, session in self.sessions(virtual_host):
             for handle, link in list(session.links.items()):
                 if link.attached:
                     yield _link_entity(session_name, connection, handle, link), link
 
     def link(self, name: str, virtual_host: str) -> tuple[LinkEntity, Any] | None:
-        """Return the attached link *name* and its entity."""
+        """Return the attached link *name* and its entity, or None."""
         session_name, _, wanted = name.rpartition("/")
         found = self.session(session_name, virtual_host)
         if found is None:
@@ -177,7 +177,7 @@ def _link_entity(session: str, connection: str, handle: int, link: Any) -> LinkE
 
 
 class _Collection:
-    """A collection in which nothing can be made or changed, unless it says so."""
+    """Collection whose entities cannot be created or changed, unless a subclass overrides it."""
 
     type_name: str
     attributes: type[Struct]
@@ -312,7 +312,7 @@ class _Subscriptions(_Collection):
     operations: Mapping[str, list[str]] = {"READ": [], "DELETE": []}
 
     def _entity(self, entity: LinkEntity, link: Any, virtual_host: str) -> Struct | None:
-        """Return the subscription that a link is, None if it is none."""
+        """Return the subscription entity of *link*, or None if it does not receive from a topic."""
         topic = entity.address
         if (
             topic is None
@@ -353,13 +353,13 @@ class _Users(_Collection):
 
     def __init__(self, entities: _Entities) -> None:
         super().__init__(entities)
-        #: Hashing and writing a file take a thread: one change at a time.
+        #: Serializes changes, since hashing and writing the file happen in a thread.
         self._changing = trio.Lock()
 
     def _each(self, virtual_host: str) -> Iterator[Struct]:
         if virtual_host:
-            return  # they are for the whole container: who manages a part has no say
-        # Counted once: counting for each user would cost users times connections.
+            return  # Users belong to the whole container, so other virtual hosts cannot manage them.
+        # Counted once: a count for each user would take users times connections steps.
         counts = Counter(each.peer.user for each in self._in.container.connections)
         for name in list(self._in.container.users or ()):
             yield self._entity(name, counts)
@@ -402,7 +402,7 @@ class _Users(_Collection):
                 "a user has one attribute to give: password, a text", condition="amqp:invalid-field"
             ) from None
         async with self._changing:
-            # Another change may have come first: a user that was deleted must not come back.
+            # Another change may have come first: a deleted user must not reappear.
             if new and name in users:
                 raise AmqpError(
                     f"there is a user {name!r:.100} already", condition="amqp:precondition-failed"
@@ -412,7 +412,7 @@ class _Users(_Collection):
             await trio.to_thread.run_sync(users.store, name, given.password)
 
     def _check_there(self, name: str) -> None:
-        """Refuse to go on with a user that has been deleted meanwhile.
+        """Check that the user *name* has not been deleted meanwhile.
 
         Raises:
             AmqpError: There is no such user.
@@ -436,7 +436,7 @@ class _Users(_Collection):
 
 
 def collections_of(container: Container, host: BrokerHost) -> list[Collection]:
-    """The entities of a broker that are no nodes."""
+    """Return the entities of a broker that are not nodes."""
     entities = _Entities(container, host)
     return [
         _Containers(entities),

@@ -1,4 +1,4 @@
-"""Where the parts meet: a container, a broker and management in one object."""
+"""The public class Broker: a container, a broker and management in one object."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from .stores.base import Store
 
 
 class Broker:
-    """An embedded broker: queues, topics and logs, and the nodes of an application beside them.
+    """Embedded broker: queues, topics and logs, beside the nodes of an application.
 
     ::
 
@@ -64,47 +64,48 @@ class Broker:
 
     Args:
         name: The container-id that peers see.
-        nodes: Nodes of an application, reached at the same listeners; where an address is both a
-            node's and a queue's, the node gets the link.
-        auto_create: Patterns for nodes that are made when they are first used, such as
+        nodes: Nodes of an application, reached at the same listeners; where an address belongs both
+            to such a node and to a queue, the link attaches to the application's node.
+        auto_create: Patterns for nodes that are created on first use, such as
             ``["queue:orders-*?dead_letter=dead", "topic:news-*"]``; the most specific pattern wins.
         container: A container to build on, instead of *name*, *nodes* and the options below.
         fronts: Protocols that listeners speak beside AMQP 1.0, as objects or by the names under
             which plug-ins are installed, such as ``["amqp091"]``.
         limits: Bounds of connections, queues and memory.
-        clock: Where times to live, locks and schedules take the time from. By default they follow the
+        clock: Source of the time for times to live, locks and schedules. By default they follow the
             clocks of the system, and the event loop's clock where that is virtual, such as
             ``trio.testing.MockClock``.
-        users: Who may log in; see :class:`~amqp_rt.container.container.Container`.
+        users: Users who may log in; see :class:`~amqp_rt.container.container.Container`.
         sasl: Mechanisms to offer.
         sasl_policy: Whether clients log in: ``"required"``, ``"optional"`` or ``"off"``.
-        tokens: Judges OAuth 2.0 tokens.
-        authorize: May this peer attach there?
-        access: Who may do what where; see :mod:`amqp_rt.security.access`.
+        tokens: Verifies OAuth 2.0 tokens.
+        authorize: Decides whether a peer may attach to an address.
+        access: Rights of users at addresses; see :mod:`amqp_rt.security.access`.
         cbs: Tokens that are accepted at ``$cbs``; see :mod:`amqp_rt.security.tokens`.
         plain_in_clear: Let passwords cross networks unencrypted.
         tls: Certificates for listeners at ``amqps://``.
-        tls_required: Refuse connections without TLS on ``amqp://``, and listen on no ``ws://``. What does not
-            leave the machine, ``amqp+unix://`` and ``memory://``, needs none.
-        settle_second: Whether senders may settle before us; Azure's clients need False.
+        tls_required: Refuse connections without TLS on ``amqp://``, and do not listen on ``ws://``.
+            ``amqp+unix://`` and ``memory://`` do not leave the machine and need no TLS.
+        settle_second: Whether senders that ask for ``rcv-settle-mode`` second, to settle before we do,
+            get it; Azure's clients need False.
         origins: Web pages that may connect to ``ws://`` and ``wss://``.
-        network: Where ``memory://`` addresses live.
+        network: Network in which ``memory://`` addresses are looked up.
         trace: A folder for traces of connections; see :class:`~amqp_rt.Container`.
         management: Answer at ``$management``.
-        store: Where declared nodes and durable messages are kept: ``"sqlite:PATH"``, a
-            :class:`~amqp_rt.stores.base.Store`, or None for nowhere. Without one, durable messages
+        store: Store of declared nodes and durable messages: ``"sqlite:PATH"``, a
+            :class:`~amqp_rt.stores.base.Store`, or None for no store. Without one, durable messages
             are refused (Part 3 §3.2.1).
-        volatile: Take durable messages although there is no store.
-        executor: Where the store's calls run; by default a worker thread.
-        virtual_hosts: Names of virtual hosts, each with nodes of its own, beside those for which
+        volatile: Accept durable messages although there is no store.
+        executor: Runs the calls to the store; by default in a worker thread.
+        virtual_hosts: Names of virtual hosts, each with its own nodes, beside those for which
             nodes are declared. With a list, connections that name none of them are refused, unless
             ``""`` is among them; otherwise they get the default virtual host.
-        journal: Record what becomes of messages in the log ``$journal``.
-        exchange_types: Types of exchange of one's own, by names that begin with ``x-``: what makes a
-            :class:`~amqp_rt.broker.bindings.RoutingTable` for each exchange.
-        queue_types: What peers of 0-9-1 may say as ``x-queue-type`` beside RabbitMQ's types, by names
-            that begin with ``x-``: what makes a ``Queue`` or a ``Log`` of a declaration
-            (:class:`~amqp_rt.fronts.base.QueueDeclaration`).
+        journal: Record the life cycle of messages in the log ``$journal``.
+        exchange_types: Custom exchange types: maps a name that begins with ``x-`` to a function that
+            makes a :class:`~amqp_rt.broker.bindings.RoutingTable` for each exchange.
+        queue_types: Custom ``x-queue-type`` values of AMQP 0-9-1, beside RabbitMQ's: maps a name that
+            begins with ``x-`` to a function from the declaration
+            (:class:`~amqp_rt.fronts.base.QueueDeclaration`) to a ``Queue`` or a ``Log``.
     """
 
     def __init__(
@@ -201,20 +202,20 @@ class Broker:
 
     async def _answer(self, message: Message, context: Context) -> Message:
         assert self.management is not None
-        # Entities have management nodes of their own, which are one with this.
+        # Each entity has a management node of its own; all of them are this one object.
         entity = context.address.removesuffix(ADDRESS).removesuffix("/")
         return await self.management.answer(message, context.peer, entity)
 
     # --- nodes ---------------------------------------------------------------------------
 
     async def declare(self, *declared: Declaration, virtual_host: str = "") -> None:
-        """Make nodes, of *virtual_host* if one is named. Declaring the same again changes nothing.
+        """Create nodes, in *virtual_host* if one is named; an equal declaration changes nothing.
 
-        With a store they are there again when it is opened again; what is declared then replaces
-        what was kept. Cancelled, the nodes are made, and may not be kept yet.
+        With a store they are restored when it is opened again; a later declaration then replaces
+        the stored one. If cancelled, the nodes exist, but may not be stored yet.
 
         Raises:
-            AmqpError: A name is taken by another node or by a handler, or there are too many.
+            AmqpError: A name is taken by another node or by a handler, or there are too many nodes.
         """
         for each in declared:
             if (route := self._handler_at(each.name)) is not None:
@@ -230,9 +231,9 @@ class Broker:
         await self.host.wait_kept()
 
     def _handler_at(self, address: str) -> Route | None:
-        """The handler of the container that has *address*, in either direction.
+        """Return the container's handler for *address*, in either direction.
 
-        None for the broker's own addresses, whose names :class:`BrokerHost` refuses with its reason.
+        None for the broker's own addresses, whose names :class:`BrokerHost` refuses with its own reason.
         """
         if reserved(address):
             return None
@@ -242,10 +243,10 @@ class Broker:
         return None
 
     def _check_route(self, route: Route) -> None:
-        """Refuse the handler of *route* if it would get what is sent to a node of the broker.
+        """Refuse the handler of *route* if it would receive the messages sent to a node of the broker.
 
         Raises:
-            AddressError: It would; which node that is.
+            AddressError: The handler is refused; the text names the node.
         """
         for virtual_host in self.host.virtual_hosts():
             for name in self.host.names(virtual_host=virtual_host):
@@ -261,17 +262,16 @@ class Broker:
                     )
 
     async def declare_from(self, file: str | Path) -> None:
-        """Make the nodes that a TOML or YAML file declares; see :doc:`/guides/declaring`.
+        """Create the nodes declared in a TOML or YAML file; see :doc:`/guides/declaring`.
 
         Raises:
-            AmqpError: Something in the file is wrong, and nothing was made; or as for
-                :meth:`declare`.
+            AmqpError: The file has a mistake, and no node was created; or as for :meth:`declare`.
         """
         for virtual_host, declared in declarations_in(file).items():
             await self.declare(*declared, virtual_host=virtual_host)
 
     async def delete(self, name: str, *, virtual_host: str = "") -> int:
-        """Delete a node: its links are detached, its messages are gone; returns how many.
+        """Delete a node with its messages and detach its links; return the number of messages.
 
         Raises:
             AmqpError: There is no such node.
@@ -320,25 +320,25 @@ class Broker:
                 await self.host.close()
 
     async def listen(self, *urls: str) -> list[str]:
-        """Take connections at each of *urls*; see :meth:`Container.listen`."""
+        """Accept connections at each of *urls*; see :meth:`Container.listen`."""
         return await self.container.listen(*urls)
 
     async def serve(self) -> None:
-        """Wait until :meth:`stop`, or for ever."""
+        """Wait until :meth:`stop` is called."""
         await self.container.serve()
 
     def stop(self) -> None:
-        """Let :meth:`serve` return."""
+        """Make :meth:`serve` return."""
         self.container.stop()
 
     def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
-        """A connection to this broker without a socket."""
+        """Open a connection to this broker without a socket."""
         return self.container.local(virtual_host)
 
     def connect(
         self, urls: str | Sequence[str] | None = None, **options: Any
     ) -> AbstractAsyncContextManager[Connection]:
-        """A connection to somebody else; see :meth:`Container.connect`."""
+        """Open a connection to another container; see :meth:`Container.connect`."""
         return self.container.connect(urls, **options)
 
     def __repr__(self) -> str:
@@ -346,16 +346,16 @@ class Broker:
 
 
 def store_of(text: str) -> Store | None:
-    """The store that ``memory:`` (none) or ``sqlite:PATH`` names.
+    """Return the store for ``sqlite:PATH``, or None for ``memory:``.
 
     Raises:
-        AmqpError: It names none.
+        AmqpError: *text* is neither.
     """
     kind, colon, path = text.partition(":")
     if kind == "memory" and colon and not path:
         return None
     if kind == "sqlite" and path:
-        from .stores.sqlite import SQLiteStore  # which loads SQLite
+        from .stores.sqlite import SQLiteStore  # imported here because it loads SQLite
 
         return SQLiteStore(path)
     raise AmqpError(
@@ -366,12 +366,12 @@ def store_of(text: str) -> Store | None:
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: The group of entry points by which plug-ins say the names of their fronts.
+#: Entry point group in which plug-ins register their fronts by name.
 _FRONTS: Final = "amqp_rt.fronts"
 
 
 def front_of(name: str) -> Front:
-    """The front that a plug-in has installed under *name*.
+    """Return the front that an installed plug-in provides under *name*.
 
     Raises:
         AmqpError: There is none.
@@ -387,12 +387,12 @@ def front_of(name: str) -> Front:
 
 
 def installed_fronts() -> list[Front]:
-    """The fronts of all plug-ins that are installed."""
+    """Return the fronts of all installed plug-ins."""
     return [each.load()() for each in entry_points(group=_FRONTS)]
 
 
 def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] | None:
-    """What makes nodes on first use.
+    """Return the function that declares nodes on first use, None without patterns.
 
     Raises:
         AmqpError: A pattern is not KIND:PATTERN with a known kind.
@@ -409,7 +409,7 @@ def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] |
         if declared is None:
             return None
         if isinstance(declared, Queue) and declared.dead_letter == address:
-            # The pattern has its own dead-letter address among its names.
+            # The pattern matches its own dead-letter address, whose queue must not refer to itself.
             return msgspec.structs.replace(declared, name=address, dead_letter=None)
         return msgspec.structs.replace(declared, name=address)
 
@@ -417,14 +417,14 @@ def _creator(patterns: Collection[str]) -> Callable[[str], Declaration | None] |
 
 
 class _Managed:
-    """The nodes of a virtual host, for management."""
+    """Nodes of one virtual host, as management needs them."""
 
     def __init__(self, host: BrokerHost, virtual_host: str) -> None:
         self._host = host
         self._in = virtual_host
 
     def virtual_hosts(self) -> list[Mapping[str, Any]]:
-        # Who is in the default one looks after the broker; the others have no neighbours.
+        # Peers in the default virtual host manage the broker; others see only their own.
         return [
             {"name": name, "nodes": self._host.node_count(virtual_host=name)}
             for name in self._host.virtual_hosts()
@@ -439,7 +439,7 @@ class _Managed:
 
     def node(self, name: str) -> Mapping[str, Any]:
         declared = self._host.declaration(name, virtual_host=self._in)
-        # Of both, the numbers count: some have the name of a setting.
+        # Statistics come last and win, since some share their name with a setting.
         return {
             **attributes(declared),
             **attributes(self._host.stats(name, virtual_host=self._in)),

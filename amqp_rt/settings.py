@@ -1,4 +1,4 @@
-"""Files that people write: TOML, checked against a Struct; a mistake is said with its line."""
+"""TOML files that people write, checked against a Struct; errors give the line of the mistake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .errors import AmqpError
 
 T = TypeVar("T")
 
-#: A path of keys and indices; None is some key that is not said.
+#: A path of keys and indices; None stands for an unspecified key.
 Where: TypeAlias = tuple[str | int | None, ...]
 
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `([^`]*)`")
@@ -28,17 +28,17 @@ _TOML_LINE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document
 
 
 class SettingsError(AmqpError):
-    """A file cannot be used; the sentence has its name, the line and what is wrong there."""
+    """A file cannot be used; the text has its name, the line and the mistake."""
 
     default_condition = "amqp:invalid-field"
 
 
 def sync_folder(path: Path) -> None:
-    """Write the entry of the file at *path*, which was made or renamed, to the disk.
+    """Write the directory entry of the file at *path*, created or renamed before, to the disk.
 
-    Without this a power failure may bring back the file that had the name before.
+    Otherwise a power failure may bring back the previous file of that name.
     """
-    if os.name != "nt":  # Windows cannot, and need not.
+    if os.name != "nt":  # Windows does not support this, and does not need it.
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -47,10 +47,10 @@ def sync_folder(path: Path) -> None:
 
 
 def read_settings(path: str | Path, kind: type[T]) -> tuple[T, str]:
-    """The file at *path* as a *kind*, and its text, for :func:`mistake`.
+    """Read the file at *path* as a *kind*; return it and its text, for :func:`mistake`.
 
     Raises:
-        SettingsError: It cannot be read, or is no such file.
+        SettingsError: The file cannot be read, or does not match *kind*.
     """
     try:
         text = Path(path).read_text("utf-8")
@@ -62,10 +62,10 @@ def read_settings(path: str | Path, kind: type[T]) -> tuple[T, str]:
 
 
 def parse_settings(text: str, kind: type[T], name: str) -> T:
-    """*text*, the contents of the file *name*, as a *kind*: a Struct that forbids unknown fields.
+    """Convert *text*, the contents of the file *name*, to *kind*, a Struct without unknown fields.
 
     Raises:
-        SettingsError: It is no TOML, or not what *kind* describes.
+        SettingsError: *text* is not TOML, or does not match *kind*.
     """
     try:
         found = tomllib.loads(text)
@@ -81,12 +81,12 @@ def parse_settings(text: str, kind: type[T], name: str) -> T:
 
 
 def mistake(name: str, text: str, where: Where, what: str) -> SettingsError:
-    """The error for *what* is wrong at *where*."""
+    """Return the error for the mistake *what* at *where*."""
     return SettingsError(f"{name}, line {line_of(text, where)}: {what}")
 
 
 def suggestion(wrong: str, known: Iterator[str] | list[str]) -> str:
-    """``; did you mean 'x'?``, if something known looks like what is *wrong*, else nothing."""
+    """Return ``; did you mean 'x'?`` if a *known* word resembles *wrong*, else an empty text."""
     close = get_close_matches(wrong, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -111,7 +111,7 @@ def _explained(said: str, text: str, kind: type, name: str) -> SettingsError:
 
 
 def _words(kind: Any) -> Iterator[str]:
-    """The keys, and the words among the values, of *kind* and what is in it."""
+    """Yield the keys and the literal values that *kind* and the types in it accept."""
     pending = [inspect.type_info(kind)]
     while pending:
         each = pending.pop()
@@ -130,7 +130,7 @@ def _words(kind: Any) -> Iterator[str]:
 
 
 def line_of(text: str, where: Where) -> int:
-    """The line of *text*, a TOML file, that goes furthest towards *where*; the parser tells no lines."""
+    """Return the line of *text*, a TOML file, that matches most of *where*; tomllib gives no lines."""
     best, found = 0, 1
     table: tuple[str | int, ...] = ()
     #: Arrays of tables → the index of the last one.
@@ -163,7 +163,7 @@ def line_of(text: str, where: Where) -> int:
 
 
 def _key_of(line: str) -> tuple[str, ...]:
-    """The keys that *line* gives a value to; none if it gives none. A quoted key may hold a ``=``."""
+    """Return the keys that *line* assigns a value to, if any. A quoted key may hold a ``=``."""
     at = line.find("=")
     while at >= 0:
         if keys := _keys(line[:at] + "= 0")[0]:
@@ -173,8 +173,10 @@ def _key_of(line: str) -> tuple[str, ...]:
 
 
 def _keys(line: str) -> tuple[tuple[str, ...], bool]:
-    """The keys of *line* by itself, and whether they name an array of tables; none if it is a part of
-    something larger."""
+    """Parse *line* on its own: its keys, and whether they name an array of tables.
+
+    There are no keys if the line is part of a longer construct.
+    """
     try:
         found: Any = tomllib.loads(line)
     except tomllib.TOMLDecodeError:

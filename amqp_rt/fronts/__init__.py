@@ -1,8 +1,8 @@
-"""What the author of a front, in this distribution or another, needs of ours.
+"""Names for authors of fronts, in this distribution or another.
 
-The seam itself (:mod:`amqp_rt.fronts.base`), what engines report, errors and outcomes, and the values of
-Part 1 for which Python has no types of its own: fields of other protocols become these, and keep their
-width on the way through.
+They comprise the interface itself (:mod:`amqp_rt.fronts.base`), events of engines, errors and
+outcomes, and the values of Part 1 for which Python has no types of its own: fields of other
+protocols are converted to these, so that they keep their width.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AMQP 1.0 in the terms of any other front."""
+"""Front of AMQP 1.0, with the interface of any other front."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .base import ServerOptions
 
 
 class ClientMechanism(Protocol):
-    """One side of a SASL mechanism; see :mod:`amqp_rt.security.mechanisms`."""
+    """Client side of a SASL mechanism; see :mod:`amqp_rt.security.mechanisms`."""
 
     name: str
 
     def initial(self) -> bytes | None:
-        """The initial response; None is none, which differs from an empty one."""
+        """Return the initial response; None means no response, which differs from an empty one."""
 
     def respond(self, challenge: bytes) -> bytes:
-        """The answer to a challenge."""
+        """Return the response to a challenge."""
 
 
 class Front:
-    """The native front: listens for AMQP 1.0 with and without SASL."""
+    """Native front, which accepts AMQP 1.0 with and without SASL."""
 
     name = "amqp1.0"
     headers: tuple[bytes, ...] = (AMQP_HEADER, SASL_HEADER)
     preferred_header = AMQP_HEADER
 
     def server(self, options: ServerOptions, now: float) -> Engine:
-        """An engine for a connection that a client opened."""
+        """Create an engine for a connection that a client opened."""
         return Engine(
             EngineOptions(
                 container_id=options.container_id,
@@ -51,7 +51,7 @@ class Front:
 
 
 class ClientOptions(Struct, kw_only=True):
-    """What a client tells the engine of a connection that it opens."""
+    """Options of the engine of a connection that a client opens."""
 
     container_id: str
     hostname: str | None = None
@@ -61,12 +61,13 @@ class ClientOptions(Struct, kw_only=True):
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
     properties: Mapping[object, object] = {}
-    #: Send open together with the protocol header. Some servers (rhea) want it after theirs.
+    #: Send open together with the protocol header. Some servers (rhea) expect it after their
+    #: header.
     pipelined: bool = True
 
 
 def client(options: ClientOptions, now: float) -> Engine:
-    """An engine for a connection that we open; its first bytes are in the output."""
+    """Create an engine for a connection that we open; its first bytes are in the output."""
     return Engine(
         EngineOptions(
             container_id=options.container_id,

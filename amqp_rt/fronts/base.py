@@ -1,10 +1,10 @@
-"""What a protocol must provide, and what the rest of the program provides to it.
+"""Interfaces between a protocol and the rest of the program, in both directions.
 
-A *front* recognises protocol headers and makes *engines*. An engine turns bytes into
-events and calls into bytes; it does no I/O. Whatever the wire, the program sees links:
-a :class:`SendingLink` carries messages from us to the peer, a :class:`ReceivingLink`
-from the peer to us. An *endpoint* is bound to a link when it attaches and hears what
-happens on it, a batch per chunk of input.
+A *front* recognises protocol headers and creates *engines*. An engine turns bytes into events and
+calls into bytes; it does no I/O. For every protocol, the program sees links: a :class:`SendingLink`
+carries messages from us to the peer, a :class:`ReceivingLink` from the peer to us. An *endpoint* is
+bound to a link when it attaches, and its methods are called with the link's events, in one batch
+per chunk of input.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..outcomes import Error, Outcome
 from ..termini import Coordinator, Source, Target
 from ..unsettled import Unsettled, UnsettledMap
 
-#: An encoded AMQP 1.0 message, whole or as pieces in order. Pieces are never joined
-#: when they are large; they go to the socket as they are.
+#: An encoded AMQP 1.0 message, whole or as pieces in order. Large pieces are never joined; they go
+#: to the socket as they are.
 Payload: TypeAlias = bytes | Sequence[bytes]
 
 #: ``role`` (Part 2 §2.8.1).
@@ -34,70 +34,70 @@ RCV_FIRST, RCV_SECOND = 0, 1
 
 
 class IncomingDelivery(Protocol):
-    """A message on its way from the peer to us."""
+    """Delivery received from the peer."""
 
     link: ReceivingLink
     tag: bytes
     message_format: int
-    #: The sender has settled: no outcome will be heard.
+    #: The sender has settled and expects no outcome.
     settled: bool
     #: We settle after the sender (``rcv-settle-mode`` second).
     second: bool
-    #: The state that the sender attached, for example a transactional state.
+    #: State set by the sender, for example a transactional state.
     state: Any
-    #: What we said of it.
+    #: State set by us.
     local_state: Any
-    #: The encoded message, complete once ``complete`` is true. On a streaming link use
-    #: ``read_chunks`` instead.
+    #: The encoded message, whole once ``complete`` is true. On a streaming link use ``read_chunks``
+    #: instead.
     payload: bytes
     complete: bool
     aborted: bool
-    #: It is streamed although its link is not, because it is large.
+    #: Streamed because of its size, although its link is not streaming.
     streamed: bool
-    #: Free for the endpoint.
+    #: Free for use by the endpoint.
     context: Any
 
     def read_chunks(self) -> list[bytes]:
-        """What has arrived since the last call; taking it reopens the session window."""
+        """Return the chunks that arrived since the last call, and reopen the session window."""
 
     def settle(self, outcome: Any) -> None:
-        """Say *outcome*; settled at once, or after the sender where it settles second."""
+        """Set *outcome*; settled at once, or after the sender where ``second`` is true."""
 
     def update(self, state: Any) -> None:
-        """Say *state* without settling (Part 2 §2.6.12)."""
+        """Send *state* without settling (Part 2 §2.6.12)."""
 
 
 class OutgoingDelivery(Protocol):
-    """A message on its way from us to the peer."""
+    """Delivery that we send to the peer."""
 
     link: SendingLink
-    #: -1 until its first frame has left: the peer cannot know of it then.
+    #: -1 until the first frame has left; until then the peer cannot know the delivery.
     delivery_id: int
     tag: bytes
-    #: We have settled it: nothing more will be heard.
+    #: Settled by us; no further notification follows.
     settled: bool
     #: The peer's latest state; an outcome once it is terminal.
     state: Any
-    #: The peer has settled.
+    #: Settled by the peer.
     remote_settled: bool
-    #: Free for the endpoint.
+    #: Free for use by the endpoint.
     context: Any
 
     def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a further piece of a streamed message; ``more=False`` ends it."""
 
     def abort(self) -> None:
-        """Give up an unfinished message (Part 2 §2.7.5 ``aborted``)."""
+        """Abort an unfinished message (Part 2 §2.7.5 ``aborted``)."""
 
     def settle(self, state: Any = None) -> None:
-        """Forget it, and tell the peer if it has not settled itself."""
+        """Settle, with a disposition to the peer if it has not settled already."""
 
 
 class Link(Protocol):
-    """What both directions have in common. Values before ``accept`` are the peer's."""
+    """Base of sending and receiving links. Before ``accept`` the values are the peer's."""
 
     name: str
-    #: Ours: ``SENDER`` or ``RECEIVER``.
+    #: Our role: ``SENDER`` or ``RECEIVER``.
     role: bool
     peer: Peer
     source: Source | None
@@ -110,59 +110,63 @@ class Link(Protocol):
     desired_capabilities: tuple[str, ...]
     #: Both sides are attached.
     attached: bool
-    #: The protocol's session object, the same for links of one session, and its connection. Whether
-    #: they are over, ``session.ended`` and ``connection.over`` say; what is put into ``followers`` of
-    #: either is called when it is, after its links have heard so.
+    #: The protocol's session object, shared by the links of a session, and its connection. They
+    #: have ended if ``session.ended`` or ``connection.over`` is true; functions in ``followers`` of
+    #: either are called when it ends, after its links have been notified.
     session: Any
     connection: Any
-    #: Deliveries that were unsettled when the link ended: to be looked at in ``on_detached``.
+    #: Deliveries that were unsettled when the link ended, for use in ``on_detached``.
     unsettled: list[Any]
-    #: What the peer remembers of a link of this name, until both sides are attached; None if
-    #: nothing.
+    #: The peer's unsettled map for a link of this name, until both sides are attached; None if the
+    #: peer remembers nothing.
     remote_unsettled: Mapping[bytes, Any] | None
-    #: There is more of it, which did not fit the peer's frame.
+    #: The peer's map is incomplete, because it did not fit its frame.
     remote_incomplete: bool
-    #: Both sides have attached with an unsettled map: the link goes on where one before it ended
-    #: (Part 2 §2.6.13).
+    #: Both sides have attached with an unsettled map: the link continues an earlier one (Part 2
+    #: §2.6.13).
     resumed: bool
-    #: What was handed to the attach and the peer has no record of. On a link that sends it is to be
-    #: sent anew, if at all; on one that receives it counts as settled. If the link was not
-    #: resumed, that the peer does not know it means nothing.
+    #: Deliveries that were passed to the attach and are not in the peer's map. On a sending link
+    #: they have to be sent as new, if at all; on a receiving link they count as settled. Unless the
+    #: link was resumed, their absence means nothing.
     unknown: list[Unsettled]
-    #: A map did not fit its frame: nothing new can be sent on this link. It is suspended when all
-    #: that can be resumed has been, and has to be attached again then.
+    #: One of the maps did not fit its frame: no new delivery can be sent on this link. It is
+    #: suspended when all deliveries that can be resumed have been, and has to be attached again.
     incomplete: bool
-    #: Free for the owner.
+    #: Free for use by the link's owner.
     context: Any
 
     def refuse(self, error: Error) -> None:
         """Answer an attach request with a null terminus, then detach (Part 2 §2.6.3)."""
 
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
-        """Say detach. Nothing may be sent on the link afterwards; saying it twice is the same
-        as once. The endpoint hears ``on_detached`` when the peer has answered."""
+        """Send detach. Nothing may be sent on the link afterwards; a second call has no effect.
+
+        The endpoint's ``on_detached`` is called when the peer has answered.
+        """
 
     def end(self, error: Error | None, closed: bool) -> None:
-        """Be over at once, and let the endpoint hear it: for a link that another one takes over,
-        whose peer may never answer a detach. Nothing is said."""
+        """End the link at once and notify the endpoint, without sending anything.
+
+        For a link that another one takes over, whose peer may never answer a detach.
+        """
 
     def remember(self) -> UnsettledMap:
-        """What the link leaves unsettled, once it is over: hand it to the next attach.
+        """Return the deliveries left unsettled by an ended link, for its next attach.
 
-        What a link has sent is without its payload: put it in, or it cannot be sent again. What
-        had not left (``delivery_id`` -1) and unfinished messages are not in it.
+        Deliveries that we sent come without their payload: add it, or they cannot be sent again.
+        Those that had not left (``delivery_id`` -1) and unfinished messages are omitted.
         """
 
 
 class ReceivingLink(Link, Protocol):
-    """A link on which the peer sends to us."""
+    """Link on which the peer sends to us."""
 
     #: Deliveries that the peer may still send.
     credit: int
-    #: Deliveries that the peer said it could send at once, by its last flow.
+    #: Deliveries that the peer could send at once, according to its last flow.
     available: int
-    #: Messages that are larger are streamed although the others are not, 0 for none; and whether
-    #: there have been any.
+    #: Messages larger than this are streamed although the others are not, 0 for none; and whether
+    #: any message was larger.
     stream_above: int
     has_streamed: bool
 
@@ -180,10 +184,11 @@ class ReceivingLink(Link, Protocol):
         offered_capabilities: Sequence[str] = (),
         unsettled: UnsettledMap | None = None,
     ) -> None:
-        """Attach our side. Omitted termini are answered as the peer asked for them.
+        """Attach our side. Omitted termini are answered as the peer requested them.
 
         Messages of more than *stream_above* bytes are streamed although the others are not; 0 for
-        none. *unsettled* is what an earlier link of this name left; None remembers nothing.
+        none. *unsettled* holds the deliveries left by an earlier link of this name; None if none is
+        remembered.
         """
 
     def grant(self, credit: int, *, properties: Mapping[object, object] | None = None) -> None:
@@ -197,22 +202,24 @@ class ReceivingLink(Link, Protocol):
 
 
 class SendingLink(Link, Protocol):
-    """A link on which we send to the peer."""
+    """Link on which we send to the peer."""
 
     #: Deliveries that we may still send.
     credit: int
     #: The peer wants the credit used or given back.
     draining: bool
-    #: False while the session window or the output buffer is full. ``send`` still works
-    #: then, and waits inside; a considerate endpoint waits for ``on_credit`` instead.
+    #: False while the session window or the output buffer is full. ``send`` still works then and
+    #: queues the message; well-behaved endpoints wait for ``on_credit`` instead.
     writable: bool
-    #: ``properties`` of the latest flow that had some, as far as they are kept: the ``txn-id`` of an
-    #: acquisition.
+    #: ``properties`` of the latest flow that had some, reduced to the one that is kept: the
+    #: ``txn-id`` of an acquisition.
     flow_properties: Mapping[object, object] | None
-    # Fronts set the next two; they are attributes and no link properties, which a peer could send.
-    #: The link takes no more messages, although some may be unsettled: it is no consumer.
+    # Fronts set the next two. They are attributes and not link properties, which a peer could send.
+    #: The link takes no more messages and does not count as a consumer, although some of its
+    #: messages may be unsettled.
     idle: bool
-    #: The peer returns messages by the same outcome as failed ones: redeliver them without a pause.
+    #: The peer uses the same outcome to return messages as for failed ones: redeliver them without
+    #: delay.
     requeues: bool
 
     def accept(
@@ -226,9 +233,10 @@ class SendingLink(Link, Protocol):
         offered_capabilities: Sequence[str] = (),
         unsettled: UnsettledMap | None = None,
     ) -> None:
-        """Attach our side. Omitted termini are answered as the peer asked for them.
+        """Attach our side. Omitted termini are answered as the peer requested them.
 
-        *unsettled* is what an earlier link of this name left; None remembers nothing.
+        *unsettled* holds the deliveries left by an earlier link of this name; None if none is
+        remembered.
         """
 
     def send(
@@ -250,122 +258,127 @@ class SendingLink(Link, Protocol):
         """
 
     def drained(self) -> None:
-        """Nothing more to send: give back the credit if the peer is draining."""
+        """Give back unused credit if the peer drains and nothing is left to send."""
 
     def offer(self, available: int) -> None:
-        """Tell the peer how many deliveries wait (``available``), with the next flow."""
+        """Set the number of waiting deliveries that the next flow reports (``available``)."""
 
 
 class ReceivingEndpoint(Protocol):
-    """Hears a :class:`ReceivingLink`. Calls come from within the engine: do not block."""
+    """Handler of a :class:`ReceivingLink`'s events. Called within the engine: do not block."""
 
     def on_attached(self, link: ReceivingLink) -> None:
-        """Both sides are attached. ``source``, ``target`` and modes are now the agreed ones."""
+        """Handle the attach of both sides; ``source``, ``target`` and modes are the agreed ones."""
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Complete messages, in order; on a streaming link messages that have begun."""
+        """Handle complete messages, in order; on a streaming link messages that have begun."""
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Streamed messages only: these deliveries have new chunks, ended or were aborted."""
+        """Handle streamed messages that have new chunks, have ended or were aborted."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """The sender has settled, or changed the state of, these unsettled deliveries."""
+        """Handle unsettled deliveries that the sender has settled, or whose state it changed."""
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """The sender spoke of its credit: a drain is answered, or ``available`` changed."""
+        """Handle the sender's flow: the answer to a drain, or a change of ``available``."""
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """The link is over: detached by either side, or its session or connection ended.
+        """Handle the end of the link: a detach by either side, or its session or connection ended.
 
-        Called exactly once per accepted or attached link; ``closed`` is false if the peer
-        may come back for it. Outcomes that are said from now on are heard by nobody, unless what
-        ``link.remember()`` returns is handed to another attach.
+        Called exactly once per accepted or attached link; ``closed`` is false if the peer may
+        resume it. Outcomes set from now on are not sent, unless the map that ``link.remember()``
+        returns is passed to another attach.
         """
 
 
 class SendingEndpoint(Protocol):
-    """Hears a :class:`SendingLink`. Calls come from within the engine: do not block."""
+    """Handler of a :class:`SendingLink`'s events. Called within the engine: do not block."""
 
     def on_attached(self, link: SendingLink) -> None:
-        """Both sides are attached. ``source``, ``target`` and modes are now the agreed ones."""
+        """Handle the attach of both sides; ``source``, ``target`` and modes are the agreed ones."""
 
     def on_credit(self, link: SendingLink) -> None:
-        """There is credit or room again, or the peer drains, or asked for an echo."""
+        """Handle new credit or room, the start of a drain, or the request for an echo."""
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
-        """The peer changed the state of these deliveries, or settled them.
+        """Handle deliveries that the peer has settled, or whose state it changed.
 
-        One that the peer has settled is settled here too by the time this is called.
+        Deliveries settled by the peer are settled here too by the time of the call.
         """
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
-        """As for receiving endpoints; what the peer never settled is in ``link.unsettled``."""
+        """Handle the end of the link, as a receiving endpoint does.
+
+        ``link.unsettled`` holds the deliveries that the peer has not settled.
+        """
 
 
 class ProtocolEngine(Protocol):
-    """One connection without its stream."""
+    """Connection without I/O."""
 
-    #: Called when there is something to send, or nothing ever again.
+    #: Called when there is output to send, or when the engine has finished.
     on_output: Callable[[], None]
-    #: About how many frames ``receive`` handles before it leaves the rest to its next call, so that
-    #: whatever shares the thread gets its turn.
+    #: Frames, approximately, that ``receive`` handles before it leaves the rest to its next call,
+    #: so that other work in the thread gets its turn.
     work_max: int
 
     @property
     def unread(self) -> bool:
-        """``receive`` has left something: call it again, with no more bytes if none came."""
+        """Whether ``receive`` left input: call it again, with empty bytes if no more arrived."""
 
     @property
     def finished(self) -> bool:
-        """Nothing more will be said."""
+        """Whether the engine has ended and produces no more output."""
 
     @property
     def output_size(self) -> int:
-        """Bytes waiting in ``take``."""
+        """Number of bytes waiting in ``take``."""
 
     @property
     def peer(self) -> Peer:
-        """Who is on the other side."""
+        """Peer of the connection."""
 
     @property
     def deadline(self) -> float:
-        """When ``tick`` wants to be called, in the clock of ``now``; ``inf`` for never."""
+        """Time at which ``tick`` has to be called, in the clock of ``now``; ``inf`` for never."""
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the peer. Its faults are answered and reported, not raised."""
+        """Process bytes from the peer. Its faults are answered and reported, not raised."""
 
     def receive_eof(self, now: float) -> list[Event]:
-        """The peer's half of the stream has ended."""
+        """Handle the end of the peer's half of the stream."""
 
     def tick(self, now: float) -> list[Event]:
-        """Let time pass: idle timeouts, empty frames, handshake deadline."""
+        """Handle everything due at *now*: idle timeout, empty frames, handshake deadline."""
 
     def take(self) -> list[bytes]:
-        """Buffers to send, in order; they belong to the caller now."""
+        """Take the buffers to send, in order; from now on the caller owns them."""
 
     def close(self, error: Error | None = None) -> None:
-        """Say close, in the protocol's own way. ``finished`` follows the peer's answer."""
+        """Send close in the protocol's own way. ``finished`` follows the peer's answer."""
 
 
-#: The argument that names an exchange for messages that would go nowhere, and its older spelling.
+#: Argument of an exchange that names the exchange for unroutable messages, and its older spelling.
 ALTERNATE: Final = ("alternate-exchange", "alternate_exchange")
 
 
 class ServerEngine(ProtocolEngine, Protocol):
-    """One connection that a client opened, as a container sees it."""
+    """Connection that a client opened, as a container sees it."""
 
     @property
     def over(self) -> bool:
-        """Its links have ended, or do now: no more can be attached."""
+        """Whether the links of the connection have ended or are ending: no more can be attached."""
 
     @property
     def sessions(self) -> Mapping[int, Any]:
-        """The protocol's session objects, for management: each has its ``channel``, its ``links`` by
-        number, and ``end(error)``."""
+        """The protocol's session objects, for management.
+
+        Each has its ``channel``, its ``links`` by number, and ``end(error)``.
+        """
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
-    """How an exchange is declared (0-9-1 §3.1.3)."""
+    """Declaration of an exchange (0-9-1 §3.1.3)."""
 
     name: str
     type: str = "direct"
@@ -376,7 +389,7 @@ class Exchange(Struct, frozen=True, kw_only=True):
 
     @property
     def alternate(self) -> str | None:
-        """The exchange for what goes nowhere from here."""
+        """Name of the exchange for messages that this one cannot route; None if not set."""
         for name in ALTERNATE:
             found = self.arguments.get(name)
             if isinstance(found, str) and found:
@@ -385,7 +398,7 @@ class Exchange(Struct, frozen=True, kw_only=True):
 
 
 class QueueDeclaration(Struct, frozen=True, kw_only=True):
-    """How a queue is declared by a peer that may (0-9-1 §3.1.3). An empty name asks for a new one."""
+    """Declaration of a queue by a peer (0-9-1 §3.1.3). An empty name requests a new one."""
 
     name: str = ""
     durable: bool = False
@@ -395,7 +408,7 @@ class QueueDeclaration(Struct, frozen=True, kw_only=True):
 
 
 class QueueState(Struct, frozen=True, kw_only=True):
-    """A queue as it is: messages that wait, and consumers."""
+    """Current state of a queue: waiting messages and consumers."""
 
     name: str
     messages: int
@@ -405,35 +418,35 @@ class QueueState(Struct, frozen=True, kw_only=True):
 class Topology(Protocol):
     """Queues, exchanges and bindings of a virtual host, as one peer sees them on one connection.
 
-    For protocols whose peers declare them. Nothing waits here. What cannot be done raises
+    For protocols whose peers declare them. No method waits. Failures raise
     :class:`~amqp_rt.errors.AmqpError`: ``amqp:not-found``, ``amqp:precondition-failed``,
-    ``amqp:unauthorized-access``, ``amqp:resource-locked`` for what is exclusive to another
+    ``amqp:unauthorized-access``, ``amqp:resource-locked`` for a node exclusive to another
     connection, ``amqp:not-implemented``, ``amqp:resource-limit-exceeded``.
     """
 
     def declare_queue(self, wanted: QueueDeclaration) -> QueueState:
-        """Make a queue, or find the equal one that there is."""
+        """Create a queue, or find an existing one with the same declaration."""
 
     def queue(self, name: str) -> QueueState:
-        """The queue *name*, as it is now."""
+        """Return the current state of queue *name*."""
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete a queue with its messages and bindings; how many messages it had."""
+        """Delete a queue with its messages and bindings; return the number of its messages."""
 
     def purge_queue(self, name: str) -> Generator[int, None, None]:
-        """Drop what waits in a queue, a step at a time; yields how many messages that were so far."""
+        """Drop the waiting messages of a queue step by step; yield the number dropped so far."""
 
     def wait_stored(self, queue: str, on_stored: Callable[[], None]) -> bool:
-        """Call *on_stored* once the messages that are being stored for *queue* are in it.
+        """Call *on_stored* once messages that are being stored for *queue* have been added to it.
 
-        False, without a call, if there are none.
+        Return False, without a call, if there are none.
         """
 
     def declare_exchange(self, wanted: Exchange) -> None:
-        """Make an exchange, or find the equal one that there is."""
+        """Create an exchange, or find an existing one with the same declaration."""
 
     def exchange(self, name: str) -> Exchange:
-        """How exchange *name* was declared."""
+        """Return the declaration of exchange *name*."""
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
         """Delete an exchange with its bindings."""
@@ -441,22 +454,22 @@ class Topology(Protocol):
     def bind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Let *exchange* lead to queue *name*."""
+        """Bind queue *name* to *exchange*."""
 
     def unbind_queue(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Undo that, if it is so."""
+        """Remove the binding of queue *name* to *exchange*, if it exists."""
 
     def bind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Let *exchange* lead to exchange *name*."""
+        """Bind exchange *name* to *exchange*."""
 
     def unbind_exchange(
         self, name: str, exchange: str, key: str, arguments: Mapping[str, object]
     ) -> None:
-        """Undo that, if it is so."""
+        """Remove the binding of exchange *name* to *exchange*, if it exists."""
 
     def routing(
         self,
@@ -465,151 +478,168 @@ class Topology(Protocol):
         headers: Mapping[str, object],
         found: dict[str, None],
     ) -> Generator[int, None, None]:
-        """Add to *found* the queues that a message with *keys* for a named exchange goes to.
+        """Add to *found* the queues to which a named exchange routes a message with *keys*.
 
-        The generator yields what its work since then is worth, in frames: a front that has done enough
-        in one turn goes on with it in a later one.
+        The generator yields the work done since its last step, in frames, so that a front can
+        interrupt it and continue in a later turn.
         """
 
     def deletions(self) -> AbstractContextManager[Container[str]]:
         """Collect the names of queues that are deleted within the block.
 
-        Between two turns of a message a queue that it is routed to may be deleted, and declared again
-        without the binding that has led there.
+        Between two turns of a message a queue to which it is routed may be deleted, and declared
+        again without the binding that led there.
         """
 
     def inlet(
         self, queue: str, link: ReceivingLink, *, routed: bool
     ) -> ReceivingEndpoint | Error | None:
-        """The way into a queue: its ``deliver`` takes deliveries of *link*, which needs no credit.
+        """Return an endpoint that adds deliveries of *link* to *queue*; *link* needs no credit.
 
-        None if there is no such queue, or it takes a link to send there; an error if the peer may not
-        send there itself, which nobody asks of what an exchange has *routed* there.
+        None if there is no such queue, or if the right to send can only be checked when a link
+        attaches; an error if the peer may not send there. That right is not checked for messages
+        *routed* by an exchange.
         """
 
     def scarce(self, on_room: Callable[[], None]) -> bool:
-        """Whether memory is scarce, so that the peer had better send nothing; *on_room* is called once
-        it is not any more."""
+        """Return whether memory is scarce, so that the peer should stop sending.
+
+        *on_room* is called once memory is no longer scarce.
+        """
 
     def idle(self, queue: str) -> None:
-        """A consumer of the peer takes no more messages, though its link is there for those in hand."""
+        """Note that a consumer takes no more messages, though its link stays for unsettled ones.
+
+        An auto-delete queue is deleted with its last consumer.
+        """
 
     def close(self) -> None:
-        """The connection is over: what it had for itself goes with it."""
+        """Delete the connection's exclusive nodes when it has ended."""
 
 
 class ServerOptions(Struct, kw_only=True):
-    """What a listener tells the engines it makes."""
+    """Options that a listener passes to its engines."""
 
     container_id: str
     limits: Limits = DEFAULT_LIMITS
-    #: SASL mechanisms to offer, strongest first; empty with ``sasl_required=False`` means
-    #: that a client may open without SASL.
+    #: SASL mechanisms to offer, strongest first; empty with ``sasl_required=False`` means that a
+    #: client may open without SASL.
     mechanisms: tuple[str, ...] = ("ANONYMOUS",)
     sasl_required: bool = True
     address: str = ""
     offered_capabilities: tuple[str, ...] = ()
     properties: Mapping[object, object] = {}
-    #: What a peer on a connection may declare, asked once its virtual host is known; None if nothing
-    #: can be declared.
+    #: Returns the topology that the peer of a connection may change, called once its virtual host
+    #: is known; None if nothing can be declared.
     topology: Callable[[Peer, Any], Topology] | None = None
 
 
 class Front(Protocol):
-    """A protocol that listeners can speak."""
+    """Protocol that listeners can accept."""
 
     name: str
-    #: The eight-byte protocol headers it answers to.
+    #: The eight-byte protocol headers that this front answers.
     headers: tuple[bytes, ...]
-    #: What a client with a header nobody answers to is told to use.
+    #: Protocol header sent in reply to a client whose own header no front answers.
     preferred_header: bytes
 
     def server(self, options: ServerOptions, now: float) -> ServerEngine:
-        """An engine for a connection that a client opened; it gets the header bytes too."""
+        """Create an engine for a client's connection; its input begins with the header."""
 
 
 class TraceMask(Protocol):
-    """One direction of a traced connection without its secrets."""
+    """Filter that removes secrets from one direction of a traced connection."""
 
     def feed(self, data: bytes) -> bytes:
-        """*data* as it may be shown; what is not whole yet may be held back."""
+        """Return *data* with secrets masked; incomplete frames may be held back."""
 
     def rest(self) -> bytes:
         """Return the masked rest that was held back when the connection ended."""
 
 
 class TracedFrame(Struct, frozen=True):
-    """One frame as a drawing of a trace names it."""
+    """Frame as it is named in a drawing of a trace."""
 
     name: str
     channel: int
-    #: Octets of its payload.
+    #: Octets of the payload.
     size: int
-    #: Why it is malformed; empty if it is not.
+    #: Why the frame is malformed; empty if it is not.
     fault: str = ""
 
 
 class TraceReader(Protocol):
-    """Cuts one direction of a traced connection into frames."""
+    """Reader that splits one direction of a traced connection into frames."""
 
-    #: Octets of a frame that is not whole yet.
+    #: Octets of an incomplete frame.
     held: bytes
 
     def feed(self, data: bytes) -> list[TracedFrame]:
-        """The frames that are whole now. What cannot be read is a frame with a ``fault``."""
+        """Return the frames complete by now. Malformed input becomes a frame with a ``fault``."""
 
 
 class Tracing(Protocol):
-    """Masks and readers for traces of one protocol. Both get what follows the client's protocol header."""
+    """Masks and readers for traces of one protocol; their input begins after the header."""
 
     def mask(self, *, client: bool) -> TraceMask:
-        """A mask for what the client, or the server, writes."""
+        """Create a mask for the bytes that the client, or the server, sends."""
 
     def reader(self) -> TraceReader:
-        """A reader of one direction."""
+        """Create a reader of one direction."""
 
 
-#: Protocol header → how its connections are traced. Plug-ins register theirs when they are imported:
-#: of other protocols only sizes are kept, since it is not known where their secrets are.
+#: Protocol header → tracing of its connections. Plug-ins register theirs when they are imported.
+#: For other protocols only sizes are recorded, since the positions of their secrets are unknown.
 TRACINGS: Final[dict[bytes, Tracing]] = {}
 
 
 class Host(Protocol):
-    """A collection of addresses: an application's routes, a broker, management."""
+    """Collection of addresses: an application's routes, a broker, management."""
 
     @property
     def capabilities(self) -> Sequence[str]:
-        """What it adds to the offered capabilities of connections (Part 2 §2.7.1)."""
+        """Capabilities that this host adds to those offered on connections (Part 2 §2.7.1)."""
 
     def attach(self, link: ReceivingLink | SendingLink) -> bool:
-        """Accept or refuse *link*, now or later, and return True; False if the address is not ours."""
+        """Accept or refuse *link*, now or later; return False if the address is not ours."""
 
     def recall(self, link: SendingLink) -> Source | None:
-        """The source that is kept for *link*, whose peer names none, such as that of a durable
-        subscription (Part 3 §3.5.5); None if there is none."""
+        """Return the source kept for *link*, whose peer gives none; None if none is kept.
+
+        An example is a durable subscription (Part 3 §3.5.5).
+        """
 
     def takes_over(self, link: ReceivingLink | SendingLink) -> Source | Target | None:
-        """The terminus that is kept for links of the name of *link*, whatever their user, and that
-        *link* would go on with or end; None if there is none."""
+        """Return the terminus that *link* would resume or end; None if there is none.
+
+        The terminus is one that is kept for links of this name, for any user.
+        """
 
     def relay(self, address: str, link: ReceivingLink) -> ReceivingEndpoint | Error | None:
-        """Where messages of the anonymous terminus *link* for *address* go.
+        """Return the endpoint for messages to *address* on *link*, which has an anonymous terminus.
 
-        The endpoint's ``deliver`` is called with the link's deliveries and must not touch
-        its credit. None if the address is not ours, an error if it refuses.
+        The endpoint's ``deliver`` is called with the link's deliveries and must not touch its
+        credit. None if the address is not ours, an error if access is refused.
         """
 
     def virtual_host(self, hostname: str) -> str | None:
-        """The name of the virtual host that peers get who say *hostname* (Part 2 §2.7.1); None if
-        there is no such host, and the connection is to be refused."""
+        """Return the name of the virtual host for peers that connect to *hostname* (Part 2 §2.7.1).
+
+        None if there is no such host, and the connection has to be refused.
+        """
 
     def own_name(self, address: str, virtual_host: str) -> str:
-        """The name by which rights at *address* are given, such as that of the node which it is an
-        alias of; *address* itself otherwise."""
+        """Return the name under which rights at *address* are granted.
+
+        For an alias this is the name of its node; otherwise it is *address* itself.
+        """
 
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
-        """Whether *address* was made for a link, and nobody can guess it: who knows it may answer
-        there without a right of its own (Part 3 §3.5.3 ``dynamic``)."""
+        """Return whether *address* was created for a link (Part 3 §3.5.3 ``dynamic``).
+
+        Such an address cannot be guessed: peers that know it may send replies there without a right
+        of their own.
+        """
 
 
 __all__ = [

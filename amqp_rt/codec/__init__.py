@@ -1,1 +1,1 @@
-"""The type system of Part 1: values to bytes and back. It knows nothing of connections."""
+"""The type system of Part 1, between values and bytes; independent of connections."""

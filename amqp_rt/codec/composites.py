@@ -1,4 +1,4 @@
-"""Composite types: a list of fields becomes an encoder and a decoder (Part 1 §1.4).
+"""Composite types: a list of fields is compiled to an encoder and a decoder (Part 1 §1.4).
 
 ::
 
@@ -6,9 +6,9 @@
     class Flow(Struct, gc=False):
         ...
 
-The order of the fields is their order on the wire. A field that is null or left out has its
-default, and a value that equals its default is written as null, so that it can be left out.
-Tables belong to their classes; there is no registry of all of them.
+The order of the fields is their order on the wire. A field that is null or omitted has its default
+value, and a value equal to its default is written as null, so that trailing fields can be omitted.
+Tables belong to their classes; there is no global registry.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MANDATORY: Final = _Mandatory()
 
 _NULL: Final = b"\x40"
 
-# What the decoder reads in place, without a call; everything else goes through ``read``.
+# Types that the decoder reads in place, without a call; all others are read by ``read``.
 _CALL: Final = 0
 _IN_PLACE_BOOLEAN: Final = 1
 _IN_PLACE_UINT: Final = 2
@@ -79,7 +79,7 @@ _IN_PLACE_ANY: Final = 6
 
 
 class FieldType:
-    """How one type of field is read and written. *name* is the standard's name of the type."""
+    """Reader and writer of one type of field. *name* is the type's name in the standard."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class FieldType:
         self.write: Callable[[bytearray, object], None] | None = write
         self.nested: Callable[[bytearray, object, int], None] | None = nested
         self.in_place: int = in_place
-        #: Whether the field may hold several values; null is then none of them.
+        #: Whether the field may hold several values; null then means none.
         self.multiple: bool = multiple
 
 
 class Field:
-    """One field of a composite type: *name* as the standard writes it, *attribute* as we do."""
+    """Field of a composite type: *name* in the spelling of the standard, *attribute* in ours."""
 
     def __init__(self, attribute: str, name: str, type_: FieldType, default: object) -> None:
         self.attribute: str = attribute
@@ -112,7 +112,7 @@ class Field:
 
 
 class Composite:
-    """The table of one composite class, compiled from its fields."""
+    """Table of one composite class, compiled from its fields."""
 
     def __init__(
         self,
@@ -176,9 +176,9 @@ class Composite:
             raise DecodeError(f"{self.name}: {error.description}") from None
         try:
             at = r.at
-            # Octets are taken without looking at the end each time: reading past the end of the
-            # list, or of the data, is found out below, and how far that goes is bounded by the
-            # number of our fields.
+            # Octets are read without a bounds check each time: reading past the end of the list, or
+            # of the data, is detected below, and the distance is bounded by the number of declared
+            # fields.
             for in_place, default, read in self._reads:
                 if len(values) == count:
                     break
@@ -258,7 +258,7 @@ class Composite:
         return values
 
     def _bad(self, index: int, why: str) -> DecodeError:
-        """The error for the field that was being read, or for what comes after the last."""
+        """Create the error for the field being read, or for data after the last field."""
         if index < len(self.fields):
             return DecodeError(f"{self.name}.{self.fields[index].name}: {why}")
         return DecodeError(f"{self.name}: {why}")
@@ -320,15 +320,15 @@ def composite(
     symbol: str | None = None,
     as_map: bool = False,
 ) -> Callable[[type[T]], type[T]]:
-    """Declare a class as a composite type: ``(attribute, type)`` or with a default as third.
+    """Declare a class as a composite type, with fields ``(attribute, type[, default])``.
 
     *descriptor* is the number of the type, or its symbol if it has no number. The symbol of a
-    numbered type is made of the class name (``FooBar`` is ``amqp:foo-bar:list``) unless given.
-    The default of a field is null, or none at all if the third item is ``MANDATORY``.
+    numbered type is derived from the class name (``FooBar`` is ``amqp:foo-bar:list``) unless given.
+    The default of a field is null; a field whose third item is ``MANDATORY`` has none.
 
-    Classes may be msgspec Structs or dataclasses. With *as_map* the fields travel as a described
-    map from their names, which msgspec's ``rename`` governs, to their values; unknown keys are
-    ignored. Instances can be encoded wherever a value is expected.
+    Classes may be msgspec Structs or dataclasses. With *as_map* the fields are encoded as a
+    described map from their names, which msgspec's ``rename`` determines, to their values; unknown
+    keys are ignored. Instances can be encoded wherever a value is expected.
 
     Raises:
         TypeError: The fields are not those of the class, in the same order, or a default differs.
@@ -377,10 +377,10 @@ def _kebab(name: str) -> str:
 
 
 def _takes_positions(cls: type, fields: list[Field]) -> bool:
-    """Whether ``cls(*values)`` works, which it does not for keyword-only classes.
+    """Return whether ``cls(*values)`` works, which it does not for keyword-only classes.
 
     Raises:
-        TypeError: The class gives a field another default than the wire does.
+        TypeError: The class gives a field another default than the composite type does.
     """
     parameters = inspect.signature(cls).parameters
     by_position = True
@@ -398,12 +398,12 @@ def _takes_positions(cls: type, fields: list[Field]) -> bool:
 
 # --- Using composite classes ------------------------------------------------------------------
 
-#: Descriptor, numeric or symbolic, -> table. Made by :func:`registry_of`, held by its user.
+#: Descriptor, numeric or symbolic → table. Created by :func:`registry_of`, owned by its user.
 Registry: TypeAlias = dict[object, Composite]
 
 
 def composite_of(cls: type) -> Composite:
-    """The table of *cls*.
+    """Return the table of *cls*.
 
     Raises:
         TypeError: *cls* is not a composite class.
@@ -415,20 +415,20 @@ def composite_of(cls: type) -> Composite:
 
 
 def fields_of(cls: type) -> tuple[Field, ...]:
-    """The fields of a composite class in the order of the wire."""
+    """Return the fields of a composite class in the order of the wire."""
     return composite_of(cls).fields
 
 
 def composite_name(cls: type) -> str:
-    """The standard's name of the type, as in ``delete-on-close``."""
+    """Return the type's name in the standard, such as ``delete-on-close``."""
     return composite_of(cls).name
 
 
 def descriptor_of(cls: type) -> int:
-    """The numeric descriptor of a composite class.
+    """Return the numeric descriptor of a composite class.
 
     Raises:
-        TypeError: It has only a symbolic one.
+        TypeError: *cls* is not a composite class, or has only a symbolic descriptor.
     """
     code = composite_of(cls).code
     if code is None:
@@ -437,7 +437,7 @@ def descriptor_of(cls: type) -> int:
 
 
 def registry_of(*classes: type) -> Registry:
-    """Look-up of composite classes by either descriptor."""
+    """Create a registry that finds composite classes by either descriptor."""
     registry: Registry = {}
     for cls in classes:
         table = composite_of(cls)
@@ -456,7 +456,7 @@ def write_composite(out: bytearray, value: object, depth: int = 0) -> None:
 
 
 def encode_composite(value: object) -> bytes:
-    """The bytes that :func:`write_composite` appends."""
+    """Encode an instance of a composite class as :func:`write_composite` does."""
     out = bytearray()
     write_composite(out, value)
     return bytes(out)
@@ -474,7 +474,7 @@ def read_composite(r: Reader, *classes: type[T]) -> T:
 
 
 def decode_composite(data: bytes, *classes: type[T], limits: Limits = DEFAULT_LIMITS) -> T:
-    """The one value of *classes* that *data* holds; anything after it is an error."""
+    """Decode the single value in *data*, of one of *classes*; octets after it are an error."""
     r = Reader(data, 0, None, limits)
     value = read_composite(r, *classes)
     if r.at != r.end:
@@ -483,7 +483,7 @@ def decode_composite(data: bytes, *classes: type[T], limits: Limits = DEFAULT_LI
 
 
 def from_described(value: object, *classes: type[T]) -> T:
-    """The object that a ``Described`` value, read as such, stands for."""
+    """Convert a ``Described`` value to an object of one of *classes*."""
     try:
         data = encode(value)
     except EncodeError as error:
@@ -501,7 +501,7 @@ def read_known(r: Reader, registry: Registry) -> object:
 
 
 def read_described_as(r: Reader, registry: Registry) -> object:
-    """Read any value; a described one of a class in *registry* becomes an object of it."""
+    """Read any value; one described as a class in *registry* becomes an object of that class."""
     if r.peek_code() != 0x00:
         return r.read_value()
     begin = r.at
@@ -518,7 +518,7 @@ def _look_up(registry: Registry, descriptor: object) -> Composite | None:
 
 
 def _read_descriptor(r: Reader) -> int | str | None:
-    """The descriptor of the value that comes next; None if it is neither ulong nor symbol."""
+    """Read the descriptor of the next value; None if it is neither a ulong nor a symbol."""
     code = r.peek_code()
     if code != 0x00:
         raise DecodeError(f"a described value expected, not constructor 0x{code:02x}")
@@ -528,7 +528,7 @@ def _read_descriptor(r: Reader) -> int | str | None:
         r.at = at + 3
         return r.data[at + 2]
     descriptor = r.read_value()
-    # Only these two types are descriptors of ours; an int 36 means nothing.
+    # Only these two types identify composite types; an int 36 does not.
     if isinstance(descriptor, ULong | Symbol):
         return descriptor
     return None
@@ -548,7 +548,7 @@ def _wrong(expected: str, code: int) -> DecodeError:
 
 
 def _reads(name: str, *codes: int) -> Callable[[Reader], object]:
-    """A reader of the values that begin with one of *codes*."""
+    """Create a reader of values that begin with one of *codes*."""
 
     def read(r: Reader) -> object:
         code = r.peek_code()
@@ -560,7 +560,7 @@ def _reads(name: str, *codes: int) -> Callable[[Reader], object]:
 
 
 def _reads_int(name: str, *codes: int) -> Callable[[Reader], object]:
-    """The same, of a number whose width the field tells, so that a plain ``int`` will do."""
+    """Create a reader of numbers as plain ``int``, since the field determines their width."""
 
     def read(r: Reader) -> object:
         code = r.peek_code()
@@ -698,9 +698,9 @@ SYMBOL: Final = FieldType(
 )
 LIST: Final = FieldType("list", _reads("list", 0x45, 0xC0, 0xD0), nested=write_list)
 MAP: Final = FieldType("map", _reads("map", 0xC1, 0xD1), nested=_write_map)
-#: A map with symbols for keys (Part 2 §2.8.13). Strings are taken as keys too, since peers confuse them.
+#: A map with symbols as keys (Part 2 §2.8.13). Strings are accepted too, since peers confuse them.
 FIELDS: Final = FieldType("fields", _read_fields, nested=_write_fields)
-#: The same with ulong keys besides, which the standard reserves (Part 3 §3.2.10).
+#: As fields, and also with ulong keys, which the standard reserves (Part 3 §3.2.10).
 ANNOTATIONS: Final = FieldType("annotations", _read_annotations, nested=_write_annotations)
 #: ``*``: a value of any type.
 ANY: Final = FieldType("*", _read_any, nested=write_value, in_place=_IN_PLACE_ANY)
@@ -709,7 +709,7 @@ SYMBOLS: Final = FieldType("symbol", _read_symbols, nested=_write_symbols, multi
 
 
 class _Choice:
-    """The classes that a field may hold, looked up once they all exist."""
+    """Classes that a field may hold; resolved on first use, when all of them are declared."""
 
     def __init__(self, classes: tuple[object, ...], strict: bool) -> None:
         self._classes = classes
@@ -743,15 +743,15 @@ class _Choice:
 
 
 def one_of(*classes: type | Callable[[], tuple[type, ...]]) -> FieldType:
-    """A field that holds an object of one of *classes*, and nothing else.
+    """Create a field type that accepts only objects of *classes*.
 
-    A callable among *classes* gives classes that are declared later.
+    A callable among *classes* returns classes that are declared later.
     """
     choice = _Choice(classes, strict=True)
     return FieldType("*", choice.read, nested=choice.write)
 
 
 def any_of(*classes: type | Callable[[], tuple[type, ...]]) -> FieldType:
-    """A field of any value; a described one of *classes* is an object of its class."""
+    """Create a field type for any value; described ones of *classes* become their objects."""
     choice = _Choice(classes, strict=False)
     return FieldType("*", choice.read, nested=choice.write)

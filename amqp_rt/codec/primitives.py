@@ -1,10 +1,11 @@
-"""Every primitive type of Part 1 §1.6: one table of readers, one of writers.
+"""Every primitive type of Part 1 §1.6: a table of readers and a table of writers.
 
-Readers take every encoding of a type; writers use the shortest. A size or count from the wire is
-compared with the octets that are really there before anything is built from it, and depth and
-element counts come out of a budget that belongs to the :class:`Reader`. Bad bytes raise
-``DecodeError`` and values without an encoding raise ``EncodeError``; nothing else is raised. A
-writer that raised may have appended a part: whoever goes on with *out* cuts it back.
+Readers accept every encoding of a type; writers use the shortest. A size or count from the wire is
+compared with the octets present before any object is built from it; nesting depth and element
+counts are limited by a budget that belongs to the :class:`Reader`. Malformed bytes raise
+``DecodeError`` and values without an encoding raise ``EncodeError``; no other errors are raised. A
+writer that raises may have appended a part of the value: to continue with *out*, the caller has to
+truncate it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from ..values import (
     UShort,
 )
 
-#: However deep the limits allow or the user nests: each level takes frames of the C or Python
-#: stack, and running out of those is not an error that a program can answer.
+#: Upper bound for any configured limit and for nested values of the user: each level takes frames
+#: of the C or Python stack, and a program cannot recover from its exhaustion.
 NESTING_CEILING: Final = 128
 
 _U16: Final = struct.Struct(">H")
@@ -50,14 +51,15 @@ _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _F64: Final = struct.Struct(">d")
 
-# Making an instance of an int subclass checks its range, which the width on the wire has done.
+# The constructor of an int subclass checks the range, which the width on the wire guarantees
+# already.
 _int: Final = int.__new__
 _UBYTES: Final = [UByte(n) for n in range(256)]
 _UINTS: Final = [UInt(n) for n in range(256)]
 _ULONGS: Final = [ULong(n) for n in range(256)]
 
-#: Keys that hash to the same number without being equal, which chance allows: -1 and -2 do.
-#: More of them than this are somebody's work, meant to make look-ups slow.
+#: Number of unequal keys with the same hash that may occur by chance, as -1 and -2 do. More of them
+#: indicate an attack that aims to make look-ups slow.
 _COLLISIONS_MAX: Final = 16
 
 
@@ -65,10 +67,10 @@ _COLLISIONS_MAX: Final = 16
 
 
 class Reader:
-    """A place in some bytes, and what may still be read from there.
+    """Position in a byte string, with the budgets for reading on from there.
 
-    The budgets of *limits*, depth and number of elements, hold for everything that is read
-    through one reader. After a ``DecodeError`` the reader is of no further use.
+    The budgets of *limits*, depth and number of elements, cover everything that is read through one
+    reader. After a ``DecodeError`` the reader cannot be used any more.
     """
 
     __slots__ = ("at", "data", "depth", "elements", "end")
@@ -96,15 +98,15 @@ class Reader:
         return _READERS[self.data[at]](self)
 
     def peek_code(self) -> int:
-        """The constructor of the value that comes next; 0 says it is described."""
+        """Return the constructor of the next value; 0 if the value is described."""
         if self.at >= self.end:
             raise DecodeError("a value is missing: the octets end before its constructor")
         return self.data[self.at]
 
     def skip_value(self) -> None:
-        """Step over one value without building it.
+        """Skip one value without building it.
 
-        Constructors and sizes are checked; what a list, map or array holds is not looked at.
+        Constructors and sizes are checked; the contents of a list, map or array are not.
         """
         values = 1
         while values:
@@ -126,7 +128,7 @@ class Reader:
             values -= 1
 
     def take(self, width: int) -> int:
-        """Step over *width* octets and say where they began."""
+        """Skip *width* octets and return where they began."""
         at = self.at
         after = at + width
         if after > self.end:
@@ -135,7 +137,7 @@ class Reader:
         return at
 
     def take_sized(self) -> int:
-        """Step over a size of one octet and as many octets; say where those began."""
+        """Skip a size of one octet and that many octets; return where the latter began."""
         at = self.at + 1
         if at > self.end:
             raise DecodeError("a size expected, no octet is left")
@@ -146,13 +148,13 @@ class Reader:
         return at
 
     def take_u32(self) -> int:
-        """Step over a size or count of four octets and return it."""
+        """Skip a size or count of four octets and return it."""
         at = self.take(4)
         data = self.data
         return data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
 
     def enter(self, end: int) -> int:
-        """Go into something that ends at *end*; the result is what ``leave`` wants back."""
+        """Enter a compound value that ends at *end*; pass the result to ``leave``."""
         outer = self.end
         if end > outer:
             raise DecodeError(
@@ -165,7 +167,7 @@ class Reader:
         return outer
 
     def leave(self, outer: int) -> None:
-        """Come out again; everything in it must have been read."""
+        """Leave a compound value, all of which must have been read."""
         if self.at != self.end:
             left = self.end - self.at
             if left < 0:
@@ -175,13 +177,13 @@ class Reader:
         self.end = outer
 
     def spend(self, count: int) -> None:
-        """Take *count* elements out of the budget."""
+        """Deduct *count* elements from the budget."""
         self.elements -= count
         if self.elements < 0:
             raise DecodeError("there are more elements than elements_max")
 
     def enter_list(self) -> tuple[int, int]:
-        """Go into a list of any width: its element count, and what ``leave`` wants back."""
+        """Enter a list of any width; return its element count and the argument for ``leave``."""
         code = self.peek_code()
         self.at += 1
         if code == 0xC0:
@@ -193,7 +195,7 @@ class Reader:
         raise DecodeError(f"a list expected, not constructor 0x{code:02x}")
 
     def enter_map(self) -> tuple[int, int]:
-        """Go into a map of any width: its element count, and what ``leave`` wants back."""
+        """Enter a map of any width; return its element count and the argument for ``leave``."""
         code = self.peek_code()
         self.at += 1
         if code == 0xC1:
@@ -216,7 +218,8 @@ class Reader:
         return self._enter_counted(end, self.take_u32())
 
     def _enter_counted(self, end: int, count: int) -> tuple[int, int]:
-        # Every element has a constructor of its own, so a count above the octets is a lie.
+        # Every element has its own constructor, so that a count above the number of octets is
+        # wrong.
         if count > end - self.at:
             raise DecodeError(f"{count} elements do not fit into {end - self.at} octets")
         outer = self.enter(end)
@@ -234,7 +237,7 @@ class Reader:
                 raise DecodeError(f"{count} elements expected, {len(items)} are there")
             code = data[at]
             if code == 0xA1 and at + 1 < end:
-                # What most maps are made of, without a call.
+                # Most map entries are short strings: read them without a call.
                 after = at + 2 + data[at + 1]
                 if after <= end:
                     self.at = after
@@ -249,7 +252,7 @@ class Reader:
 
 
 def decode(data: bytes, limits: Limits = DEFAULT_LIMITS) -> object:
-    """The one value that *data* holds; anything after it is an error."""
+    """Decode the single value in *data*; octets after it are an error."""
     reader = Reader(data, 0, None, limits)
     value = reader.read_value()
     if reader.at != reader.end:
@@ -486,10 +489,10 @@ def _pairs_of_any_keys(keys: list[object], values: list[object]) -> object:
 
 
 def _tell_apart(keys: list[object]) -> bool:
-    """Whether a ``dict`` can hold *keys* without being slow.
+    """Return whether a ``dict`` can hold *keys* without becoming slow.
 
-    Texts and binaries have hashes that a peer cannot foresee. For the others, as many keys of
-    one hash as a peer likes would cost a quadratic number of comparisons.
+    The hashes of texts and binaries cannot be predicted by a peer. For other types, a peer could
+    send many keys with the same hash and cause a quadratic number of comparisons.
     """
     try:
         return len(keys) - len({hash(key) for key in keys}) <= _COLLISIONS_MAX
@@ -498,10 +501,10 @@ def _tell_apart(keys: list[object]) -> bool:
 
 
 def _refuse_duplicates(keys: list[object]) -> None:
-    """Raise if two of *keys* are of the same type and value (§1.6.23)."""
+    """Raise if two of *keys* have the same type and value (§1.6.23)."""
     seen = set()
     for key in keys:
-        # Equal encodings are equal types and values, however deep.
+        # Equal encodings mean equal types and values, at any depth.
         octets = encode(key)
         if octets in seen:
             raise DecodeError(f"a map has a key twice: {shown(key)}")
@@ -542,7 +545,7 @@ def _read_elements(r: Reader, end: int, count: int) -> object:
     r.spend(count)
     read = _READERS[code]
     if count and _WIDTHS[code] == 0:
-        # Many of them take no room on the wire: they must not take time either.
+        # Such elements take no octets on the wire; so even a large count must not take time.
         items = [read(r)] * count
     else:
         items = [read(r) for _ in range(count)]
@@ -572,7 +575,7 @@ _VARIABLE8: Final = -1
 _VARIABLE32: Final = -2
 _UNASSIGNED: Final = -3
 
-#: Constructor -> reader, width in octets or how the width is given, Python class of the value.
+#: Constructor → reader, width in octets or kind of size field, Python class of the value.
 _CONSTRUCTORS: Final[dict[int, tuple[Callable[[Reader], object], int, type]]] = {
     0x40: (_read_null, 0, type(None)),
     0x41: (_read_true, 0, bool),
@@ -630,7 +633,7 @@ _ELEMENTS: Final[list[type | None]] = [
 
 # --- Writing ----------------------------------------------------------------------------------
 
-#: A constructor and one octet, ready made.
+#: Precomputed pairs of a constructor and one octet.
 _UBYTE: Final = [bytes((0x50, n)) for n in range(256)]
 _SMALLUINT: Final = [bytes((0x52, n)) for n in range(256)]
 _SMALLULONG: Final = [bytes((0x53, n)) for n in range(256)]
@@ -643,7 +646,7 @@ _SYMBOL8: Final = [bytes((0xA3, n)) for n in range(256)]
 
 
 def shown(value: object) -> str:
-    """*value* for an error message, short however large it is."""
+    """Format *value* for an error message, in a short form even if it is large."""
     kind = type(value).__name__
     if isinstance(value, str | bytes | bytearray):
         text = repr(value[:60])
@@ -657,7 +660,7 @@ def shown(value: object) -> str:
 
 
 def refused(kind: str, value: object) -> EncodeError:
-    """What to raise when *value* is no *kind*."""
+    """Create the error for a *value* that cannot be sent as *kind*."""
     return EncodeError(f"{shown(value)} cannot be sent as {kind}")
 
 
@@ -757,7 +760,7 @@ def write_long(out: bytearray, value: object) -> None:
 
 
 def write_float(out: bytearray, value: object) -> None:
-    """Append *value* as a ``float`` of 32 bits (§1.6.11), rounded if it is finer than that."""
+    """Append *value* as a ``float`` of 32 bits (§1.6.11), rounded if it has more precision."""
     if type(value) is not Float32:
         if not isinstance(value, float | int):
             raise refused("float", value)
@@ -828,7 +831,7 @@ def write_uuid(out: bytearray, value: object) -> None:
 def write_binary(out: bytearray, value: object) -> None:
     """Append *value*, bytes or the like, as ``binary`` in its shortest form (§1.6.19)."""
     if isinstance(value, memoryview):
-        value = value.tobytes()  # its length counts items, which need not be octets
+        value = value.tobytes()  # its length counts items, which may be wider than octets
     if not isinstance(value, bytes | bytearray):
         raise refused("binary", value)
     size = len(value)
@@ -924,8 +927,8 @@ def write_map(out: bytearray, value: object, depth: int = 0) -> None:
 def write_array(out: bytearray, value: object, depth: int = 0) -> None:
     """Append an ``Array`` (§1.6.24).
 
-    Numbers take their full width and the others the least that holds all elements, never none
-    at all: those are the constructors that every peer's decoder knows.
+    Numbers are written in their full width, other types in the smallest width that holds all
+    elements, but never in width zero: every peer's decoder knows these constructors.
     """
     if not isinstance(value, Array):
         raise refused("array", value)
@@ -952,8 +955,8 @@ def write_described(out: bytearray, value: object, depth: int = 0) -> None:
 def write_value(out: bytearray, value: object, depth: int = 0) -> None:
     """Append *value* as the AMQP type of its Python class, in the shortest form.
 
-    Objects of a class that :func:`~amqp_rt.codec.composites.composite` declared write themselves.
-    *depth* is how deep in other values this one lies.
+    Objects of a class declared with :func:`~amqp_rt.codec.composites.composite` write themselves.
+    *depth* is the number of values in which this one is nested.
     """
     kind = type(value)
     scalar = _SCALARS.get(kind)
@@ -976,14 +979,14 @@ def write_value(out: bytearray, value: object, depth: int = 0) -> None:
 
 
 def encode(value: object) -> bytes:
-    """The bytes of *value*, as :func:`write_value` writes them."""
+    """Encode *value* as :func:`write_value` does."""
     out = bytearray()
     write_value(out, value)
     return bytes(out)
 
 
 def amqp_kind(kind: type) -> type:
-    """The class among *kind* and its bases that decides the AMQP type."""
+    """Return the class among *kind* and its bases that determines the AMQP type."""
     for base in kind.__mro__:
         if base in _SCALARS or base in _COMPOUNDS:
             return base
@@ -991,14 +994,18 @@ def amqp_kind(kind: type) -> type:
 
 
 def deeper(depth: int) -> int:
-    """One level further down, or the refusal to go there."""
+    """Return the depth one level down.
+
+    Raises:
+        EncodeError: The result would exceed ``NESTING_CEILING``.
+    """
     if depth >= NESTING_CEILING:
         raise EncodeError(f"values are nested deeper than {NESTING_CEILING}, or hold themselves")
     return depth + 1
 
 
 def open_compound(out: bytearray, code8: int) -> int:
-    """Begin a list, map or array with its narrow constructor; where it begins."""
+    """Begin a list, map or array with its narrow constructor; return its position."""
     at = len(out)
     out.append(code8)
     out += b"\x00\x00"
@@ -1006,7 +1013,7 @@ def open_compound(out: bytearray, code8: int) -> int:
 
 
 def close_compound(out: bytearray, at: int, count: int) -> None:
-    """Fill in size and count of what began at *at*, widening it if they need it."""
+    """Fill in size and count of the compound begun at *at*; widen it if they need more octets."""
     size = len(out) - at - 2
     if size <= 0xFF and count <= 0xFF:
         out[at + 1] = size
@@ -1015,11 +1022,11 @@ def close_compound(out: bytearray, at: int, count: int) -> None:
     size += 3
     if size > 0xFFFF_FFFF:
         raise EncodeError(f"{size} octets are more than a size of 32 bits can tell")
-    # Every wide constructor is its narrow one plus 0x10.
+    # Every wide constructor is the narrow one plus 0x10.
     out[at : at + 3] = bytes((out[at] + 0x10,)) + _U32.pack(size) + _U32.pack(count)
 
 
-#: Element types with several encodings: constructor and layout of the widest.
+#: Element types with several encodings: constructor and struct format of the widest.
 _WIDE: Final[dict[type, tuple[int, str]]] = {
     bool: (0x56, "B"),
     UInt: (0x70, "I"),
@@ -1027,7 +1034,7 @@ _WIDE: Final[dict[type, tuple[int, str]]] = {
     Int: (0x71, "i"),
     int: (0x81, "q"),
 }
-#: Element types with one encoding: its constructor.
+#: Element types with a single encoding: its constructor.
 _SINGLE: Final[dict[type, int]] = {
     type(None): 0x40,
     UByte: 0x50,
@@ -1120,7 +1127,7 @@ def _write_variable_elements(out: bytearray, kind: type, items: tuple[object, ..
 
 
 def _widened(compound: bytearray) -> bytes:
-    """Size, count and content of an encoded compound, in the widths of its wide constructor."""
+    """Convert size, count and content of a compound to the widths of its wide constructor."""
     code = compound[0]
     if code == 0x45:
         return b"\x00\x00\x00\x04\x00\x00\x00\x00"

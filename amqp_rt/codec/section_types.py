@@ -1,4 +1,4 @@
-"""The classes that sections are read into (Part 3 §3.2); :mod:`.sections` reads and writes them."""
+"""Classes of decoded sections (Part 3 §3.2); :mod:`.sections` reads and writes them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .primitives import (
     write_uuid,
 )
 
-#: A message-id may be any of four types, which are four different key spaces (§3.2.11 to §3.2.14).
+#: A message-id may be of any of four types, which are separate key spaces (§3.2.11 to §3.2.14).
 MessageId: TypeAlias = int | UUID | bytes | str
 
-#: A point in time: milliseconds since 1970, or a ``datetime`` that says its time zone.
+#: A point in time: milliseconds since 1970, or a ``datetime`` with a time zone.
 Moment: TypeAlias = int | dt.datetime
 
 
@@ -36,7 +36,7 @@ Moment: TypeAlias = int | dt.datetime
     ("delivery_count", UINT, 0),
 )
 class Header(Struct, frozen=True, gc=False):
-    """How a message is to be delivered (§3.2.1). ``ttl`` counts milliseconds from arrival."""
+    """Delivery details of a message (§3.2.1). ``ttl`` counts milliseconds from arrival."""
 
     durable: bool = False
     priority: int = 4
@@ -63,7 +63,7 @@ def _write_message_id(out: bytearray, value: object) -> None:
 
 
 def _read_text(r: Reader) -> object:
-    """A string or a symbol, which peers confuse."""
+    """Read a string or a symbol, since peers confuse them."""
     code = r.peek_code()
     if code not in (0xA1, 0xB1, 0xA3, 0xB3):
         raise DecodeError(f"a text expected, not constructor 0x{code:02x}")
@@ -92,9 +92,9 @@ SYMBOLIC: Final = FieldType("symbol", _read_text, write_symbol)
     ("reply_to_group_id", TEXT),
 )
 class Properties(Struct, frozen=True, gc=False):
-    """The standard properties, which nobody changes on the way (§3.2.4).
+    """Standard properties, which are immutable in transit (§3.2.4).
 
-    ``message_id`` and ``correlation_id`` keep the type they came with: to echo an id is to pass
+    ``message_id`` and ``correlation_id`` keep the type in which they arrived: to echo an id, pass
     on the object that was read.
     """
 
@@ -114,11 +114,11 @@ class Properties(Struct, frozen=True, gc=False):
 
 
 class Sections(Struct, frozen=True, gc=False):
-    """Where the sections of a payload lie.
+    """Offsets of the sections in a payload.
 
-    They follow each other without gaps: each begins where its field says and ends where the next
-    field says. One that is absent is empty. The header begins at 0, the bare message at
-    ``properties``, and it ends at ``footer``.
+    The sections follow each other without gaps: each begins at its field and ends at the next one.
+    An absent section is empty. The header begins at 0; the bare message begins at ``properties``
+    and ends at ``footer``.
     """
 
     delivery_annotations: int
@@ -130,24 +130,24 @@ class Sections(Struct, frozen=True, gc=False):
     end: int
     #: Descriptor of the body's sections: 0x75, 0x76, 0x77, or 0 if there is no body.
     body_code: int
-    #: How many sections the body has.
+    #: Number of sections in the body.
     body_count: int
 
 
 class Head(Struct, gc=False):
-    """A message as an intermediary holds it (decision 29): the header's fields, and slices.
+    """Message as an intermediary holds it: fields of the header, and slices of the payload.
 
-    ``rest`` is the bare message with its footer. It is never looked into, and it is the payload
-    itself when nothing comes before it.
+    ``rest`` is the bare message with its footer. It is never decoded, and it is the payload itself
+    if no section precedes it.
     """
 
     durable: bool
     priority: int
-    #: Milliseconds to live, counted from arrival; None if it lives on.
+    #: Time to live in milliseconds, counted from arrival; None means no limit.
     ttl_ms: int | None
     first_acquirer: bool
     delivery_count: int
-    #: The encoded sections as they came, empty if absent.
+    #: The encoded sections as received, empty if absent.
     header: bytes
     delivery_annotations: bytes
     message_annotations: bytes

@@ -1,11 +1,11 @@
-"""The sections of a message of format 0, as they lie in its bytes (Part 3 §3.2).
+"""Sections of a message of format 0, as they lie in its bytes (Part 3 §3.2).
 
-A message is judged by the sizes of its sections, and its bare message is never decoded unless
-somebody asks: :func:`walk` finds all sections, :func:`walk_head` reads header and annotations for
-those who pass the message on. The writers make sections out of values. What applications hold,
-:class:`~amqp_rt.message.Message`, is made of these.
+A message is split by the sizes of its sections, and its bare message is decoded only on demand:
+:func:`walk` finds all sections, :func:`walk_head` reads header and annotations for intermediaries.
+The writers encode values as sections. :class:`~amqp_rt.message.Message`, which applications use, is
+built on these functions.
 
-Bad bytes raise ``DecodeError`` and nothing else.
+Malformed bytes raise only ``DecodeError``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from .section_types import MESSAGE_ID, SYMBOLIC, TEXT, Head, Header, Properties,
 
 _U32: Final = struct.Struct(">I")
 
-# Descriptors of the sections, as numbers (§3.2).
+# Numeric descriptors of the sections (§3.2).
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
 MESSAGE_ANNOTATIONS: Final = 0x72
@@ -88,7 +88,7 @@ SECTION_NAMES: Final = {
     AMQP_VALUE: "amqp-value",
     FOOTER: "footer",
 }
-#: The type that each section restricts; the symbolic descriptor ends with it.
+#: Type that each section restricts; the symbolic descriptor ends with its name.
 _TYPES: Final = {
     HEADER: "list",
     DELIVERY_ANNOTATIONS: "map",
@@ -103,18 +103,19 @@ _TYPES: Final = {
 _SYMBOLS: Final = {
     Symbol(f"amqp:{name}:{_TYPES[code]}"): code for code, name in SECTION_NAMES.items()
 }
-#: Place of each section in a message. The three kinds of body share theirs.
+#: Position of each section in a message. The three kinds of body share one.
 _PLACES: Final = {code: min(code - HEADER, 5) if code < FOOTER else 6 for code in SECTION_NAMES}
 
-# How far a value reaches, by its constructor: a number of octets, or where the size stands.
+# Reach of a value, by its constructor: a number of octets, or the width of its size field.
 _SIZE8: Final = 0xFF
 _SIZE32: Final = 0xFE
 
 
 def _prefixes() -> dict[bytes, int]:
-    """Descriptor and constructor of a section, as most peers write them, and what they say.
+    """Map the usual first four octets of each section to its code and reach.
 
-    The number is the section's code, shifted left by eight, and the reach of its value.
+    The octets are descriptor and constructor. The number is the section's code, shifted left by
+    eight, plus the reach of its value.
     """
     reaches = {
         "list": {0x45: 0, 0xC0: _SIZE8, 0xD0: _SIZE32},
@@ -140,7 +141,7 @@ def _prefixes() -> dict[bytes, int]:
 
 _PREFIXES: Final = _prefixes()
 
-#: What the section descriptors look like when we write them.
+#: Encoded section descriptors, as we write them.
 SECTION_OPENINGS: Final = {code: bytes((0x00, 0x53, code)) for code in SECTION_NAMES}
 
 
@@ -148,13 +149,13 @@ SECTION_OPENINGS: Final = {code: bytes((0x00, 0x53, code)) for code in SECTION_N
 
 
 def walk(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Sections:
-    """Find the sections of *payload* by their sizes, without looking inside (§3.2).
+    """Find the sections of *payload* by their sizes, without decoding them (§3.2).
 
-    A message without a body is let through, since some peers send that.
+    A message without a body is accepted, since some peers send such messages.
 
     Raises:
-        DecodeError: A section is unknown, twice there, out of order, of the wrong type or cut
-            off, or there are more than ``sections_max``.
+        DecodeError: A section is unknown, repeated, out of order, of the wrong type or truncated,
+            or there are more than ``sections_max``.
     """
     end = len(payload)
     at = 0
@@ -210,7 +211,7 @@ def walk(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Sections:
 
 
 def read_data(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
-    """The octets of a body that is one data section, written as most do; None for any other.
+    """Return the octets of a body that is one data section in the usual encoding, else None.
 
     Raises:
         DecodeError: As :func:`walk`.
@@ -223,15 +224,17 @@ def read_data(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> bytes | None:
 
 
 def walk_front(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[int, int, int, int, int]:
-    """Where the sections before the body lie, found by their sizes as :func:`walk` does.
+    """Find the sections before the body by their sizes, as :func:`walk` does.
 
-    The numbers say where delivery annotations, message annotations, properties, application
-    properties and the rest begin; a section that is absent is empty. Of the body, its first
-    descriptor is read and nothing else, however large it is.
+    Only the first descriptor of the body is read, however large the body is.
+
+    Returns:
+        The offsets of delivery annotations, message annotations, properties, application properties
+        and the rest; an absent section is empty.
 
     Raises:
-        DecodeError: A section before the body is cut off, twice there, out of order, or of the
-            wrong type; or what follows them is no section.
+        DecodeError: A section before the body is truncated, repeated, out of order, or of the wrong
+            type; or the data after them is not a section.
     """
     end = len(payload)
     at = 0
@@ -273,7 +276,10 @@ def walk_front(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[int, in
 
 
 def _walk_unusual(payload: bytes, at: int, limits: Limits) -> tuple[int, int]:
-    """Code and end of a section that does not begin as most do: any descriptor, any value."""
+    """Return code and end of a section whose beginning is not the usual one.
+
+    Any encoding of the descriptor and any kind of value is accepted.
+    """
     code, content = read_section_code(payload, at, limits)
     reader = Reader(payload, content, None, limits)
     try:
@@ -288,7 +294,7 @@ def _walk_unusual(payload: bytes, at: int, limits: Limits) -> tuple[int, int]:
 
 
 def read_section_code(payload: bytes, at: int, limits: Limits) -> tuple[int, int]:
-    """The descriptor of the section that begins at *at*, and where its value begins.
+    """Return the descriptor of the section that begins at *at*, and the offset of its value.
 
     Raises:
         DecodeError: No section begins there.
@@ -318,18 +324,18 @@ def _section_of(descriptor: object) -> int:
     return code
 
 
-#: Descriptor, constructor and size of a section take at most this many octets.
+#: Maximum octets of descriptor, constructor and size of a section.
 SECTION_BEGIN_MAX: Final = 64
 
 
 def begin_section(octets: bytes, limits: Limits) -> tuple[int, int, int] | None:
-    """Descriptor of the section that *octets* begin, where its content begins, and the size of it.
+    """Return descriptor, content offset and content size of the section that *octets* begin.
 
-    None if that takes more octets, which it does only if there are fewer than
-    ``SECTION_BEGIN_MAX``. An amqp-value need not say its size up front and has none here.
+    None if more octets are needed, which happens only below ``SECTION_BEGIN_MAX`` octets. The size
+    of an amqp-value is given as 0, since its encoding need not begin with a size.
 
     Raises:
-        DecodeError: No section of a message begins like this.
+        DecodeError: The octets are not the beginning of a section.
     """
     if len(octets) < SECTION_BEGIN_MAX and octets[0] == 0x00:
         try:
@@ -369,20 +375,20 @@ def _misplaced(code: int, body_code: int, last_place: int) -> DecodeError:
     return DecodeError(f"{SECTION_NAMES[code]} comes after {SECTION_NAMES[last]}")
 
 
-# --- What intermediaries need ------------------------------------------------------------------
+# --- For intermediaries ------------------------------------------------------------------------
 
 
 def walk_head(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> Head:
-    """Read what an intermediary acts upon, and leave the rest of *payload* in one piece.
+    """Read the header and the annotations, and keep the rest of *payload* in one piece.
 
-    The bare message is not looked at, beyond its first descriptor.
+    Only the first descriptor of the bare message is read.
 
     Raises:
-        DecodeError: The header or an annotation section is cut off, twice there, out of order, or
-            not what it should be.
+        DecodeError: The header or an annotation section is truncated, repeated, out of order, or
+            malformed.
     """
-    # The loop of walk_front, written out: every message of a broker comes through here, and a call
-    # and a list that grows cost a third more.
+    # The loop of walk_front is repeated here, since every message of a broker passes through it: a
+    # call and a growing list would cost a third more.
     end = len(payload)
     at = 0
     ends = [0, 0, 0]
@@ -448,12 +454,12 @@ def reencode(
     delivery_annotations: bytes = b"",
     message_annotations: bytes | None = None,
 ) -> list[bytes]:
-    """The buffers to send to the next hop.
+    """Return the buffers to send to the next hop.
 
-    The header changes only if it has to, and none is inserted unless it says something. Delivery
-    annotations were meant for us and do not go on (§3.2.2); *delivery_annotations* are ours.
-    Message annotations go on as they came (§3.2.3) unless *message_annotations*, an encoded
-    section as :func:`~amqp_rt.message.merge_annotations` makes, takes their place.
+    The header is rewritten only if a field changed, and omitted if all fields have their defaults.
+    The received delivery annotations end here (§3.2.2); *delivery_annotations* are ours. Message
+    annotations are passed on unchanged (§3.2.3) unless *message_annotations*, an encoded section as
+    :func:`~amqp_rt.message.merge_annotations` creates it, replaces them.
     """
     if (
         ttl_ms == head.ttl_ms
@@ -484,7 +490,7 @@ def reencode(
 def read_header_fields(
     payload: bytes, end: int, limits: Limits
 ) -> tuple[bool, int, int | None, bool, int]:
-    """The fields of the header in ``payload[:end]``; their defaults if it is absent (§3.2.1)."""
+    """Return the fields of the header in ``payload[:end]``; defaults if it is absent (§3.2.1)."""
     durable = False
     priority = 4
     ttl: int | None = None
@@ -492,7 +498,7 @@ def read_header_fields(
     delivery_count = 0
     if end == 0:
         return durable, priority, ttl, first_acquirer, delivery_count
-    # A list8 of the usual constructors is read in place. It is right if it ends where it should.
+    # A list8 with the usual constructors is read in place. The result is valid if it ends at *end*.
     at = 0
     if payload[1] == 0x53 and payload[3] == 0xC0 and end > 5:
         count = payload[5]
@@ -550,7 +556,7 @@ def write_header(
     first_acquirer: bool = False,
     delivery_count: int = 0,
 ) -> None:
-    """Append a header section, or nothing if it would only say the defaults (§3.2.1)."""
+    """Append a header section, or nothing if all fields have their defaults (§3.2.1)."""
     if delivery_count:
         count = 5
     elif first_acquirer:
@@ -592,10 +598,10 @@ _HEADER_BEGIN: Final = [bytes((0x00, 0x53, 0x70, 0xC0, 0, count)) for count in r
 def read_annotations(
     section: bytes, limits: Limits = DEFAULT_LIMITS
 ) -> dict[Symbol | ULong, object]:
-    """The map of an encoded annotation section or footer; empty if *section* is (§3.2.10).
+    """Decode an encoded annotation section or footer; empty if *section* is empty (§3.2.10).
 
     Raises:
-        DecodeError: It is no map with symbols or ulongs for keys.
+        DecodeError: The section is not a map with symbols or ulongs as keys.
     """
     if not section:
         return {}
@@ -606,7 +612,7 @@ def read_annotations(
 def read_annotation_map(
     payload: bytes, code: int, content: int, end: int, limits: Limits
 ) -> dict[Symbol | ULong, object]:
-    """The map that begins at *content* in the section *code*, which ends at *end*."""
+    """Decode the map that begins at *content* in the section *code*, which ends at *end*."""
     try:
         found = ANNOTATIONS.read(Reader(payload, content, end, limits))
     except DecodeError as error:
@@ -615,7 +621,7 @@ def read_annotation_map(
 
 
 def write_annotations(out: bytearray, code: int, annotations: Mapping[Any, object]) -> None:
-    """Append the annotation section *code*, or nothing if there is nothing to say."""
+    """Append the annotation section *code*, or nothing if there are no *annotations*."""
     if not annotations:
         return
     out += SECTION_OPENINGS[code]
@@ -628,7 +634,7 @@ def write_annotations(out: bytearray, code: int, annotations: Mapping[Any, objec
 
 # --- Bare message ------------------------------------------------------------------------------
 
-#: What may be the value of an application property, and how it is written.
+#: Types allowed as values of application properties, and their writers.
 _SIMPLE_WRITERS: Final[dict[type, Callable[[bytearray, object], None]]] = {
     str: write_string,
     int: write_long,
@@ -649,7 +655,7 @@ _PROPERTY_READERS: Final = tuple(field.type.read for field in fields_of(Properti
 _NULLS: Final = [b"\x40" * count for count in range(13)]
 _STRING8: Final = [bytes((0xA1, size)) for size in range(256)]
 _SYMBOL8: Final = [bytes((0xA3, size)) for size in range(256)]
-#: What comes before a short text, by its size, for each field that may hold one.
+#: First octets of a short text, by its size, for each field that may hold one.
 _SHORT_TEXTS: Final = tuple(
     _SYMBOL8 if field.type is SYMBOLIC else _STRING8 if field.type in (TEXT, MESSAGE_ID) else None
     for field in fields_of(Properties)
@@ -662,10 +668,10 @@ _PROPERTY_WRITERS: Final = tuple(
 def read_application_properties(
     payload: bytes, at: int, end: int, limits: Limits
 ) -> dict[str, object]:
-    """The application properties in the section from *at* to *end* (§3.2.5).
+    """Decode the application properties in the section from *at* to *end* (§3.2.5).
 
-    Values may be of any type, whatever the standard says, since there are peers that send lists
-    and maps; keys that are symbols are taken for strings.
+    Values of any type are accepted, beyond the standard, since some peers send lists and maps; keys
+    that are symbols are converted to strings.
     """
     try:
         r = Reader(payload, read_section_code(payload, at, limits)[1], end, limits)
@@ -687,7 +693,7 @@ def read_application_properties(
     return found
 
 
-# How the fields of the properties usually begin, and how they are then read in place.
+# Usual constructors of the properties' fields, and the kind of value then read in place.
 _IN_PLACE_TEXT: Final = 1
 _IN_PLACE_BINARY: Final = 2
 _IN_PLACE_SMALLUINT: Final = 3
@@ -700,10 +706,10 @@ _USUAL_FIELDS: Final[dict[int, int]] = {
 
 
 def read_properties(payload: bytes, at: int, end: int, limits: Limits) -> Properties:
-    """The properties in the section from *at* to *end* (§3.2.4).
+    """Decode the properties in the section from *at* to *end* (§3.2.4).
 
     Raises:
-        DecodeError: They are malformed; it names the field.
+        DecodeError: The properties are malformed; the error names the field.
     """
     if payload[at : at + 4] == b"\x00\x53\x73\xc0":
         fields: list[Any] = []
@@ -735,7 +741,7 @@ def read_properties(payload: bytes, at: int, end: int, limits: Limits) -> Proper
             if place == end:
                 return Properties(*fields)
         except (IndexError, UnicodeDecodeError, DecodeError):
-            pass  # what is wrong is said below
+            pass  # read_composite below raises the error that names the field
     return read_composite(Reader(payload, at, end, limits), Properties)
 
 
@@ -777,8 +783,8 @@ def write_application_properties(out: bytearray, properties: Mapping[Any, object
     """Append an application-properties section, or nothing if there are none (§3.2.5).
 
     Raises:
-        LocalProtocolError: A key is no string, or a value not of a simple type: no list, map,
-            array or described value is sent here (decision 23).
+        LocalProtocolError: A key is not a string, or a value is not of a simple type: lists, maps,
+            arrays and described values are not sent here.
         EncodeError: A value has no encoding.
     """
     if not properties:
@@ -831,7 +837,7 @@ def _write_text(out: bytearray, text: str) -> None:
 
 
 def is_simple(value: object) -> bool:
-    """Whether *value* may be sent as the value of an application property (§3.2.5)."""
+    """Return whether *value* may be sent as an application property (§3.2.5)."""
     return amqp_kind(type(value)) in _SIMPLE_WRITERS
 
 
@@ -843,7 +849,7 @@ def write_front(
     properties: Properties | None,
     application_properties: Mapping[Any, object] | None,
 ) -> None:
-    """Append all that comes before the body, without the sections that have nothing to say."""
+    """Append all sections before the body, without empty ones."""
     if header is not None:
         write_header(
             out,
@@ -878,9 +884,9 @@ _DATA8: Final = [bytes((0x00, 0x53, 0x75, 0xA0, size)) for size in range(256)]
 
 
 def write_data(out: bytearray, size: int) -> None:
-    """Append what comes before the *size* octets of a data section (§3.2.6).
+    """Append the octets that precede the *size* octets of a data section (§3.2.6).
 
-    For those who write the octets themselves, such as a sender of a streamed body.
+    For callers that write the content themselves, such as a sender of a streamed body.
     """
     if size <= 0xFF:
         out += _DATA8[size]

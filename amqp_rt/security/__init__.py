@@ -1,1 +1,1 @@
-"""Who a peer is: SASL mechanisms, and where identities and passwords come from."""
+"""Authentication and authorization: SASL mechanisms, users, tokens and access rules."""

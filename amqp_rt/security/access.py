@@ -1,9 +1,9 @@
-"""Who may do what where: rights, rules, and the one function that decides for every protocol.
+"""Authorization: rights, rules, and the single function that decides for every protocol.
 
-A front translates what its client wants into a :class:`Rights` and an address, and asks
-:func:`decide`. Nothing else in the program grants anything. What is not granted is refused.
+A front translates the client's request into a :class:`Rights` and an address, and calls
+:func:`decide`. No other code grants anything, and anything not granted is refused.
 
-Rights come from two places and add up: the rules of an :class:`Access` for whoever has logged in,
+Rights come from two sources and add up: the rules of an :class:`Access` for the logged-in user,
 and the tokens of the connection (:mod:`amqp_rt.security.tokens`).
 """
 
@@ -21,28 +21,28 @@ from ..events import Peer
 from ..outcomes import Error
 from ..settings import SettingsError, mistake, read_settings, suggestion
 
-#: Where tokens are put, and where operations are asked for.
+#: Addresses of the nodes for tokens and for management operations.
 CBS: Final = "$cbs"
 MANAGEMENT: Final = "$management"
 _ENTITY_MANAGEMENT: Final = f"/{MANAGEMENT}"
 
-#: In ``users`` of a rule: everybody who has logged in.
+#: In ``users`` of a rule: every user who has logged in.
 EVERYBODY: Final = "*"
 
 
-#: A name of no node: only rules and tokens for every address give rights here.
+#: Address that no node has: only rules and tokens for every address give rights there.
 EVERYWHERE: Final = "*"
 
 
 class Rights(Flag):
-    """What may be done at an address."""
+    """Rights at an address."""
 
     NONE = 0
-    #: Send messages there.
+    #: Send messages to the node.
     SEND = 1
-    #: Receive messages from there, by taking or by looking.
+    #: Receive messages from the node, by consuming or browsing.
     LISTEN = 2
-    #: Make, change, look into and delete what is there; who may do that may also send and listen.
+    #: Create, change, inspect and delete the node; includes the rights to send and to listen.
     MANAGE = 4 | SEND | LISTEN
 
     def __str__(self) -> str:
@@ -52,15 +52,15 @@ class Rights(Flag):
 
 
 class Rule(Struct, frozen=True):
-    """Rights at addresses, for some.
+    """Rights of some users at some addresses.
 
     Args:
-        address: An address, in which ``*`` stands for any characters or none, slashes included.
-        rights: What may be done there.
-        users: Names; ``"*"`` is everybody who has logged in under a name.
+        address: An address, in which ``*`` matches any number of characters, slashes included.
+        rights: Rights at these addresses.
+        users: User names; ``"*"`` matches every user who has logged in under a name.
         groups: Names of groups.
-        anonymous: Also those who have not.
-        virtual_host: Where it holds; None for everywhere.
+        anonymous: Whether the rule also applies to peers without a user name.
+        virtual_host: Virtual host in which the rule applies; None for all.
     """
 
     address: str
@@ -72,14 +72,14 @@ class Rule(Struct, frozen=True):
 
 
 class Access:
-    """Rules. A right that no rule gives is not there.
+    """Set of rules. A right that no rule gives does not exist.
 
     Args:
-        rules: In any order: what they give adds up.
-        groups: Name → its users.
+        rules: Rules in any order; their rights add up.
+        groups: Group name → its users.
 
     Raises:
-        ValueError: A rule names no address or a group that is not there, or is for nobody.
+        ValueError: A rule has no address, names an unknown group, or applies to no users.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Access:
         for rule in self.rules:
             if wrong := _wrong(rule, self.groups):
                 raise ValueError(wrong)
-        #: Each rule with whom it is for, and its address cut at the wildcards.
+        #: Each rule with its users, and its address split at the wildcards.
         self._compiled = tuple(
             (
                 rule,
@@ -102,10 +102,10 @@ class Access:
 
     @classmethod
     def load(cls, path: str | Path) -> Access:
-        """The rules of a TOML file: ``[groups]`` with lists of users, and ``[[rule]]`` tables.
+        """Load the rules of a TOML file: ``[groups]`` with lists of users, and ``[[rule]]`` tables.
 
         Raises:
-            SettingsError: The file cannot be used; its name, the line and the reason are said.
+            SettingsError: The file cannot be used; the text has its name, the line and the reason.
         """
         found, text = read_settings(path, _File)
         rules = [each.rule() for each in found.rule]
@@ -116,7 +116,7 @@ class Access:
         return cls(rules, groups=groups)
 
     def rights(self, peer: Peer, address: str) -> Rights:
-        """What the rules let *peer* do at *address*. Takes time in proportion to the rules."""
+        """Return the rights of *peer* at *address*, in time proportional to the number of rules."""
         found = Rights.NONE
         for rule, users, parts in self._compiled:
             if _applies(rule, users, peer) and wild_match(parts, address):
@@ -124,7 +124,7 @@ class Access:
         return found
 
     def anywhere(self, peer: Peer) -> Rights:
-        """What the rules let *peer* do at some address or other."""
+        """Return the rights of *peer* at any address."""
         found = Rights.NONE
         for rule, users, _ in self._compiled:
             if _applies(rule, users, peer):
@@ -144,7 +144,7 @@ def _applies(rule: Rule, users: frozenset[str], peer: Peer) -> bool:
 
 
 def _wrong(rule: Rule, groups: Mapping[str, Collection[str]]) -> str:
-    """What is wrong with *rule*, if anything."""
+    """Return the mistake in *rule*, empty if there is none."""
     if not rule.address:
         return "a rule has an address; '*' is every address"
     if not rule.rights:
@@ -162,24 +162,24 @@ def _wrong(rule: Rule, groups: Mapping[str, Collection[str]]) -> str:
 def decide(
     access: Access | None, peer: Peer, wanted: Rights, address: str, *, called: str | None = None
 ) -> Error | None:
-    """Whether *peer* may do what takes *wanted* at *address*: None, or why not.
+    """Return None if *peer* may perform an operation that needs *wanted* at *address*, else the error.
 
-    The only place where this is decided, whatever the protocol. *address* is the node's own name: who
-    is given another one, such as a URL, an alias or an address of an exchange with a key, asks
-    :meth:`amqp_rt.Container.own_name` before, as :meth:`amqp_rt.Container.decide` does. The answer
-    says nothing of whether there is such a node, so that it cannot be found out by asking.
+    The only place where this is decided, for all protocols. *address* is the node's own name: callers
+    that have another one, such as a URL, an alias or an address of an exchange with a key, resolve it
+    by :meth:`amqp_rt.Container.own_name` first, as :meth:`amqp_rt.Container.decide` does. The answer
+    does not depend on whether the node exists, so that peers cannot probe for nodes.
 
-    Where neither rules nor tokens are set up, everybody may do everything; the process itself
-    always may. The node for tokens is open to all who can bring some. Links to a management node are
-    for those who have a right at its entity, or the right to manage at some place; what is then
-    asked of it is decided operation by operation, by the right to manage what it is about.
+    Without rules and tokens every peer may do everything; the process itself always may. The node
+    for tokens is open to all peers where tokens are accepted. Links to a management node need any
+    right at its entity, or the right to manage at any address; each operation requested there then
+    needs the right to manage the node concerned.
 
     Args:
         access: The rules, if there are any.
-        peer: Who asks, with the tokens of its connection.
-        wanted: What it wants to do.
-        address: Where.
-        called: What the peer calls it, for the error: an alias does not give away what it means.
+        peer: The peer, with the tokens of its connection.
+        wanted: Rights that the operation needs.
+        address: Name of the node.
+        called: Address that the peer used, for the error: it must not reveal the target of an alias.
     """
     if peer.trusted or (access is None and peer.tokens is None):
         return None
@@ -189,7 +189,7 @@ def decide(
     if Rights.MANAGE in wanted or (address != MANAGEMENT and entity == address):
         allowed = wanted in granted(access, peer, address)
     elif address == MANAGEMENT:
-        # To talk to a management node is not yet to manage anything.
+        # A link to a management node does not manage anything yet.
         allowed = Rights.MANAGE in anywhere(access, peer)
         wanted = Rights.MANAGE
     else:
@@ -203,26 +203,27 @@ def decide(
 
 
 def decide_anywhere(access: Access | None, peer: Peer) -> Error | None:
-    """Whether *peer* may do what names no address: ask for a dynamic node, for the anonymous
-    terminus or for transactions. It takes some right somewhere; None, or why not.
+    """Return None if *peer* has any right at all, else the error.
+
+    For operations without an address: links to dynamic nodes or the anonymous terminus, and transactions.
     """
     if peer.trusted or (access is None and peer.tokens is None) or anywhere(access, peer):
         return None
     return Error("amqp:unauthorized-access", "nothing here is for you: log in, or put a token")
 
 
-#: Says why a peer may not do at an address what takes those rights; None if it may.
+#: Returns the error if a peer lacks the rights at an address, None if it has them.
 Decide: TypeAlias = Callable[[Peer, Rights, str], Error | None]
 
 
 class Passage(Struct, frozen=True):
-    """A way that messages take by themselves because of a declaration, and the rights that it takes.
+    """Path on which a declaration makes messages move, and the rights that the declaration needs.
 
     Args:
-        source: Where the messages come from: a queue whose dead letters they are, an exchange that is
-            bound or has an alternate exchange, or an alias.
-        target: Where they go.
-        at_source: The right at *source* that the declaration takes.
+        source: Origin of the messages: a queue with dead letters, an exchange that is bound or has an
+            alternate exchange, or an alias.
+        target: Their destination.
+        at_source: The right that the declaration needs at *source*.
         at_target: The same at *target*. To put messages there takes the right to send.
     """
 
@@ -233,11 +234,11 @@ class Passage(Struct, frozen=True):
 
 
 def decide_passages(decide: Decide, peer: Peer, passages: Iterable[Passage]) -> Error | None:
-    """Whether *peer* may declare what lets messages take *passages*: None, or why not.
+    """Return None if *peer* may declare nodes whose messages move along *passages*, else the error.
 
-    The only place where this is decided, whatever is declared, and by which protocol. It is decided
-    when something is declared, by the rights of who declares it. What has been declared stays as it
-    is when rights change (decision 0023).
+    The only place where this is decided, for all declarations and protocols. It is decided at the
+    declaration, by the rights of the declaring peer; nodes declared earlier stay as they are when
+    rights change (``docs/decisions/0023``).
     """
     for each in passages:
         for wanted, address in ((each.at_source, each.source), (each.at_target, each.target)):
@@ -252,9 +253,9 @@ def decide_passages(decide: Decide, peer: Peer, passages: Iterable[Passage]) -> 
 
 
 def reserved(address: str) -> str:
-    """Why no node, alias or dead-letter address may be called *address*; empty if it may.
+    """Return the reason why no node, alias or dead-letter address may have *address*, empty if one may.
 
-    A node there would get what is meant for the broker, such as the tokens of others, or could not be
+    A node there would receive messages meant for the broker, such as tokens of others, or could not be
     reached by its name.
     """
     if address in (CBS, MANAGEMENT) or address.endswith(_ENTITY_MANAGEMENT):
@@ -267,7 +268,7 @@ def reserved(address: str) -> str:
 
 
 def granted(access: Access | None, peer: Peer, address: str) -> Rights:
-    """What *peer* may do at *address* by rules and tokens."""
+    """Return the rights of *peer* at *address* by rules and tokens."""
     found = Rights.NONE if access is None else access.rights(peer, address)
     if peer.tokens is not None:
         found |= peer.tokens.rights(address)
@@ -275,7 +276,7 @@ def granted(access: Access | None, peer: Peer, address: str) -> Rights:
 
 
 def anywhere(access: Access | None, peer: Peer) -> Rights:
-    """What *peer* may do at some address or other, by rules and tokens."""
+    """Return the rights of *peer* at any address, by rules and tokens."""
     found = Rights.NONE if access is None else access.anywhere(peer)
     if peer.tokens is not None:
         found |= peer.tokens.anywhere()
@@ -286,7 +287,7 @@ _Word = Literal["send", "listen", "manage"]
 
 
 class _FileRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """A rule as a file has it."""
+    """Rule in the file."""
 
     address: str
     rights: tuple[_Word, ...]
@@ -307,14 +308,14 @@ class _FileRule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """Contents of the file of :meth:`Access.load`."""
 
     groups: dict[str, tuple[str, ...]] = {}
     rule: tuple[_FileRule, ...] = ()
 
 
 def rights_of(words: Iterable[str]) -> Rights:
-    """The rights that *words* such as ``"send"`` name; others name none."""
+    """Return the rights that *words* such as ``"send"`` name; other words are ignored."""
     found = Rights.NONE
     for word in words:
         found |= _WORDS.get(word.lower(), Rights.NONE)

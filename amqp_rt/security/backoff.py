@@ -1,4 +1,4 @@
-"""Failed logins cost time, and more of it each time (LIM16)."""
+"""Growing delays after failed logins."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ..limits import Limits
 
 
 class Backoff:
-    """Who has failed of late: addresses and users, each on its own account.
+    """Recent failures of addresses and of users, counted separately.
 
-    Only failures are delayed: who knows the password is not slowed by those who try.
+    Only failures are delayed, so attacks do not slow the login of a user with the right password.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        #: Who → failures, and when the last one was; the latest last.
+        #: Address or user → failures and the time of the last one; the most recent last.
         self._failures: dict[str, tuple[int, float]] = {}
 
     def failed(self, who: Collection[str], now: float) -> float:
-        """Note a failure of all of *who*; the seconds after which it may be told."""
+        """Count a failure of each of *who*; return the seconds by which to delay the answer."""
         limits = self._limits
         worst = 0
         for each in who:
@@ -34,7 +34,7 @@ class Backoff:
         return max(limits.failed_login_delay_s, min(delay, limits.failed_login_delay_max_s))
 
     def blocks(self, who: str, now: float) -> bool:
-        """Whether *who* has failed so often of late that nothing more is heard of it."""
+        """Return whether *who* has failed so often recently that its connections are to be refused."""
         count, last = self._failures.get(who, (0, now))
         limits = self._limits
         return count >= limits.failed_logins_max and now - last < limits.failed_login_memory_s

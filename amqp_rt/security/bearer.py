@@ -1,7 +1,7 @@
-"""Logging in with tokens, both sides: OAUTHBEARER (RFC 7628), XOAUTH2 and AMQPCBS (CBS draft §4.2).
+"""Login with tokens, both sides: OAUTHBEARER (RFC 7628), XOAUTH2 and AMQPCBS (CBS draft §4.2).
 
-What such a login brings is kept like what is put on ``$cbs`` later: it gives rights, it is replaced
-by a newer token for the same, and it ends when it expires.
+Tokens of such a login are kept like those put on ``$cbs`` later: they give rights, are replaced by
+newer tokens for the same audience, and end when they expire.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..limits import Limits
 from .mechanisms import Challenge, Failure, Step, Success
 from .tokens import BearerToken, Cbs, Token, TokenRefused
 
-#: A token, or where one comes from: asked anew before each connection.
+#: A token, or an async function that gets one before each connection.
 TokenSource: TypeAlias = str | Callable[[], Awaitable[str]]
 
-#: Tokens of AMQPCBS, or where they come from.
+#: Tokens of AMQPCBS, or an async function that gets them.
 TokensSource: TypeAlias = Sequence[BearerToken] | Callable[[], Awaitable[Sequence[BearerToken]]]
 
 #: RFC 6750 §2.1.
@@ -29,7 +29,7 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/\-]+=*")
 _REFUSED: Final = b'{"status":"invalid_token"}'
 
 
-#: Octets of one response of AMQPCBS: what every server takes in a frame (CBS draft §4.2.1).
+#: Octets of one response of AMQPCBS, which every server accepts in a frame (CBS draft §4.2.1).
 _RESPONSE_MAX: Final = 8_000
 #: Octets of the name of a token's type.
 _KIND_MAX: Final = 256
@@ -38,13 +38,13 @@ _END: Final = b"\0\0"
 
 
 class Login(Struct, frozen=True):
-    """Whom a token stands for.
+    """Identity that a token stands for.
 
     Args:
-        user: The name, or None for nobody in particular.
-        identity: Anything that the application knows of them.
-        token: What the token gives, and until when, where the connection is to have that: what
-            :meth:`Cbs.judge <amqp_rt.security.tokens.Cbs.judge>` said.
+        user: The user's name, or None for a login without one.
+        identity: Any data of the application about the user.
+        token: The token's rights and expiry, if the connection is to have them: a result of
+            :meth:`Cbs.judge <amqp_rt.security.tokens.Cbs.judge>`.
     """
 
     user: str | None
@@ -52,15 +52,15 @@ class Login(Struct, frozen=True):
     token: Token | None = None
 
 
-#: ``await verify(token, peer)``: whom the token stands for, or None if it is not valid.
+#: ``await verify(token, peer)``: the login that the token stands for, or None if it is not valid.
 VerifyToken: TypeAlias = Callable[[str, Peer], Awaitable[Login | None]]
 
 
 class _BearerClient:
-    """What both mechanisms have in common on the client's side."""
+    """Base class of both mechanisms on the client's side."""
 
     name = ""
-    #: The token crosses the wire as it is: over TLS, or without leaving the machine, only.
+    #: The token is sent unprotected: only over TLS, or within the machine.
     reveals = True
 
     def __init__(self, token: TokenSource, *, user: str = "") -> None:
@@ -72,7 +72,7 @@ class _BearerClient:
         """Get a token, before a connection is made.
 
         Raises:
-            AuthenticationFailed: What was got is no token.
+            AuthenticationFailed: The token is missing or malformed.
         """
         if not isinstance(self._source, str):
             self._token = await self._source()
@@ -83,7 +83,7 @@ class _BearerClient:
             )
 
     def respond(self, challenge: bytes) -> bytes:
-        """The server says why not (RFC 7628 §3.2.3), and wants to hear that we heard."""
+        """Acknowledge the server's error (RFC 7628 §3.2.3), as the mechanism requires."""
         return b"\x01"
 
     def __repr__(self) -> str:
@@ -91,43 +91,43 @@ class _BearerClient:
 
 
 class OAuthBearer(_BearerClient):
-    """OAUTHBEARER, client side (RFC 7628). The token is in no repr and no log.
+    """Client side of OAUTHBEARER (RFC 7628). The token never appears in a repr or a log.
 
     Args:
         token: The token, or an async function that gets one; it is called for each connection.
-        user: Whom to act for, if the server wants to hear it.
+        user: User to act for, if the server expects one.
     """
 
     name = "OAUTHBEARER"
 
     def initial(self) -> bytes | None:
-        """The one message of this mechanism."""
+        """Return the only message of this mechanism."""
         user = self.user.replace("=", "=3D").replace(",", "=2C")
         acting = f"a={user}" if user else ""
         return f"n,{acting},\x01auth=Bearer {self._token}\x01\x01".encode()
 
 
 class XOAuth2(_BearerClient):
-    """XOAUTH2, client side: the older form of the same. The token is in no repr and no log.
+    """Client side of XOAUTH2, the predecessor. The token never appears in a repr or a log.
 
     Args:
         token: The token, or an async function that gets one; it is called for each connection.
-        user: Whose it is.
+        user: User to whom the token belongs.
     """
 
     name = "XOAUTH2"
 
     def initial(self) -> bytes | None:
-        """The one message of this mechanism."""
+        """Return the only message of this mechanism."""
         return f"user={self.user}\x01auth=Bearer {self._token}\x01\x01".encode()
 
 
 class BearerServer:
-    """OAUTHBEARER and XOAUTH2, server side; the application judges the token.
+    """Server side of OAUTHBEARER and XOAUTH2; the application verifies the token.
 
     Args:
         name: ``OAUTHBEARER`` or ``XOAUTH2``.
-        verify: Judges tokens.
+        verify: Verifies tokens.
     """
 
     reveals = True
@@ -137,11 +137,11 @@ class BearerServer:
         self._verify = verify
 
     def begin(self) -> _BearerExchange:
-        """One exchange: a refusal takes a step more."""
+        """Begin an exchange, whose refusal takes one step more."""
         return _BearerExchange(self.name, self._verify)
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """Each exchange has an object of its own, see :meth:`begin`."""
+        """Refuse; use the exchange of :meth:`begin` instead."""
         return Failure("a bearer's login is one exchange")
 
 
@@ -169,7 +169,7 @@ class _BearerExchange:
 
 
 def _bearer(name: str, response: bytes) -> tuple[str, str] | None:
-    """The user, maybe empty, and the token."""
+    """Return the user, empty if absent, and the token; None if *response* is malformed."""
     try:
         head, *pairs = response.decode().split("\x01")
     except UnicodeDecodeError:
@@ -192,28 +192,29 @@ def _bearer(name: str, response: bytes) -> tuple[str, str] | None:
 
 
 class CbsLogin:
-    """AMQPCBS, client side: the connection has its tokens when the login is done (CBS draft §4.2).
+    """Client side of AMQPCBS: the login transfers the connection's tokens (CBS draft §4.2).
 
-    Without tokens it is MSSBCBS, its elder: nobody logs in, and puts tokens on ``$cbs`` afterwards.
+    Without tokens it is its predecessor MSSBCBS: the login has no user, and tokens are put on ``$cbs``
+    afterwards.
 
     Args:
         tokens: Tokens, or an async function that gets them; it is called for each connection.
     """
 
-    #: Tokens cross the wire as they are.
+    #: Tokens are sent unprotected.
     reveals = True
 
     def __init__(self, tokens: TokensSource = ()) -> None:
         self.name = "AMQPCBS" if tokens else "MSSBCBS"
         self._source = tokens
-        #: What has not been said yet, a response each.
+        #: Responses not sent yet.
         self._responses: list[bytes] = []
 
     async def prepare(self) -> None:
         """Get tokens, before a connection is made.
 
         Raises:
-            AuthenticationFailed: What was got is no token.
+            AuthenticationFailed: There is no token, or one cannot be sent.
         """
         if self.name == "MSSBCBS":
             return
@@ -229,11 +230,11 @@ class CbsLogin:
         self._responses[-1] += _END
 
     def initial(self) -> bytes | None:
-        """As many tokens as fit a frame."""
+        """Return the first response, with as many tokens as fit a frame."""
         return self._responses.pop(0) if self._responses else b""
 
     def respond(self, challenge: bytes) -> bytes:
-        """The next ones; a challenge says nothing else (§4.2.3)."""
+        """Return the next response; challenges have no content (§4.2.3)."""
         return self._responses.pop(0) if self._responses else b""
 
     def __repr__(self) -> str:
@@ -241,7 +242,7 @@ class CbsLogin:
 
 
 def _part(token: BearerToken) -> bytes:
-    """A token in the list of tokens: ``TYPE NUL TOKEN NUL``."""
+    """Return a token as an entry of the list: ``TYPE NUL TOKEN NUL``."""
     part = f"{token.type}\0{token.text}\0".encode()
     if not token.text or part.count(b"\0") != 2 or len(part) + len(_END) > _RESPONSE_MAX:
         raise AuthenticationFailed(
@@ -252,11 +253,11 @@ def _part(token: BearerToken) -> bytes:
 
 
 class CbsLoginServer:
-    """AMQPCBS, server side: whose tokens are all good gets in, as nobody, and has them from then on.
+    """Server side of AMQPCBS: if all tokens are valid, the connection gets them, without a user name.
 
     Args:
-        cbs: Judges tokens.
-        limits: How many there may be, and their sizes.
+        cbs: Validates tokens.
+        limits: Maximum number and sizes of tokens.
     """
 
     name = "AMQPCBS"
@@ -267,11 +268,11 @@ class CbsLoginServer:
         self._limits = limits
 
     def begin(self) -> _CbsExchange:
-        """One exchange: tokens may take several responses."""
+        """Begin an exchange, since tokens may take several responses."""
         return _CbsExchange(self._cbs, self._limits)
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """Each exchange has an object of its own, see :meth:`begin`."""
+        """Refuse; use the exchange of :meth:`begin` instead."""
         return Failure("a login with tokens is one exchange")
 
 
@@ -310,21 +311,21 @@ class _CbsExchange:
 
 
 class MssbCbsServer:
-    """MSSBCBS, server side: lets everybody in as nobody, with tokens to follow on ``$cbs``.
+    """Server side of MSSBCBS: admits all clients without a user name, with tokens to follow on ``$cbs``.
 
-    It is offered where tokens may cross the wire.
+    Offered where tokens may be sent.
     """
 
     name = "MSSBCBS"
     reveals = True
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """What is said is not looked at."""
+        """Accept any response."""
         return Success(None)
 
 
 def verified_by(cbs: Cbs, limits: Limits) -> VerifyToken:
-    """Logins with the tokens that *cbs* takes: the user is whom a token was made for."""
+    """Return a function that verifies logins by *cbs*; the user is the subject of the token."""
 
     async def verify(text: str, peer: Peer) -> Login | None:
         try:

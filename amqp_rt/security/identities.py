@@ -1,4 +1,4 @@
-"""Where passwords come from, and how they are kept: never in clear, never in a log."""
+"""Users and their passwords, which are never stored in clear and never logged."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ _ITERATIONS: Final = ITERATIONS_MIN
 
 
 class IdentityError(AmqpError):
-    """A user, a password or a file of them cannot be used; the sentence says why."""
+    """A user, a password or a users' file cannot be used; the text has the reason."""
 
     default_condition = "amqp:invalid-field"
 
 
 def hash_password(password: str, *, salt: bytes | None = None) -> str:
-    """*password* as it may be kept: ``scrypt$SALT$KEY``. Takes some tens of milliseconds."""
+    """Return *password* hashed for storage, ``scrypt$SALT$KEY``. Takes some tens of milliseconds."""
     salt = secrets.token_bytes(_SALT_SIZE) if salt is None else salt
     key = hashlib.scrypt(password.encode(), salt=salt, n=_N, r=_R, p=_P, dklen=_KEY_SIZE)
     return "$".join((_SCHEME, *(base64.b64encode(part).decode() for part in (salt, key))))
 
 
 def check_password(password: str, hashed: str) -> bool:
-    """Whether *password* gives *hashed*; the time it takes says nothing of either."""
+    """Return whether *password* matches *hashed*, in a time that depends on neither."""
     salt = base64.b64decode(hashed.split("$")[1])
     return hmac.compare_digest(hash_password(password, salt=salt).encode(), hashed.encode())
 
 
 def password_line(user: str, password: str, *, scram: Collection[str] = ()) -> str:
-    """The line of a users' file that lets *user* in with *password*.
+    """Return the line of a users' file for *user* with *password*.
 
     Args:
-        user: The name.
-        password: The secret; it is not in the line.
-        scram: Hashes of SCRAM to let it be used with, of ``SHA-1``, ``SHA-256`` and ``SHA-512``.
-            A thief of the file guesses faster by them than by scrypt.
+        user: The user's name.
+        password: The password, which is stored only as hashes.
+        scram: Hashes of SCRAM to store, of ``SHA-1``, ``SHA-256`` and ``SHA-512``. If the file is
+            stolen, passwords can be guessed faster from these than from scrypt.
 
     Raises:
         IdentityError: The name or the password cannot be used.
@@ -79,13 +79,13 @@ def password_line(user: str, password: str, *, scram: Collection[str] = ()) -> s
 
 
 class Users:
-    """Users and what is needed to check their passwords.
+    """Users and the hashes that their passwords are checked with.
 
-    Passwords that the program was given are kept as a keyed digest, in memory only; those of a file
-    as the file has them. A user that does not exist costs as much time as any other.
+    Passwords given by the program are kept as a keyed digest, in memory only; those of a file as in
+    the file. A check takes as long for an unknown user as for a known one.
 
     Args:
-        passwords: Of each user, in clear.
+        passwords: User name → password in clear.
     """
 
     def __init__(self, passwords: Mapping[str, str] | None = None) -> None:
@@ -93,12 +93,12 @@ class Users:
         self._digests: dict[str, bytes] = {}
         self._hashes: dict[str, str] = {}
         self._scram: dict[str, dict[str, ScramSecret]] = {}
-        #: Of users of a file, the keyed digest of the password that was right, and what it was right for.
+        #: Of users of a file, the keyed digest of the last correct password, and the hash that it matched.
         self._recalled: dict[str, tuple[bytes, str]] = {}
-        #: Files that users were loaded from, and the latest of them.
+        #: User → file that the user was loaded from; and the file loaded last.
         self._files: dict[str, Path] = {}
         self._file: Path | None = None
-        # No password gives this one.
+        # A random hash for unknown users, which no password matches.
         self._nobody = "$".join(
             (
                 _SCHEME,
@@ -110,7 +110,7 @@ class Users:
             self.add(user, password)
 
     def add(self, user: str, password: str) -> None:
-        """Let *user* in with *password*; an earlier password is forgotten.
+        """Add *user* with *password*, replacing an earlier password.
 
         Raises:
             IdentityError: The name or the password cannot be used.
@@ -125,10 +125,10 @@ class Users:
     def load(self, path: str | Path) -> None:
         """Add the users of a file with lines ``NAME:scrypt$SALT$KEY``; ``#`` begins a comment.
 
-        Nothing is added unless every line is right.
+        Nothing is added unless every line is valid.
 
         Raises:
-            IdentityError: The file cannot be read, or a line is malformed; file and line are said.
+            IdentityError: The file cannot be read, or a line is malformed; the text has file and line.
         """
         loaded: dict[str, str] = {}
         scram: dict[str, dict[str, ScramSecret]] = {}
@@ -153,29 +153,28 @@ class Users:
         self._files |= dict.fromkeys(loaded, self._file)
 
     def remove(self, user: str) -> None:
-        """Let *user* in no more; nothing happens if it is not there."""
+        """Remove *user*, if present."""
         self._digests.pop(user, None)
         self._hashes.pop(user, None)
         self._scram.pop(user, None)
         self._recalled.pop(user, None)
 
     def store(self, user: str, password: str) -> None:
-        """As :meth:`add`, and hashed in the file that *user* was loaded from.
+        """Add *user* as :meth:`add` does, and store the hash in the file that *user* was loaded from.
 
-        A new user goes to the file that was loaded last; without one, and for users that the
-        program named, this is :meth:`add`. It writes a file and takes long on purpose: run it in a
-        worker thread, one change at a time. Whoever checks passwords meanwhile sees the old one or
-        the new one.
+        A new user is stored in the file that was loaded last; without one, and for users that the
+        program added, this is :meth:`add`. Writing the file and hashing take long: call it in a
+        worker thread, one change at a time. Concurrent checks see the old password or the new one.
 
         Raises:
-            IdentityError: The name or the password cannot be used, or the file not be written;
+            IdentityError: The name or the password cannot be used, or the file cannot be written;
                 nothing has changed.
         """
         file = None if user in self._digests else self._files.get(user, self._file)
         if file is None:
             self.add(user, password)
             return
-        # The others of the file log in by these; a new one must not be left out.
+        # Users of the file log in by these hashes of SCRAM; a new user must have them too.
         line = password_line(user, password, scram=self.scram_hashes)
         rewrite(file, user, line)
         hashed, *others = line.partition(":")[2].split(",")
@@ -185,7 +184,7 @@ class Users:
         self._files[user] = file
 
     def forget(self, user: str) -> None:
-        """As :meth:`remove`, and in the file that *user* was loaded from; see :meth:`store`.
+        """Remove *user* as :meth:`remove` does, and from its file; see :meth:`store`.
 
         Raises:
             IdentityError: The file cannot be written; nothing has changed.
@@ -197,7 +196,7 @@ class Users:
         self.remove(user)
 
     def __iter__(self) -> Iterator[str]:
-        # Copies, which other threads do not change.
+        # Iterates over copies, since other threads may change the originals.
         return iter(sorted(self._digests.copy() | self._hashes.copy()))
 
     def __contains__(self, user: object) -> bool:
@@ -207,15 +206,15 @@ class Users:
         return len(self._digests) + len(self._hashes)
 
     def check(self, user: str, password: str) -> str | None:
-        """The user's name, or None if the password is not the user's.
+        """Return the user's name, or None if the password is wrong.
 
-        With users of a file it takes tens of milliseconds of CPU and 16 MiB: run it in a worker
-        thread, and few at a time, as whoever can connect can ask for it.
+        With users of a file a check takes tens of milliseconds of CPU and 16 MiB: run it in a worker
+        thread, and few at a time, as any client that can connect causes checks.
         """
         kept = self._digests.get(user, self._key)
         right = hmac.compare_digest(self._digest(password), kept)
         if self._hashes:
-            # Everybody goes this way, or the time would tell who is kept how.
+            # Done for every user, so that the time does not reveal how a password is stored.
             hashed = self._hashes.get(user, self._nobody)
             if check_password(password, hashed):
                 right = True
@@ -223,10 +222,10 @@ class Users:
         return user if right else None
 
     def recall(self, user: str, password: str) -> bool:
-        """Return whether *password* was right in an earlier :meth:`check`, and nothing has changed since.
+        """Return whether *password* was correct in an earlier :meth:`check` and is unchanged since.
 
-        The same holds for a password that the program was given. It takes no time to speak of. False
-        says nothing: the check has to decide.
+        Also true for a password that the program gave. Takes negligible time. After False,
+        :meth:`check` has to decide.
         """
         given = self._digest(password)
         digest, hashed = self._recalled.get(user, (self._key, ""))
@@ -234,19 +233,19 @@ class Users:
         return recalled or hmac.compare_digest(given, self._digests.get(user, self._key))
 
     def scram(self, user: str, hash_name: str) -> ScramSecret | None:
-        """What is kept of the user's password for SCRAM with *hash_name*, such as ``SHA-256``."""
+        """Return the user's secret for SCRAM with *hash_name*, such as ``SHA-256``, or None."""
         return self._scram.get(user, {}).get(hash_name)
 
     @property
     def scram_hashes(self) -> tuple[str, ...]:
-        """The hashes with which every user can log in by SCRAM, the strongest first."""
+        """Hashes with which every user can log in by SCRAM, the strongest first."""
         if not self._scram:
             return ()
         every = self._scram.copy().values()
         return tuple(each for each in HASHES if all(each in kept for kept in every))
 
     def scram_iterations(self) -> int:
-        """The work of most users, which those who do not exist have to look like."""
+        """Return the most common iteration count, which unknown users must present too."""
         every = self._scram.copy().values()
         counts = Counter(each.iterations for kept in every for each in kept.values())
         return counts.most_common(1)[0][0] if counts else ITERATIONS
@@ -259,14 +258,14 @@ class Users:
 
 
 def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = False) -> bool:
-    """Put *line* into a users' file instead of the one of *user*, or take that away.
+    """Replace the line of *user* in a users' file by *line*; None removes it.
 
-    The other lines stay as they are. The file is exchanged at one stroke, and is for its owner's
-    eyes only; *create* makes it if it is not there. Returns whether *user* was in it.
+    The other lines stay as they are. The file is replaced atomically, and readable for its owner
+    only; *create* creates it if it does not exist. Returns whether *user* was in it.
 
     Raises:
-        IdentityError: It cannot be read or written; it is as it was, unless only the disk did not
-            confirm its new name.
+        IdentityError: The file cannot be read or written and is unchanged, unless the disk only
+            failed to confirm the replacement.
     """
     file = Path(path).resolve()
     lines = [] if create and not file.exists() else read_secret_file(path, "users").splitlines()
@@ -284,7 +283,7 @@ def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = Fal
             output.flush()
             os.fsync(output.fileno())
         os.replace(temporary, file)
-        # A user who was removed or has a new password must not be back after a power failure.
+        # After a power failure, a removed user or an old password must not be back.
         sync_folder(file)
     except OSError as error:
         if temporary:
@@ -296,7 +295,7 @@ def rewrite(path: str | Path, user: str, line: str | None, *, create: bool = Fal
 
 
 def user_of(line: str) -> str | None:
-    """Whose line of a users' file it is; None for a comment."""
+    """Return the user of a line of a users' file; None for a comment."""
     line = line.strip()
     return None if not line or line.startswith("#") else line.partition(":")[0]
 
@@ -332,10 +331,10 @@ def _is_hash(text: str) -> bool:
 
 
 def read_secret_file(path: str | Path, what: str) -> str:
-    """Return the text of a file that has *what*.
+    """Return the text of a file that contains *what*.
 
     Raises:
-        IdentityError: It cannot be read.
+        IdentityError: The file cannot be read.
     """
     try:
         return Path(path).read_text("utf-8")
@@ -348,10 +347,10 @@ def read_secret_file(path: str | Path, what: str) -> str:
 
 
 def secret_of(text: str) -> str:
-    """Return a secret of an option: *text* as it stands, or for ``@FILE`` the first line of the file.
+    """Return the secret in an option: *text* itself, or for ``@FILE`` the first line of the file.
 
     Raises:
-        IdentityError: The file cannot be read, or there is nothing.
+        IdentityError: The file cannot be read, or the secret is empty.
     """
     if text.startswith("@"):
         lines = read_secret_file(text[1:], "a secret").splitlines()
@@ -362,15 +361,15 @@ def secret_of(text: str) -> str:
 
 
 def parse_user(text: str, *, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Name and password of ``--user``, so that the password need not be on the command line.
+    """Return name and password of ``--user``, which keeps the password off the command line.
 
-    ``NAME:PASSWORD`` as it stands; ``NAME:@FILE`` reads the first line of a file; ``NAME:-`` reads a
-    line of standard input, without echo at a terminal; ``NAME`` alone takes the environment's
+    ``NAME:PASSWORD`` gives it directly; ``NAME:@FILE`` reads the first line of a file; ``NAME:-`` reads a
+    line of standard input, without echo at a terminal; ``NAME`` alone uses the environment variable
     ``AMQP_RT_PASSWORD_NAME`` (upper case, other characters as ``_``). A password that begins with
-    ``@``, or is ``-``, comes from a file or the environment.
+    ``@``, or is ``-``, must come from a file or the environment.
 
     Raises:
-        IdentityError: There is no password there.
+        IdentityError: There is no password, or it or the name cannot be used.
     """
     name, colon, rest = text.partition(":")
     if not name:

@@ -1,7 +1,7 @@
 """JSON web tokens, verified by PyJWT (the extra ``jwt``): RS256, ES256 and HS256.
 
-The key decides the algorithm, never the token: a key is of one type, and a token whose header says
-anything else is refused. So ``none`` is nothing, and a public key is never taken for a secret.
+The key determines the algorithm, never the token: a key is of one type, and a token whose header
+names another algorithm is refused. So ``none`` is refused, and a public key is never used as a secret.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ _RIGHTS_CLAIMS: Final = ("scope", "scp", "roles", "rights")
 
 
 class JwtError(AmqpError):
-    """Keys cannot be used; the sentence says which and why."""
+    """Keys cannot be used; the text names them and the reason."""
 
     default_condition = "amqp:invalid-field"
 
 
 class _Key(Struct, frozen=True):
-    """A key, and the one algorithm that it is for."""
+    """Key with the one algorithm that it is used for."""
 
     algorithm: str
     key: Any
 
 
 class Jwt:
-    """Accepts JSON web tokens.
+    """Validator of JSON web tokens.
 
-    ``exp`` and ``aud`` have to be there and to fit; ``nbf`` and ``iss`` where they are, or are asked
-    for. Rights are the words of ``scope``, ``scp``, ``roles`` and ``rights``: ``send``, ``listen``
+    ``exp`` and ``aud`` are required and checked; ``nbf`` is checked if present, ``iss`` if *issuer* is
+    given. Rights are the words of ``scope``, ``scp``, ``roles`` and ``rights``: ``send``, ``listen``
     and ``manage``, or ``send:orders/*`` for some addresses only; a policy of
-    :class:`~amqp_rt.security.tokens.Cbs` may read others.
+    :class:`~amqp_rt.security.tokens.Cbs` may use other claims.
 
     Args:
-        audience: What ``aud`` has to name, or one of several.
-        issuer: What ``iss`` has to be; None lets it be anything.
+        audience: Required value of ``aud``, or several of which it must name one.
+        issuer: Required value of ``iss``; None accepts any.
         keys: Key id → public key in PEM form, RSA (RS256) or P-256 (ES256).
-        secret: For HS256, at least 32 octets.
+        secret: Secret for HS256, at least 32 octets.
         jwks: A file with a JSON web key set, or an ``https://`` URL of one. The URL is fetched when
-            it is first needed, and again for a key id that is not known, at most every *refresh_s*.
-        cafile: Certificates that the host of the URL is verified by; by default the system's.
+            it is first needed, and again for an unknown key id, at most every *refresh_s*.
+        cafile: Certificates to verify the host of the URL with; by default the system's.
         leeway_s: Seconds by which the clocks of issuers may differ from ours.
-        refresh_s: See *jwks*.
-        limits: The size of the key set.
+        refresh_s: Minimum number of seconds between two fetches of *jwks*.
+        limits: Maximum size of the key set.
 
     Raises:
         JwtError: A key cannot be used, or there is none.
@@ -125,7 +125,7 @@ class Jwt:
             raise JwtError("no key to verify tokens with: give keys, a secret or jwks")
 
     async def validate(self, token: str, now: float) -> Claims:
-        """See :class:`~amqp_rt.security.tokens.Validator`."""
+        """Validate *token*; see :meth:`amqp_rt.security.tokens.Validator.validate`."""
         jwt = self._jwt
         try:
             header = jwt.get_unverified_header(token)
@@ -143,7 +143,7 @@ class Jwt:
                 algorithms=[key.algorithm],
                 audience=self._audience,
                 issuer=self._issuer,
-                # Times are looked at below: here a text would pass for a number.
+                # Times are checked below: PyJWT would accept a text as a number.
                 options={
                     "require": ["exp", "aud"],
                     "verify_exp": False,
@@ -169,7 +169,7 @@ class Jwt:
         )
 
     async def _find(self, kid: object, algorithm: object) -> _Key | None:
-        """The key that a token with this header has to be signed by."""
+        """Return the key with which a token of this header must be signed, or None."""
         found = self._known(kid, algorithm)
         if found is None and self._url is not None and algorithm != "HS256":
             async with self._lock:
@@ -197,11 +197,11 @@ class Jwt:
             text = await trio.to_thread.run_sync(_get, url, context, self._limits)
             self._fetched = self._key_set(text, url)
         except JwtError as error:
-            # Those that are known go on being good.
+            # The keys fetched before stay valid.
             _log.error("%s", error.description)
 
     def _key_set(self, text: bytes, name: str) -> dict[str, _Key]:
-        """The public keys of a set that we can use, by their ids."""
+        """Return the usable public keys of a key set by their ids."""
         try:
             found = json.loads(text)["keys"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -226,7 +226,7 @@ class Jwt:
         return f"<Jwt for {', '.join(self._audience)}>"
 
 
-#: ``kty`` and ``crv`` → the one algorithm.
+#: ``kty`` and ``crv`` → the only algorithm used with it.
 _ALGORITHMS: Final[Mapping[tuple[object, object], str]] = {
     ("RSA", None): "RS256",
     ("EC", "P-256"): "ES256",
@@ -249,7 +249,7 @@ def _public_key(name: str, pem: str | bytes) -> _Key:
 
 
 def _words(values: Mapping[str, Any]) -> list[str]:
-    """The words of all claims that have rights in them."""
+    """Return the words of all claims that hold rights."""
     found: list[str] = []
     for name in _RIGHTS_CLAIMS:
         value = values.get(name)
@@ -288,14 +288,14 @@ def _bounded(text: bytes, name: str, limits: Limits) -> bytes:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Who is asked is who answers: a redirect could lead away from TLS."""
+    """Handler that refuses redirects, which could lead away from TLS."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def _get(url: str, context: ssl.SSLContext, limits: Limits) -> bytes:
-    """Fetch *url*; for a worker thread."""
+    """Fetch *url*; blocks, so call it in a worker thread."""
     opener = urllib.request.build_opener(
         urllib.request.HTTPSHandler(context=context), _NoRedirect()
     )
@@ -303,7 +303,7 @@ def _get(url: str, context: ssl.SSLContext, limits: Limits) -> bytes:
         with opener.open(url, timeout=_FETCH_S) as answer:
             return _bounded(answer.read(limits.jwks_size_max + 1), url, limits)
     except urllib.error.HTTPError as error:
-        with error:  # it holds the connection
+        with error:  # closes the connection
             raise JwtError(f"cannot fetch keys from {url}: {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or error

@@ -1,7 +1,7 @@
 """SASL mechanisms, both sides, without I/O of their own (Part 5 §5.3, RFC 4616, RFC 4505).
 
-A client mechanism is plain calls; a server mechanism is async, because asking who somebody is
-may take a database, a file or a hash in a worker thread.
+A client mechanism has plain methods; a server mechanism is async, because it may have to ask a
+database, read a file or hash in a worker thread.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from ..errors import AuthenticationFailed
 from ..events import Certificate, Peer
 from .tokens import Token
 
-#: ``await verifier(user, password, peer)``: what the application knows of the user, anything but
-#: None, or None if the two do not go together.
+#: ``await verifier(user, password, peer)``: the application's data about the user, anything but
+#: None, or None if the user or the password is wrong.
 Verifier: TypeAlias = Callable[[str, str, Peer], Awaitable[Any]]
 
 
 class Challenge(Struct, frozen=True):
-    """Ask the client for more."""
+    """Step that asks the client for another response."""
 
     data: bytes
 
 
 class Success(Struct, frozen=True):
-    """The client is who it says; ``user`` is None for nobody in particular. ``data`` goes with the
-    outcome (§5.3.3.6), for mechanisms in which the server has the last word. ``tokens`` are those
-    that the login brought: the connection has them as if they were put on ``$cbs``."""
+    """Step that admits the client; ``user`` is None for a login without a user name.
+
+    ``data`` goes with the outcome (§5.3.3.6), for mechanisms in which the server sends the last
+    message. ``tokens`` are those from the login: the connection has them as if they were put on
+    ``$cbs``.
+    """
 
     user: str | None
     identity: Any = None
@@ -38,8 +41,8 @@ class Success(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """It is not, whatever the reason. ``why`` is for the log and never for the client; ``user`` is
-    who it claimed to be, if it did."""
+    """Step that refuses the client. ``why`` is for the log and never for the client; ``user`` is
+    the user name that the client claimed, if any."""
 
     why: str
     user: str = ""
@@ -49,28 +52,28 @@ Step: TypeAlias = Challenge | Success | Failure
 
 
 class ServerMechanism(Protocol):
-    """The server's side. One object serves any number of exchanges that take one step.
+    """Server side of a mechanism. One object serves any number of exchanges of one step.
 
-    Where an exchange takes several, ``begin()`` makes an object for each. A mechanism whose secrets
-    cross the wire as they are says so by ``reveals = True``, and is offered where they may.
+    For exchanges of several steps, ``begin()`` makes an object for each. A mechanism whose secrets
+    are sent unprotected declares ``reveals = True``, and is offered only where that is safe or allowed.
     """
 
     name: str
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """Judge the client's response; None means that it sent no initial response."""
+        """Process the client's response; None means that it sent no initial response."""
 
 
 class Plain:
-    """PLAIN, client side (RFC 4616). The password is in no repr and no log.
+    """Client side of PLAIN (RFC 4616). The password never appears in a repr or a log.
 
     Args:
-        user: Who we are.
-        password: The secret; sent in clear, so use it over loopback, Unix sockets or TLS.
-        authorize_as: Whom to act for, where the server allows it.
+        user: Our user name.
+        password: The password; sent in clear, so use it over loopback, Unix sockets or TLS.
+        authorize_as: User to act for, where the server allows it.
 
     Raises:
-        AuthenticationFailed: They cannot be said in PLAIN.
+        AuthenticationFailed: User or password cannot be sent in PLAIN.
     """
 
     name = "PLAIN"
@@ -87,11 +90,11 @@ class Plain:
         self._authorize_as = authorize_as
 
     def initial(self) -> bytes | None:
-        """The one message of this mechanism."""
+        """Return the only message of this mechanism."""
         return f"{self._authorize_as}\0{self.user}\0{self._password}".encode()
 
     def respond(self, challenge: bytes) -> bytes:
-        """A server that asks although all has been said hears it again."""
+        """Repeat the message, for a server that asks although it has it all."""
         return self.initial() or b""
 
     def __repr__(self) -> str:
@@ -99,7 +102,7 @@ class Plain:
 
 
 class Anonymous:
-    """ANONYMOUS, client side (RFC 4505): nobody in particular, with an optional trace."""
+    """Client side of ANONYMOUS (RFC 4505), with an optional trace text."""
 
     name = "ANONYMOUS"
 
@@ -107,11 +110,11 @@ class Anonymous:
         self.trace = trace
 
     def initial(self) -> bytes | None:
-        """The trace."""
+        """Return the trace text."""
         return self.trace.encode()
 
     def respond(self, challenge: bytes) -> bytes:
-        """Nothing more to say."""
+        """Return an empty response."""
         return b""
 
     def __repr__(self) -> str:
@@ -119,7 +122,7 @@ class Anonymous:
 
 
 class PlainServer:
-    """PLAIN, server side; the application's verifier decides."""
+    """Server side of PLAIN; the application's verifier decides."""
 
     name = "PLAIN"
     reveals = True
@@ -128,7 +131,7 @@ class PlainServer:
         self._verifier = verifier
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """Judge ``authzid NUL authcid NUL password``."""
+        """Verify ``authzid NUL authcid NUL password``."""
         if response is None:
             return Challenge(b"")
         parts = response.split(b"\0")
@@ -147,11 +150,11 @@ class PlainServer:
 
 
 class External:
-    """EXTERNAL, client side (RFC 4422 appendix A): who we are has been said outside of SASL, by the
+    """Client side of EXTERNAL (RFC 4422 appendix A): our identity was proved outside of SASL, by the
     certificate of the TLS connection.
 
     Args:
-        authorize_as: Whom to act for, where the server allows it.
+        authorize_as: User to act for, where the server allows it.
     """
 
     name = "EXTERNAL"
@@ -160,11 +163,11 @@ class External:
         self._authorize_as = authorize_as
 
     def initial(self) -> bytes | None:
-        """The one message of this mechanism; it may be empty."""
+        """Return the only message of this mechanism; it may be empty."""
         return self._authorize_as.encode()
 
     def respond(self, challenge: bytes) -> bytes:
-        """A server that asks hears it again."""
+        """Repeat the message, for a server that asks again."""
         return self._authorize_as.encode()
 
     def __repr__(self) -> str:
@@ -172,31 +175,31 @@ class External:
 
 
 class AnonymousServer:
-    """ANONYMOUS, server side: lets everybody in as nobody."""
+    """Server side of ANONYMOUS: admits all clients without a user name."""
 
     name = "ANONYMOUS"
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """The trace, if any, is not looked at."""
+        """Accept any response; the trace text is ignored."""
         return Success(None)
 
 
-#: ``identify(certificate)``: the user whom a certificate is for, or None for nobody.
+#: ``identify(certificate)``: the user of a certificate, or None.
 Identify: TypeAlias = Callable[[Certificate], str | None]
 
 
 def common_name(certificate: Certificate) -> str | None:
-    """The user whom a certificate is for: its subject's common name, else its first DNS name."""
+    """Return the user of a certificate: its subject's common name, else its first DNS name."""
     return certificate.subject.get("commonName") or next(iter(certificate.dns_names), None)
 
 
 class ExternalServer:
-    """EXTERNAL, server side: the client is whom its certificate names.
+    """Server side of EXTERNAL: the client is the user that its certificate names.
 
-    Only certificates that were verified get here, and EXTERNAL is offered to nobody else.
+    Offered only to clients with a verified certificate.
 
     Args:
-        identify: Which user a certificate stands for; by default :func:`common_name`.
+        identify: Returns the user of a certificate; by default :func:`common_name`.
     """
 
     name = "EXTERNAL"
@@ -205,7 +208,7 @@ class ExternalServer:
         self._identify = identify
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """Judge the certificate; the response may say whom to act for, which is oneself."""
+        """Check the certificate; the response may name the same user, but no other."""
         if response is None:
             return Challenge(b"")
         if peer.certificate is None:
@@ -219,18 +222,18 @@ class ExternalServer:
 
 
 def may_send_in_clear(*, secure: bool, local: bool, allowed: bool) -> bool:
-    """Whether a password may cross this connection (SE9).
+    """Return whether a password may be sent on a connection.
 
     Args:
-        secure: The connection is encrypted.
-        local: It never leaves the machine: loopback, a Unix socket or memory.
-        allowed: The user has said by name that it may cross in clear.
+        secure: Whether the connection is encrypted.
+        local: Whether it stays within the machine: loopback, a Unix socket or memory.
+        allowed: Whether the configuration explicitly allows passwords in clear.
     """
     return secure or local or allowed
 
 
 def reveals(mechanism: object) -> bool:
-    """Whether a mechanism, of either side, sends its secret as it is."""
+    """Return whether a mechanism, of either side, sends its secret unprotected."""
     return bool(getattr(mechanism, "reveals", False))
 
 
@@ -242,8 +245,11 @@ def offered(
     plain_in_clear: bool,
     certificate: bool = False,
 ) -> tuple[str, ...]:
-    """The names to offer on a connection: PLAIN and its like only where a secret may cross it,
-    EXTERNAL only to who has shown a certificate."""
+    """Return the names to offer on a connection.
+
+    PLAIN and others that reveal their secret are offered only where it may be sent, EXTERNAL only to
+    clients with a certificate.
+    """
     secrets = may_send_in_clear(secure=secure, local=local, allowed=plain_in_clear)
     return tuple(
         m.name

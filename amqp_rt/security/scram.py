@@ -1,5 +1,7 @@
-"""SCRAM with SHA-1, SHA-256 and SHA-512, both sides (RFC 5802, RFC 7677): passwords are neither
-sent nor stored, and the server proves that it knows them too."""
+"""SCRAM with SHA-1, SHA-256 and SHA-512, both sides (RFC 5802, RFC 7677).
+
+Passwords are neither sent nor stored, and the server proves that it knows them too.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,19 @@ from ..events import Peer
 from ..limits import DEFAULT_LIMITS
 from .mechanisms import Challenge, Failure, Step, Success
 
-#: Hashes by the end of the mechanism's name; the strongest first.
+#: Hash names at the end of mechanism names → names in hashlib; the strongest first.
 HASHES: Final = {"SHA-512": "sha512", "SHA-256": "sha256", "SHA-1": "sha1"}
-#: What servers must ask for at least (RFC 5802 §5.1): less, and a false server guesses in no time.
+#: Least number of iterations that servers must ask for (RFC 5802 §5.1): with fewer, a false server
+#: could guess the password quickly.
 ITERATIONS_MIN: Final = 4_096
-#: What is stored in files: some 10 ms for a client, once per login.
+#: Iterations of stored secrets: some 10 ms for a client, once per login.
 ITERATIONS: Final = 32_768
 _SALT_SIZE: Final = 16
 _NO_BINDING: Final = ("n", "y")
 
 
 class ScramSecret(Struct, frozen=True):
-    """What a server keeps of a password: enough to check it, not enough to log in with."""
+    """Secret that a server stores for a password: enough to check it, not enough to log in with."""
 
     hash: str
     iterations: int
@@ -47,17 +50,17 @@ class ScramSecret(Struct, frozen=True):
         return f"<ScramSecret {self.hash}>"
 
 
-#: ``await find(user, hash)``: what is kept for *hash*, such as ``SHA-256``; None for nobody.
+#: ``await find(user, hash)``: the user's secret for *hash*, such as ``SHA-256``, or None.
 FindSecret: TypeAlias = Callable[[str, str], Awaitable[ScramSecret | None]]
 
 
 def make_secret(
     password: str, hash_name: str, *, iterations: int = ITERATIONS, salt: bytes | None = None
 ) -> ScramSecret:
-    """What to keep of *password* for ``SCRAM-`` *hash_name*. Takes its time.
+    """Return the secret to store for *password* and ``SCRAM-`` *hash_name*. Slow by design.
 
     Raises:
-        ValueError: The password has characters that none may have (RFC 4013).
+        ValueError: The password has forbidden characters (RFC 4013).
     """
     salt = secrets.token_bytes(_SALT_SIZE) if salt is None else salt
     algorithm = HASHES[hash_name]
@@ -73,7 +76,7 @@ def make_secret(
 
 
 def read_secret(text: str) -> ScramSecret | None:
-    """The secret that ``str`` made *text* from, or None."""
+    """Parse *text*, the ``str`` of a secret; None if it is malformed."""
     kind, *parts = text.split("$")
     name = kind.removeprefix("scram-").upper()
     if not kind.startswith("scram-") or name not in HASHES or len(parts) != 4:
@@ -91,10 +94,10 @@ def read_secret(text: str) -> ScramSecret | None:
 
 
 def saslprep(text: str) -> str:
-    """*text* in the one form in which names and passwords are compared (RFC 4013).
+    """Return *text* in the normal form in which names and passwords are compared (RFC 4013).
 
     Raises:
-        ValueError: It has characters that are not allowed.
+        ValueError: The text has forbidden characters.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -132,17 +135,17 @@ def _prohibited(each: str) -> bool:
 
 
 class Scram:
-    """SCRAM, client side. The password is in no repr and no log.
+    """Client side of SCRAM. The password never appears in a repr or a log.
 
     Args:
-        user: Who we are.
-        password: The secret; it does not cross the wire.
+        user: Our user name.
+        password: The password, which is not sent.
         hash_name: ``SHA-1``, ``SHA-256`` or ``SHA-512``.
-        authorize_as: Whom to act for, where the server allows it.
-        iterations_max: A server that asks for more work than that is refused.
+        authorize_as: User to act for, where the server allows it.
+        iterations_max: Maximum number of iterations; a server that asks for more is refused.
 
     Raises:
-        AuthenticationFailed: They cannot be said in SCRAM.
+        AuthenticationFailed: User or password cannot be sent in SCRAM, or the hash is unknown.
     """
 
     def __init__(
@@ -175,12 +178,12 @@ class Scram:
         self._iterations_max = iterations_max
         self._nonce = ""
         self._bare = ""
-        #: What the server has to say to prove itself; None before it can.
+        #: The server's proof, once it can be computed.
         self._expected: bytes | None = None
         self._proved = False
 
     def initial(self) -> bytes | None:
-        """client-first-message; begins an exchange."""
+        """Return the client-first-message; begins an exchange."""
         self._nonce = secrets.token_urlsafe(24)
         self._bare = f"n={_escape(self._user)},r={self._nonce}"
         self._expected = None
@@ -188,10 +191,11 @@ class Scram:
         return (self._header + self._bare).encode()
 
     def respond(self, challenge: bytes) -> bytes:
-        """client-final-message, or nothing to the server's own proof.
+        """Return the client-final-message, or an empty response to the server's proof.
 
         Raises:
-            AuthenticationFailed: The server is not who knows the password, or wants too much.
+            AuthenticationFailed: The server does not know the password, or its challenge is malformed
+                or asks for too many or too few iterations.
         """
         if self._expected is not None:
             self.finish(challenge)
@@ -223,10 +227,10 @@ class Scram:
         return f"{final},p={_b64(_xor(client_key, signature))}".encode()
 
     def finish(self, data: bytes | None) -> None:
-        """The server lets us in: it has to have proved itself, now or before.
+        """Check, when the server reports success, that it has proved to know the password.
 
         Raises:
-            AuthenticationFailed: It has not.
+            AuthenticationFailed: The proof is missing or wrong.
         """
         if self._proved and not data:
             return
@@ -240,12 +244,12 @@ class Scram:
 
 
 class ScramServer:
-    """SCRAM, server side. A user that does not exist gets a challenge like any other.
+    """Server side of SCRAM. An unknown user gets a challenge like a known one.
 
     Args:
         hash_name: ``SHA-1``, ``SHA-256`` or ``SHA-512``.
-        find: Where secrets are kept.
-        iterations: The work that most of them ask for: users who do not exist look the same.
+        find: Finds stored secrets.
+        iterations: Returns the usual iteration count, which unknown users present too.
     """
 
     def __init__(
@@ -262,16 +266,16 @@ class ScramServer:
         self._key = secrets.token_bytes(32)
 
     def begin(self) -> _Exchange:
-        """One exchange of several steps."""
+        """Begin an exchange of several steps."""
         return _Exchange(self.name, self._hash, self._find, self._key, self._iterations())
 
     async def respond(self, response: bytes | None, peer: Peer) -> Step:
-        """Each exchange has an object of its own, see :meth:`begin`."""
+        """Refuse; use the exchange of :meth:`begin` instead."""
         return Failure("SCRAM takes several steps")
 
 
 class _Exchange:
-    """The server's side of one login."""
+    """Server's side of one login."""
 
     def __init__(
         self, name: str, hash_name: str, find: FindSecret, key: bytes, iterations: int
@@ -295,7 +299,7 @@ class _Exchange:
                 isinstance(step, Success)
                 and await self._find(self._user, self._hash) != self._secret
             ):
-                # The user was deleted, or the password changed, while the client thought.
+                # The user was deleted or the password changed during the exchange.
                 return Failure(f"the password of {self._user!r:.100} has changed", self._user)
             return step
         if response is None:
@@ -349,7 +353,10 @@ class _Exchange:
         return Success(self._user, self._user, f"v={_b64(proved)}".encode())
 
     def _invented(self, user: str) -> ScramSecret:
-        """The same for a name each time, or asking twice would tell that it is nobody's."""
+        """Return a secret for an unknown *user*.
+
+        Salt and iterations are the same each time: a change would reveal that the user is unknown.
+        """
         size = hashlib.new(HASHES[self._hash]).digest_size
         salt = hmac.digest(self._key, f"{self._hash} {user}".encode(), "sha256")[:_SALT_SIZE]
         return ScramSecret(

@@ -1,9 +1,9 @@
-"""Tokens that give rights for a while: what is in them, and those that a connection has.
+"""Tokens that give rights for a time: their validation, and the tokens of a connection.
 
-A token is put on a connection for an *audience*: a resource and everything below it. It is judged
-once, when it is put; what it gives is plain data from then on (:class:`Token`), looked at by
-:func:`amqp_rt.security.access.decide`. A newer token for the same audience takes the place of the
-older one whole, so that a right that it does not give any more is gone.
+A token is put on a connection for an *audience*: a resource and everything below it. It is validated
+once, when it is put; the result is plain data (:class:`Token`), read by
+:func:`amqp_rt.security.access.decide`. A newer token for the same audience replaces the older one
+completely, so rights that it no longer gives are withdrawn.
 """
 
 from __future__ import annotations
@@ -25,75 +25,75 @@ from ..errors import AmqpError
 from ..limits import Limits, check_seconds
 from .access import Rights, rights_of
 
-#: What the draft has who takes tokens offer in its open (CBS draft §3.1).
+#: Capability that a container which accepts tokens offers in its open (CBS draft §3.1).
 CBS_CAPABILITY: Final = "AMQP_CBS_V1_0"
-#: Token types by the names that deployed clients and the drafts use.
+#: Token types by the names in deployed clients and in the drafts.
 SAS_TYPE: Final = "servicebus.windows.net:sastoken"
 JWT_TYPES: Final = frozenset({"jwt", "amqp:jwt"})
 SWT_TYPES: Final = frozenset({"swt", "amqp:swt"})
 
-#: Rights at an audience: everywhere in it, or by pattern of address within it.
+#: Rights at an audience: in all of it, or by address pattern within it.
 Granted: TypeAlias = Rights | Mapping[str, Rights]
-#: ``rights(claims, address)``, a plain function or an async one: what a good token gives at
+#: ``rights(claims, address)``, a plain or an async function: the rights of a valid token at
 #: *address*, which is empty if the token was put for everything.
 RightsPolicy: TypeAlias = Callable[[Mapping[str, Any], str], Granted | Awaitable[Granted]]
 
 _SAS_PREFIX: Final = "SharedAccessSignature "
-#: Digits of a number of seconds.
+#: Maximum number of digits of a time in seconds.
 _SECONDS_DIGITS_MAX: Final = 15
-#: Wildcard patterns in what one token gives.
+#: Maximum number of address patterns in one token.
 _GRANTS_MAX: Final = 100
 
 
 class TokenRefused(AmqpError):
-    """A token is not accepted. The sentence is for whoever put it and says no secret."""
+    """The token is not accepted. The text is sent to the peer that put it, and holds no secret."""
 
     default_condition = "amqp:unauthorized-access"
 
 
 class Claims(Struct, frozen=True, kw_only=True):
-    """What a validator found in a good token."""
+    """Contents of a valid token, as its validator found them."""
 
-    #: Seconds since 1970, after which it gives nothing; ``inf`` for never.
+    #: Seconds since 1970 at which its rights end; ``inf`` for never.
     expires_at: float
-    #: What the token itself says it is for, as :func:`scope_of` has it; None if it does not.
+    #: Audience in the token itself, in the form of :func:`scope_of`; None without one.
     scope: str | None = None
-    #: In whose name it was made.
+    #: The subject for whom the token was issued.
     subject: str | None = None
-    #: What it gives, unless a policy says otherwise.
+    #: Rights that the token gives, unless a policy replaces them.
     rights: Granted = Rights.NONE
-    #: Everything that it says.
+    #: All claims of the token.
     values: Mapping[str, Any] = {}
 
 
 class Validator(Protocol):
-    """Judges tokens of some types."""
+    """Validator for tokens of some types."""
 
     types: frozenset[str]
 
     async def validate(self, token: str, now: float) -> Claims:
-        """What *token* says; *now* is in seconds since 1970.
+        """Return the claims of *token*; *now* is in seconds since 1970.
 
         Raises:
-            TokenRefused: It is malformed, not signed by whom we trust, or out of its time.
+            TokenRefused: The token is malformed, not signed by a trusted key, or not valid at *now*.
         """
 
 
 class Token(Struct, frozen=True, kw_only=True):
-    """A token that was accepted: what it gives, where, and until when."""
+    """Accepted token: its rights, their addresses and their expiry."""
 
     #: The audience: a path in lower case, empty for everything.
     scope: str
-    #: Patterns of addresses within the scope, cut at their wildcards, and rights.
+    #: Address patterns within the scope, split at their wildcards, and rights.
     grants: tuple[tuple[tuple[str, ...], Rights], ...]
     expires_at: float
     subject: str | None = None
-    #: Patterns that it is for by what it says itself, where it says no more (set-token); a newer token
-    #: of the same scope and the same patterns takes its place.
+    #: Address patterns of the token's own claims, if nothing else determines its audience (set-token);
+    #: a newer token of the same scope and the same patterns replaces it.
     patterns: tuple[str, ...] = ()
 
     def rights(self, address: str) -> Rights:
-        """What it gives at *address*."""
+        """Return the rights at *address*."""
         found = Rights.NONE
         if covers(self.scope, address):
             for parts, rights in self.grants:
@@ -103,24 +103,24 @@ class Token(Struct, frozen=True, kw_only=True):
 
 
 class Tokens:
-    """The tokens of one connection; they go with it (SE14).
+    """Tokens of one connection, dropped with it.
 
     Args:
-        limits: How many there may be.
+        limits: Maximum number of tokens.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        #: By audience: the token, and when it expires in the clock of ``expire``.
+        #: By audience: the token, and its expiry on the clock of :meth:`expire`.
         self._kept: dict[tuple[str, ...], tuple[Token, float]] = {}
         #: Called when rights may have changed.
         self.on_changed: Callable[[], None] = _nothing
 
     def put(self, token: Token, expires: float) -> None:
-        """Keep *token* until *expires*, instead of one for the same audience.
+        """Keep *token* until *expires*, replacing one for the same audience.
 
         Raises:
-            TokenRefused: There are too many.
+            TokenRefused: The connection has too many tokens.
         """
         audience = (token.scope, *token.patterns)
         if audience not in self._kept and len(self._kept) >= self._limits.tokens_max:
@@ -132,14 +132,14 @@ class Tokens:
         self.on_changed()
 
     def drop(self, scope: str) -> bool:
-        """Forget the token for an audience; whether there was one."""
+        """Remove the token for an audience; return whether there was one."""
         gone = self._kept.pop((scope,), None) is not None
         if gone:
             self.on_changed()
         return gone
 
     def expire(self, now: float) -> bool:
-        """Forget what has expired; whether anything has."""
+        """Remove expired tokens; return whether there were any."""
         gone = [each for each, (_, expires) in self._kept.items() if expires <= now]
         for each in gone:
             del self._kept[each]
@@ -147,18 +147,18 @@ class Tokens:
 
     @property
     def next_expiry(self) -> float:
-        """When ``expire`` has something to do."""
+        """Earliest expiry of a token, ``inf`` without tokens."""
         return min((expires for _, expires in self._kept.values()), default=inf)
 
     def rights(self, address: str) -> Rights:
-        """What they give at *address*."""
+        """Return the rights of all tokens at *address*."""
         found = Rights.NONE
         for token, _ in self._kept.values():
             found |= token.rights(address)
         return found
 
     def anywhere(self) -> Rights:
-        """What they give at some address or other."""
+        """Return the rights of all tokens at any address."""
         found = Rights.NONE
         for token, _ in self._kept.values():
             for _, rights in token.grants:
@@ -173,20 +173,20 @@ class Tokens:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing; the default callback."""
 
 
 class Cbs:
-    """Which tokens are accepted, and what they give.
+    """Validators of tokens, and the rights that tokens give.
 
     ::
 
         Cbs([SasKeys({"app": key}), Jwt(jwks="https://login.example/keys", audience="shop")])
 
     Args:
-        validators: One for each kind of token.
-        rights: What a good token gives, instead of what its validator reads in it.
-        clock: Whose wall clock says what has expired.
+        validators: Validators, at most one for each type of token.
+        rights: Computes the rights of a valid token, instead of those that its validator found.
+        clock: Clock whose wall time decides expiry.
     """
 
     def __init__(
@@ -212,16 +212,16 @@ class Cbs:
         audience: str | None,
         limits: Limits,
     ) -> Token:
-        """What a token gives for *audience*.
+        """Validate a token and return its rights for *audience*.
 
         Args:
-            kind: The type of the token; None leaves it to how it looks.
+            kind: Type of the token; None to detect it.
             text: The token.
-            audience: What it is put for, a URI or an address; None for what it says itself.
-            limits: Its size.
+            audience: URI or address that the token is put for; None to use the one in the token.
+            limits: Maximum sizes of the token and the audience.
 
         Raises:
-            TokenRefused: It is not accepted, or not for that audience.
+            TokenRefused: The token is not accepted, or not for that audience.
         """
         now = self.clock.wall()
         if len(text) > limits.token_size_max:
@@ -232,14 +232,14 @@ class Cbs:
         if not text.isascii():
             raise TokenRefused("a token is plain ASCII", condition="amqp:invalid-field")
         if kind is None or text.startswith(_SAS_PREFIX):
-            # Azure's own clients call their signatures "jwt"; what it looks like leaves no doubt, and
-            # it is verified as what it is.
+            # Azure's own clients label their signatures "jwt". Detection by the prefix is safe, since the
+            # token is then verified as a signature.
             kind = _looks_like(text)
         validator = self._validators.get(kind)
         if validator is None:
             raise TokenRefused(f"tokens of the type {kind!r:.60} are not taken here")
         claims = await validator.validate(text, now)
-        # NaN is no time either: it compares with nothing.
+        # Written so that NaN, which compares false with everything, counts as expired.
         if not claims.expires_at > now:
             raise TokenRefused("the token has expired")
         scope = scope_of(audience) if audience is not None else claims.scope or ""
@@ -271,7 +271,7 @@ class Cbs:
 
 
 def scope_of(audience: str) -> str:
-    """An audience as it is compared: a path in lower case, without scheme, host and slashes around.
+    """Return an audience in normal form: a path in lower case, without scheme, host and outer slashes.
 
     Deployed clients write hosts and paths in either case, and one resource as ``sb://``,
     ``amqps://`` or ``https://``.
@@ -282,7 +282,7 @@ def scope_of(audience: str) -> str:
 
 
 def covers(scope: str, address: str) -> bool:
-    """Whether *address* is the resource *scope*, or below it. The case of letters does not count."""
+    """Return whether *address* is the resource *scope* or below it, ignoring case."""
     if not scope:
         return True
     address = address.lower()
@@ -290,9 +290,9 @@ def covers(scope: str, address: str) -> bool:
 
 
 def granted_words(words: Iterable[str]) -> dict[str, Rights]:
-    """Rights from the words of a claim: ``send``, or ``send:orders/*`` for some addresses only.
+    """Return the rights in the words of a claim: ``send``, or ``send:orders/*`` for some addresses only.
 
-    Words that name no right are for somebody else.
+    Words that name no right are ignored: they may be meant for other services.
     """
     found: dict[str, Rights] = {}
     for word in words:
@@ -305,14 +305,14 @@ def granted_words(words: Iterable[str]) -> dict[str, Rights]:
 
 
 def _looks_like(text: str) -> str:
-    """The type of a token that comes without one."""
+    """Return the type of a token by its form."""
     if text.startswith(_SAS_PREFIX):
         return SAS_TYPE
     return "jwt" if text.count(".") == 2 and "=" not in text else "swt"
 
 
 class BearerToken(Struct, frozen=True):
-    """A token as its bearer has it.
+    """Token as a client holds it.
 
     Args:
         text: The token.
@@ -333,12 +333,12 @@ class BearerToken(Struct, frozen=True):
 
 
 class SasKey(Struct, frozen=True):
-    """A rule of shared access: its keys, and what a token that one of them signed gives.
+    """Rule of shared access: its keys, and the rights of tokens signed with one of them.
 
     Args:
-        keys: The keys as text, the present one and, while they change, the one before or after it.
-        rights: What its tokens give.
-        address: Where, if not everywhere: this address and what is below it.
+        keys: The keys as text: the current one and, during a key rotation, the previous or next one.
+        rights: Rights that its tokens give.
+        address: Address at and below which they apply; by default everywhere.
     """
 
     keys: tuple[str, ...]
@@ -350,10 +350,10 @@ class SasKey(Struct, frozen=True):
 
 
 class SasKeys:
-    """Shared access signatures: ``SharedAccessSignature sr=…&sig=…&se=…&skn=…``.
+    """Validator of shared access signatures: ``SharedAccessSignature sr=…&sig=…&se=…&skn=…``.
 
-    The signature is HMAC-SHA256 over the resource as it stands in the token, a line feed and the
-    expiry; the key is the text of the rule's key, not what it would be decoded to.
+    The signature is HMAC-SHA256 over the resource as encoded in the token, a line feed and the
+    expiry; the HMAC key is the text of the rule's key, not decoded from Base64.
 
     Args:
         rules: Name → key, or :class:`SasKey` for other rights than to send and listen.
@@ -367,11 +367,11 @@ class SasKeys:
         }
         if any(not key for rule in self._rules.values() for key in rule.keys):
             raise ValueError("a key must not be empty: anybody could sign with it")
-        # Nobody has this one: a rule that is not there takes as long.
+        # A random rule for unknown names, so that they take as long as known ones.
         self._nobody = SasKey((secrets.token_urlsafe(32),))
 
     async def validate(self, token: str, now: float) -> Claims:
-        """See :class:`Validator`."""
+        """Validate *token*; see :meth:`Validator.validate`."""
         if not token.startswith(_SAS_PREFIX):
             raise TokenRefused("the token is no SharedAccessSignature")
         fields: dict[str, str] = {}
@@ -410,14 +410,14 @@ class SasKeys:
 
 
 class Swt:
-    """Simple web tokens: form fields, the last of them ``HMACSHA256``, over those before it.
+    """Validator of simple web tokens: form fields, of which the last, ``HMACSHA256``, signs the others.
 
-    ``ExpiresOn`` and ``Audience`` have to be there; ``Audience`` is the resource that the token is
-    for. A field ``rights`` gives rights as :func:`granted_words` reads them.
+    ``ExpiresOn`` and ``Audience`` are required; ``Audience`` is the resource that the token is
+    for. A field ``rights`` gives rights in the form of :func:`granted_words`.
 
     Args:
-        key: The octets that sign.
-        issuer: What ``Issuer`` has to say; None lets it say anything.
+        key: Octets of the HMAC key.
+        issuer: Required value of ``Issuer``; None accepts any.
     """
 
     types = SWT_TYPES
@@ -429,7 +429,7 @@ class Swt:
         self._issuer = issuer
 
     async def validate(self, token: str, now: float) -> Claims:
-        """See :class:`Validator`."""
+        """Validate *token*; see :meth:`Validator.validate`."""
         signed, separator, signature = token.rpartition("&HMACSHA256=")
         digest = base64.b64encode(hmac.digest(self._key, signed.encode(), "sha256"))
         if not separator or not hmac.compare_digest(digest, unquote(signature).encode()):
@@ -464,13 +464,13 @@ def _seconds(text: str) -> float:
 
 
 def sas_token(resource: str, name: str, key: str, expires_at: int) -> str:
-    """A shared access signature.
+    """Return a shared access signature.
 
     Args:
-        resource: What it is for, a URI.
-        name: Of the rule.
-        key: Of the rule, as text.
-        expires_at: Seconds since 1970.
+        resource: URI that it is for.
+        name: Name of the rule.
+        key: Key of the rule, as text.
+        expires_at: Expiry in seconds since 1970.
     """
     encoded = _quoted(resource)
     digest = hmac.digest(key.encode(), f"{encoded}\n{expires_at}".encode(), "sha256")

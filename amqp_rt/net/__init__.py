@@ -1,1 +1,1 @@
-"""Streams, sockets, listeners and dialling. No protocol rules live here."""
+"""Streams, sockets, listeners and dialling, without protocol rules."""

@@ -1,8 +1,9 @@
-"""The same engines over a plain blocking socket: no event loop, no thread of its own.
+"""Engines on a plain blocking socket, without an event loop or a thread.
 
-For processes that must not start an event loop, and for scripts. Everything happens in the calling
-thread, within the calls below; in between nothing moves, heartbeats neither. TLS is a layer on the
-socket as everywhere (:mod:`.layers`); it is imported where it is used, since trio comes with it.
+For scripts, and for processes that must not start an event loop. Everything happens in the calling
+thread, within the calls below; between them nothing is sent or received, not even heartbeats. TLS
+is a layer on the socket as elsewhere (:mod:`.layers`); it is imported only where it is used, since
+it imports trio.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ def connect_blocking(
     limits: Limits = DEFAULT_LIMITS,
     clock: Clock = _CLOCK,
 ) -> BlockingConnection:
-    """*engine* on a connection to *url*.
+    """Connect to *url* and start *engine* on the connection.
 
     Args:
         url: ``amqp``, ``amqps`` or ``amqp+unix``.
-        engine: See :class:`BlockingConnection`, as *handle*, *limits* and *clock*.
+        engine: See :class:`BlockingConnection`, also for *handle*, *limits* and *clock*.
         handle: See there.
-        tls: Whom to believe at ``amqps``; by default those whom the system believes.
-        timeout_s: Seconds until there is a connection, or none.
+        tls: Trusted authorities for ``amqps``; by default those of the system.
+        timeout_s: Seconds to connect, including the TLS handshake.
         limits: See there.
         clock: See there.
 
     Raises:
-        ConnectFailed: One sentence says where, and why not.
+        ConnectFailed: The message names the URL and the reason.
     """
     until = clock.monotonic() + timeout_s
     sock = dial_blocking(url, timeout_s=timeout_s)
@@ -76,10 +77,10 @@ def _encrypted(
     until: float,
     clock: Clock,
 ) -> TlsLayer:
-    """TLS on *sock*, its hands shaken by *until*.
+    """Create a TLS layer for *sock* and complete its handshake before *until*.
 
     Raises:
-        OSError: One clause says why not.
+        OSError: The handshake failed; the message is one clause.
     """
     from .tls import ENDED, MAYBE, client_layer
 
@@ -102,10 +103,10 @@ def _encrypted(
 
 
 def dial_blocking(url: Url, *, timeout_s: float = 10.0) -> socket.socket:
-    """A socket connected to *url*, ``amqp``, ``amqps`` (nothing is encrypted yet) or ``amqp+unix``.
+    """Connect a socket to *url*: ``amqp``, ``amqps`` (not encrypted yet) or ``amqp+unix``.
 
     Raises:
-        ConnectFailed: One sentence says where, and why not.
+        ConnectFailed: The message names the URL and the reason.
     """
     check_scheme(url)
     if url.scheme == "memory":
@@ -134,16 +135,16 @@ def dial_blocking(url: Url, *, timeout_s: float = 10.0) -> socket.socket:
 
 
 class BlockingConnection:
-    """Runs *engine* over *sock* in the calling thread.
+    """Connection that runs *engine* over *sock* in the calling thread.
 
     As a context manager it closes politely at the end of the block, or drops the connection if the
-    block raised. One thread at a time may use it.
+    block raised. Only one thread at a time may use it.
 
     Args:
-        sock: A connected socket; it belongs to this object from now on.
-        engine: Whose bytes these are, made with the time of *clock*.
+        sock: A connected socket, which this object owns from now on.
+        engine: The engine to run, created with the time of *clock*.
         handle: Called with the events of each chunk. A plain call, which must not wait.
-        tls: TLS on the socket, its hands shaken; :func:`connect_blocking` does that.
+        tls: TLS on the socket after its handshake; :func:`connect_blocking` performs it.
         limits: ``output_max`` and ``write_stall_s`` are used here.
         clock: The clock of the engine.
     """
@@ -159,7 +160,7 @@ class BlockingConnection:
         clock: Clock = _CLOCK,
     ) -> None:
         self.engine = engine
-        #: Why the connection ended, if the peer or the network said so.
+        #: Why the connection ended, if the peer or the network gave a reason.
         self.error: Error | None = None
         self._clock = clock
         self._user_handle = handle
@@ -181,21 +182,21 @@ class BlockingConnection:
         self._watch(self._carrier)
         self._step(lambda: self._carrier.start(self, initial))
 
-    # --- what users call -----------------------------------------------------------------
+    # --- called by users -----------------------------------------------------------------
 
     @property
     def over(self) -> bool:
-        """The connection has ended; what has not arrived will not."""
+        """Whether the connection has ended; data that has not arrived will not."""
         return self._carrier.over
 
     def run_until(self, done: Callable[[], bool], *, timeout_s: float = inf) -> None:
         """Send, receive and watch the clock until *done()* is true.
 
-        *done* is asked whenever something may have changed. It is an ordinary call, for example
+        *done* is called whenever its result may have changed. It is a plain call, for example
         ``lambda: delivery.settled``.
 
         Raises:
-            DeadlineExceeded: It did not become true in time. The connection goes on.
+            DeadlineExceeded: It did not become true in time. The connection stays open.
             ConnectionLost: The connection ended before.
         """
         until = self._clock.monotonic() + timeout_s
@@ -208,16 +209,16 @@ class BlockingConnection:
                 raise DeadlineExceeded(f"nothing came of it within {timeout_s:g} s")
 
     def run_for(self, seconds: float) -> None:
-        """Keep the connection going for a while: heartbeats, and whatever the peer says."""
+        """Keep the connection going for *seconds*: heartbeats, and input from the peer."""
         until = self._clock.monotonic() + seconds
         while not self._carrier.over and self._clock.monotonic() < until:
             self._run_once(until)
 
     def flush(self, *, timeout_s: float = inf) -> None:
-        """Hand everything that was said to the system.
+        """Pass all output to the operating system.
 
         Raises:
-            DeadlineExceeded: The peer does not take it.
+            DeadlineExceeded: The peer does not read.
             ConnectionLost: The connection ended before.
         """
         self.run_until(
@@ -232,7 +233,7 @@ class BlockingConnection:
         self.drop()
 
     def drop(self) -> None:
-        """End abruptly, without waiting for anybody."""
+        """End abruptly, without waiting."""
         self._carrier.drop("the connection was dropped")
         self._selector.close()
         self._socket.close()
@@ -251,21 +252,21 @@ class BlockingConnection:
         else:
             self.drop()
 
-    # --- what the carrier calls ----------------------------------------------------------
+    # --- called by the carrier -----------------------------------------------------------
 
     def watch(self, carrier: Carrier) -> None:
-        """``wants_read`` or ``wants_write`` has changed."""
+        """Update the selector when ``wants_read`` or ``wants_write`` has changed."""
         self._watch(carrier)
 
     def alarm(self, carrier: Carrier) -> None:
-        """Looked at before each wait."""
+        """Do nothing: alarms are checked before each wait."""
 
     def later(self, carrier: Carrier) -> None:
-        """There is something to send."""
+        """Flush the carrier in the next step."""
         self._flush_due = True
 
     def ended(self, carrier: Carrier) -> None:
-        """Looked at after each step."""
+        """Do nothing: the end is checked after each step."""
 
     # --- inside --------------------------------------------------------------------------
 

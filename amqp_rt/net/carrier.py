@@ -1,9 +1,9 @@
-"""One engine on one byte stream, as plain calls that never wait.
+"""Carrying one engine on one byte stream, with plain calls that never wait.
 
-A carrier moves bytes between a channel, which is a non-blocking socket or looks like one, and an
-engine. It decides what to read and to send, when to give up, and how to leave. Who waits is the
-host: two tasks (:mod:`.driver`), one task for all sockets (:mod:`.reactor`), or a plain thread
-(:mod:`.blocking`). Hence this module knows neither trio nor a protocol.
+A carrier moves bytes between an engine and a channel, which is a non-blocking socket or has the
+same interface. It decides when to read and send, when to give up, and how to end. The waiting is
+done by a host: two tasks (:mod:`.driver`), one task for all sockets (:mod:`.reactor`), or a plain
+thread (:mod:`.blocking`). Therefore this module depends neither on trio nor on a protocol.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from ..fronts.base import ProtocolEngine
 from ..limits import Limits
 from ..outcomes import Error
 
-#: Bytes asked of a channel at a time; more gains nothing.
+#: Bytes requested from a channel at a time; larger reads gain nothing.
 READ_SIZE: Final = 65_536
 #: Chunks read from one connection before the others get a turn.
 READS_IN_A_ROW: Final = 4
-#: Work of an engine before others get a turn (see ``ProtocolEngine.work_max``): some milliseconds.
+#: Work of an engine before the others get a turn (see ``ProtocolEngine.work_max``): some
+#: milliseconds.
 _WORK_IN_A_ROW: Final = 1_000
 #: Bytes sent by one connection before the others get a turn.
 _SENT_IN_A_ROW: Final = 1_048_576
-#: Small buffers are joined up to this size; larger ones stay as they are.
+#: Small buffers are joined up to this size; larger ones are not copied.
 _JOIN_MAX: Final = 65_536
 _LARGE: Final = 16_384
-#: Buffers handed to one ``sendmsg``; below every system's IOV_MAX.
+#: Buffers passed to one ``sendmsg``; below every system's IOV_MAX.
 _GATHER_MAX: Final = 512
-#: Seconds, and bytes, that a peer has to read our last words before the stream is dropped.
+#: Seconds, and bytes, until the stream is dropped after our last output, so that the peer can read
+#: it.
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 1_048_576
-#: Reading stops at this many times ``output_max``. What links send is held back by the engine
-#: at one; another one may be on its way. Only what reading itself provokes comes on top, and
-#: two peers that both send as much as they can must not stop reading each other.
+#: Reading stops when this many times ``output_max`` wait. The engine holds back output of links at
+#: one; another one may be in flight. Only output caused by reading comes on top, and two peers that
+#: both send as much as possible must not stop reading each other.
 _PAUSE_AT: Final = 3
 
 #: Windows has no ``sendmsg``.
@@ -47,7 +49,7 @@ Handle: TypeAlias = Callable[[list[Event]], None]
 
 
 class Channel(Protocol):
-    """What a non-blocking socket can do; ``BlockingIOError`` says "not now"."""
+    """Interface of a non-blocking socket; ``BlockingIOError`` means "not now"."""
 
     def recv(self, size: int, /) -> bytes: ...
     def send(self, data: bytes | memoryview, /) -> int: ...
@@ -57,37 +59,37 @@ class Channel(Protocol):
 
 
 class Host(Protocol):
-    """Who waits on behalf of a carrier. Its calls come back in the host's own context."""
+    """Waits on behalf of a carrier. Its calls to the carrier come from the host's own context."""
 
     def watch(self, carrier: Carrier) -> None:
-        """``wants_read`` or ``wants_write`` has changed."""
+        """Note that ``wants_read`` or ``wants_write`` has changed."""
 
     def alarm(self, carrier: Carrier) -> None:
-        """``wakes_at`` has come nearer."""
+        """Note that ``wakes_at`` has become earlier."""
 
     def later(self, carrier: Carrier) -> None:
-        """Call ``flush`` in the scheduler's next pass, or at the end of the one that runs."""
+        """Call ``flush`` in the scheduler's next pass, or at the end of the current one."""
 
     def ended(self, carrier: Carrier) -> None:
-        """``over`` is true."""
+        """Note that the carrier has ended (``over``)."""
 
 
 class Carrier:
-    """Carries *engine* over *channel*, driven by a host.
+    """Connection of *engine* and *channel*, driven by a host.
 
-    What a chunk of input provokes is sent right after it. Output that anybody else causes waits
-    for the host's ``flush`` in the scheduler's next pass, so that all of one pass makes one write:
-    a reply and the settlement of its request, or the messages of many tasks.
+    Output caused by a chunk of input is sent right after it. Other output waits for the host's
+    ``flush`` in the scheduler's next pass, so that the output of one pass makes one write: a reply
+    and the settlement of its request, or the messages of many tasks.
 
     Args:
-        channel: Where the bytes go; the carrier closes it in ``drop``.
-        engine: Whose bytes these are.
+        channel: Where bytes are read and sent; its owner closes it after the end.
+        engine: The engine to carry.
         handle: Called with the events of each chunk. A plain call.
         limits: ``output_max`` and ``write_stall_s`` are used here.
         clock: The clock of the engine.
         gathers: The channel has ``sendmsg``.
-        closes: Closing the channel ends the stream in good order; False where the end takes a
-            conversation of its own, as in TLS.
+        closes: Closing the channel ends the stream properly; False where the end needs an exchange
+            of its own, as in TLS.
     """
 
     def __init__(
@@ -104,18 +106,18 @@ class Carrier:
         self.channel = channel
         self.engine = engine
         self.clock = clock
-        #: The host may forget this carrier: nothing more will be read or sent.
+        #: The carrier has ended, and the host may release it: nothing more will be read or sent.
         self.over = False
-        #: What the program raised in a step, if anything.
+        #: Exception raised by the program in a step, if any.
         self.failure: Exception | None = None
         self.wants_read = True
-        #: The channel is full; ``writable`` is due when it has room.
+        #: The channel is full; ``writable`` has to be called when it has room.
         self.wants_write = False
-        #: The engine has not handled all that was read: ``flush`` goes on with it.
+        #: The engine has unprocessed input, with which ``flush`` continues.
         self.resuming = False
-        #: When ``expire`` is due, in the engine's clock.
+        #: When ``expire`` has to be called, in the engine's clock.
         self.wakes_at = inf
-        #: Free for the host.
+        #: Free for use by the host.
         self.token = -1
         self._handle = handle
         self._limits = limits
@@ -128,7 +130,7 @@ class Carrier:
         self._sending = False
         self._eof = False
         self._broken: str | None = None
-        #: The peer has said its last word.
+        #: The peer has closed the connection in the protocol.
         self._heard_close = False
         self._watched_write = False
         self._leaving = False
@@ -139,7 +141,7 @@ class Carrier:
         self._leaves_at = inf
         self._gives_up_at = inf
 
-    # --- what the host calls -------------------------------------------------------------
+    # --- called by the host --------------------------------------------------------------
 
     def start(self, host: Host, initial: bytes = b"") -> None:
         """Begin, with bytes that were read from the channel already."""
@@ -152,7 +154,7 @@ class Carrier:
         self._settle()
 
     def readable(self) -> int:
-        """Take one chunk from the channel; returns its size."""
+        """Read one chunk from the channel; return its size."""
         try:
             data = self.channel.recv(READ_SIZE)
         except (BlockingIOError, InterruptedError):
@@ -175,20 +177,20 @@ class Carrier:
         return len(data)
 
     def writable(self) -> None:
-        """The channel has room again."""
+        """Continue sending, since the channel has room again."""
         self.wants_write = False
         self._stalls_at = inf
         self.flush()
 
     def hang_up(self) -> None:
-        """The channel is dead in both directions."""
+        """Handle a channel that is dead in both directions."""
         if self.wants_write:
             self.writable()
         else:
             self.drop("the peer is gone")
 
     def flush(self) -> None:
-        """Go on with what was read, and send what there is."""
+        """Continue with unprocessed input, and send pending output."""
         if self.resuming:
             self.resuming = False
             if not self.engine.finished:
@@ -197,7 +199,7 @@ class Carrier:
         self._settle()
 
     def expire(self, now: float) -> None:
-        """``wakes_at`` may have come."""
+        """Handle the timers that are due, when ``wakes_at`` may have come."""
         self.wakes_at = inf
         if now >= self._stalls_at:
             self.drop(f"the peer has not read for {self._limits.write_stall_s:g} s")
@@ -216,7 +218,7 @@ class Carrier:
             self._settle()
 
     def stop(self, grace_s: float) -> None:
-        """End politely: our close goes out, and the peer has *grace_s* to answer."""
+        """End politely: our close is sent, and the peer has *grace_s* to answer."""
         if self.over:
             return
         self._bounded = True
@@ -225,7 +227,7 @@ class Carrier:
         self.flush()
 
     def drop(self, why: str) -> None:
-        """End abruptly. The engine, and with it every link, hears of it; *why* goes to the owner."""
+        """End abruptly. Engine and links are notified; *why* is reported to the owner."""
         if self.over:
             return
         self.engine.on_output = _nowhere
@@ -240,7 +242,10 @@ class Carrier:
             self._end()
 
     def fail(self, error: Exception) -> None:
-        """A step raised: a fault of the program. The connection is dropped, the owner gets *error*."""
+        """Drop the connection after a step raised *error*, and keep *error* for the owner.
+
+        An exception in a step is a fault of the program.
+        """
         if self.failure is None:
             self.failure = error
         try:
@@ -253,8 +258,11 @@ class Carrier:
     # --- output --------------------------------------------------------------------------
 
     def output(self) -> None:
-        """The engine has something to send, or has finished. Called from anywhere in the run,
-        maybe from deep inside the engine: nothing is sent here."""
+        """Schedule a flush, since the engine has output or has finished.
+
+        May be called from anywhere in the program, also from within the engine: nothing is sent
+        here.
+        """
         if self._inside or self._sending or self.over:
             return
         if self.wants_write:
@@ -264,7 +272,7 @@ class Carrier:
             self._host.later(self)
 
     def _send(self) -> None:
-        """Send until there is nothing left, the channel is full, or it is somebody else's turn."""
+        """Send until no output is left, the channel is full, or other connections are due."""
         if self.wants_write or self._leaving or self._broken is not None:
             return
         engine = self.engine
@@ -306,13 +314,13 @@ class Carrier:
         if not engine.finished:
             return
         if self._heard_close and self._closes:
-            # Nothing more comes that closing could leave unread.
+            # No further input is expected that closing could leave unread.
             self._end()
         else:
             self._leave()
 
     def _take(self) -> bool:
-        """Ask the engine for output. Small buffers are joined, large ones gathered by the system."""
+        """Take output from the engine; join small buffers, leave large ones to ``sendmsg``."""
         buffers = self.engine.take()
         if not buffers:
             return False
@@ -371,7 +379,7 @@ class Carrier:
                 self._inside = False
         self._send()
         if not self.engine.finished:
-            # It may have more to say, but not for ever.
+            # The engine may still have output, but only for a limited time.
             self._bounded = True
             self._gives_up_at = self.clock.monotonic() + self._limits.write_stall_s
 
@@ -382,7 +390,7 @@ class Carrier:
     # --- the end -------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After whatever happened: tell the host what it has to wait for now."""
+        """Update the host's waits; called after every step."""
         if self.over:
             return
         if self._broken is not None:
@@ -407,7 +415,7 @@ class Carrier:
             host.watch(self)
         deadline = self.engine.deadline
         if deadline < self.wakes_at and deadline <= (now := self.clock.monotonic()):
-            # It is due already: the grace of a close begins when the close is said.
+            # Due already: the grace period of a close begins when the close is sent.
             self._report(self.engine.tick(now))
         self._watch_clock()
 
@@ -421,7 +429,7 @@ class Carrier:
             self._host.alarm(self)
 
     def _read_last_words(self) -> None:
-        """A peer may have said why before it shut the door on us."""
+        """Read remaining input after a failed send: the peer may have sent the reason."""
         for _ in range(READS_IN_A_ROW):
             if self._eof or self.engine.finished:
                 return
@@ -436,8 +444,11 @@ class Carrier:
                 return
 
     def _leave(self) -> None:
-        """All is said. Closing with unread input would reset the connection, and the reset may
-        overtake what the peer has not read yet: so it gets a moment to read."""
+        """Shut down writing after all output, and give the peer a moment to read.
+
+        Closing with unread input would reset the connection, and the reset may overtake output that
+        the peer has not read yet.
+        """
         try:
             self.channel.shutdown(socket.SHUT_WR)
         except BlockingIOError:
@@ -460,12 +471,12 @@ class Carrier:
             self._host.ended(self)
 
     def leave(self) -> None:
-        """Forget who has carried it, once nothing calls it any more: each refers to the other."""
+        """Release the host, once nothing calls the carrier any more: each refers to the other."""
         self._host = None
 
 
 def _join_small(buffers: list[bytes]) -> list[bytes | memoryview]:
-    """The same bytes in fewer buffers: neighbours that are small become one."""
+    """Join neighbouring small buffers; the bytes remain the same."""
     joined: list[bytes | memoryview] = []
     run: list[bytes] = []
     size = 0
@@ -486,4 +497,4 @@ def _join_small(buffers: list[bytes]) -> list[bytes | memoryview]:
 
 
 def _nowhere() -> None:
-    """The connection is over."""
+    """Ignore output after the end of the connection."""

@@ -1,4 +1,4 @@
-"""From a URL to a connected stream."""
+"""Connecting to a URL."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .preamble import HEADER_SIZE, TLS_HEADER
 from .tls import ENDED, MAYBE, NO_TLS, ClientTls, client_layer, encrypt
 from .websocket import nothing, request_websocket
 
-#: Opens a stream to what a URL names, over a transport that is not ours. An OSError is a failed attempt.
+#: Opens a stream to a URL over a transport of the application. An OSError is a failed attempt.
 Transport: TypeAlias = Callable[[str], Awaitable[trio.abc.Stream]]
-#: Schemes with TLS, and those that are the same without it.
+#: Schemes with TLS, and their equivalents without it.
 _WITHOUT_TLS: Final = {"amqps": "amqp", "sb": "amqp", "wss": "ws"}
 
 
 class Dialled(Struct, kw_only=True):
-    """A connected stream, and what may be said on it."""
+    """Connected stream and its properties."""
 
     stream: trio.abc.Stream
-    #: What is sent is encrypted, and the peer's name was verified.
+    #: The stream is encrypted, and the peer's name was verified.
     secure: bool = False
-    #: It does not leave this machine: the address that was reached says so, not a name.
+    #: The peer is on this machine, according to the address that was reached, not to a name.
     local: bool = False
-    #: To be called once the peer has let us in: from then on it may say more at a time.
+    #: Call it once the peer has accepted our login: from then on larger messages are accepted.
     trust: Callable[[], None] = nothing
 
 
@@ -50,20 +50,20 @@ async def dial(
 ) -> Dialled:
     """Connect to *url*; of a host with several addresses, to the one that answers first.
 
-    The caller bounds the time. Cancelled, nothing stays open.
+    The caller limits the time. If cancelled, nothing stays open.
 
     Args:
         url: ``amqp``, ``amqps``, ``ws``, ``wss``, ``amqp+unix`` or ``memory``.
         network: Where ``memory`` names are looked up.
-        tls: Whom to believe, for URLs that are encrypted and for *upgrade*; by default those whom
-            the system believes.
-        upgrade: Ask for TLS within the AMQP port, and go no further without (Part 5 §5.2.1).
-        limits: ``tls_handshake_s`` and those of WebSockets are used here.
-        nursery: Where the tasks of a WebSocket run until it is closed; others have none.
+        tls: Trusted authorities, for encrypted URLs and for *upgrade*; by default those of the
+            system.
+        upgrade: Request TLS within the AMQP port, and fail without it (Part 5 §5.2.1).
+        limits: ``tls_handshake_s`` and the limits of WebSockets are used here.
+        nursery: Where the tasks of a WebSocket run until it is closed; other schemes have none.
         transport: Opens the stream instead of a socket.
 
     Raises:
-        ConnectFailed: One sentence says where, and why not.
+        ConnectFailed: The message names the URL and the reason.
     """
     check_scheme(url)
     if upgrade and url.scheme not in ("amqp", "amqp+unix"):
@@ -116,10 +116,10 @@ async def dial(
 
 
 async def _ask_for_tls(stream: trio.abc.Stream) -> None:
-    """Ask for TLS within the AMQP port. Whatever is no consent ends the connection.
+    """Request TLS within the AMQP port. Any answer but consent ends the connection.
 
     Raises:
-        ConnectFailed: The peer does not offer it.
+        ConnectFailed: The peer does not offer TLS.
     """
     answer = b""
     try:
@@ -142,8 +142,8 @@ async def _ask_for_tls(stream: trio.abc.Stream) -> None:
 async def _open_tcp(host: str, port: int) -> trio.SocketStream:
     """Connect to the first of *host*'s addresses that answers.
 
-    An address as it stands has no others to race against, which spares a nursery and four passes
-    of the scheduler.
+    A literal address needs no race between addresses, which saves a nursery and four passes of the
+    scheduler.
     """
     try:
         version = ip_address(host).version

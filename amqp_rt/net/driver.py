@@ -1,9 +1,9 @@
-"""Carry an engine over a stream until both sides are done.
+"""Carrying an engine over a stream until both sides have finished.
 
-One function for every stream. A socket, and a stream in memory, are carried directly, without a
-task between the engine and the bytes, TLS on them as well; with a
-:class:`~amqp_rt.net.reactor.Reactor` one task waits for all sockets together. Any other stream, such
-as a WebSocket's, gets tasks that read and send.
+One function serves every stream. A socket, and a stream in memory, are carried directly, without a
+task between the engine and the bytes, also with TLS on them; with a
+:class:`~amqp_rt.net.reactor.Reactor` one task waits for all sockets together. Any other stream,
+such as a WebSocket's, has tasks that read and send.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["READ_SIZE", "Handle", "TrioClock", "run_connection"]
 
 
 class TrioClock:
-    """The clock of the running event loop: virtual wherever trio's is."""
+    """Clock of the running event loop, which is virtual if trio's clock is."""
 
     def monotonic(self) -> float:
-        """The time that engines get and deadlines are in."""
+        """Return the time used by engines and deadlines."""
         return trio.current_time()
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC."""
+        """Return the seconds since 1970-01-01 UTC."""
         return time.time()
 
 
@@ -58,21 +58,21 @@ async def run_connection(
     initial: bytes = b"",
     reactor: Reactor | None = None,
 ) -> None:
-    """Carry *engine* over *stream* until it has nothing more to say or hear.
+    """Carry *engine* over *stream* until the connection has ended.
 
-    The polite end is ``engine.close()``, from anywhere, or setting *stopping*: the close goes out
-    and the peer has its time to answer. Cancelling is the abrupt end: the stream is dropped,
-    because a cancelled send may have left half a frame. Either way every link hears of it before
-    this returns. The network never makes this raise; the events say what happened. What *handle*
-    or an endpoint raises is raised here, after the connection was dropped.
+    The polite end is ``engine.close()``, from anywhere, or setting *stopping*: the close is sent
+    and the peer has time to answer. Cancelling is the abrupt end: the stream is dropped, because a
+    cancelled send may have left half a frame. In either case every link is notified before this
+    returns. Network failures never raise here; events report them. Exceptions of *handle* or of an
+    endpoint are raised here, after the connection was dropped.
 
     Args:
-        stream: Any trio stream; it belongs to the driver from now on, and is closed at the end.
-        engine: Whose bytes these are.
+        stream: Any trio stream; the driver owns it from now on, and closes it at the end.
+        engine: The engine to carry.
         handle: Called with the events of each chunk. A plain call, which must not wait.
         stopping: Set it to end politely.
         grace_s: Seconds that the peer has to answer our close after *stopping*.
-        clock: The clock that the engine was made with.
+        clock: The clock with which the engine was created.
         limits: ``output_max`` and ``write_stall_s`` are used here.
         initial: Bytes that were read from the stream already.
         reactor: Waits for this connection's socket together with others. Without one, the
@@ -88,7 +88,7 @@ async def run_connection(
         carry: Callable[[bytes], Awaitable[None]]
         bottom, layer, rest = take_apart(stream)
         if isinstance(bottom, trio.SocketStream):
-            # trio's socket gives the descriptor up, so that nobody else can close it under us.
+            # trio's socket gives up the descriptor, so that no other code can close it meanwhile.
             sock = socket.socket(fileno=bottom.socket.detach())
             stack.callback(sock.close)
             carrier = carrier_of(
@@ -137,7 +137,7 @@ async def _close_forcefully(stream: trio.abc.Stream) -> None:
 
 
 class Turn:
-    """Where one task waits until it is called; calling twice before it runs is as once."""
+    """Place where one task waits to be called; calls before it runs count as one."""
 
     def __init__(self) -> None:
         self._called = False
@@ -151,7 +151,7 @@ class Turn:
             self._waiting = None
 
     async def wait(self) -> None:
-        """Until called. Always a checkpoint; a cancelled wait loses no call."""
+        """Wait until called. Always a checkpoint; a cancelled wait loses no call."""
         if self._called:
             await trio.lowlevel.checkpoint()
         else:
@@ -165,14 +165,14 @@ class Turn:
 
 
 def in_trio_time(carrier: Carrier) -> float:
-    """When *carrier* wants to be woken, for trio's deadlines."""
+    """Convert the next alarm of *carrier* to trio's clock."""
     if carrier.wakes_at == inf:
         return inf
     return trio.current_time() + (carrier.wakes_at - carrier.clock.monotonic())
 
 
 class _TaskHost:
-    """What hosts with tasks of their own have in common: turns, an alarm, and one way to fail."""
+    """Base of hosts with tasks of their own: turns, an alarm, and handling of failures."""
 
     def __init__(self, carrier: Carrier) -> None:
         self.carrier = carrier
@@ -182,25 +182,25 @@ class _TaskHost:
         self._scope = trio.CancelScope()
 
     def watch(self, carrier: Carrier) -> None:
-        """Wake whoever has something to wait for now."""
+        """Wake the tasks for which the carrier now has work."""
         if carrier.wants_read:
             self._reading.call()
         if carrier.wants_write:
             self._turn.call()
 
     def alarm(self, carrier: Carrier) -> None:
-        """The carrier wants to be woken earlier."""
+        """Set the alarm earlier."""
         self._alarm.deadline = in_trio_time(carrier)
 
     def later(self, carrier: Carrier) -> None:
-        """The carrier has more to send, or to do with what was read."""
+        """Wake the task that sends, or the one that processes input."""
         if carrier.resuming:
             self._reading.call()
         else:
             self._turn.call()
 
     def ended(self, carrier: Carrier) -> None:
-        """The tasks have nothing left to do."""
+        """Cancel the tasks, which have nothing left to do."""
         self._scope.cancel()
 
     def _call(self, step: Callable[[], object]) -> None:
@@ -221,8 +221,10 @@ class _TaskHost:
 
 
 class _Tasks(_TaskHost):
-    """Two tasks beside a channel: one reads; one sends what could not be sent at once, and
-    watches the clock."""
+    """Two tasks for a channel: a reader, and one that sends and watches the clock.
+
+    The latter sends only output that could not be sent at once.
+    """
 
     def __init__(
         self,
@@ -235,7 +237,7 @@ class _Tasks(_TaskHost):
         self._wait_writable = wait_writable
 
     async def carry(self, initial: bytes) -> None:
-        """Until the carrier is over."""
+        """Run until the carrier has ended."""
         await self._run(initial, self._read, self._write)
 
     async def _read(self) -> None:
@@ -258,7 +260,7 @@ class _Tasks(_TaskHost):
         carrier = self.carrier
         while True:
             with trio.CancelScope(deadline=in_trio_time(carrier)) as self._alarm:
-                # One scope for many turns: nothing in here is spoilt by being cancelled.
+                # One scope for many turns: cancelling any of these waits is harmless.
                 while True:
                     if carrier.wants_write:
                         await self._wait_writable()
@@ -271,7 +273,7 @@ class _Tasks(_TaskHost):
 
 
 class _StreamChannel:
-    """The channel of a stream that can only be awaited: one chunk each way at a time."""
+    """Channel of a stream that can only be awaited; it holds one chunk in each direction."""
 
     def __init__(self) -> None:
         self.arrived: bytes | None = None
@@ -280,7 +282,7 @@ class _StreamChannel:
         self.turn = Turn()
 
     def recv(self, size: int, /) -> bytes:
-        """What the reading task left here."""
+        """Take the chunk that the reading task left here."""
         arrived = self.arrived
         if arrived is None:
             raise BlockingIOError
@@ -296,22 +298,22 @@ class _StreamChannel:
         return len(data)
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """Take the first; the carrier comes back for the others."""
+        """Send the first buffer; the carrier offers the others again."""
         return self.send(buffers[0])
 
     def shutdown(self, how: int, /) -> None:
-        """Nothing more will be sent, once what was left here has gone."""
+        """End our direction, once the chunk left here has been sent."""
         if self.departing is not None:
             raise BlockingIOError
         self.ending = True
         self.turn.call()
 
     def close(self) -> None:
-        """The stream is closed by its driver."""
+        """Do nothing, since the driver closes the stream."""
 
 
 class _StreamTasks(_TaskHost):
-    """Tasks beside any stream. A send that has begun is never cancelled for a timer's sake."""
+    """Tasks for any other stream. No timer but the write stall cancels a send that has begun."""
 
     def __init__(
         self, carrier: Carrier, stream: trio.abc.Stream, channel: _StreamChannel, limits: Limits
@@ -322,7 +324,7 @@ class _StreamTasks(_TaskHost):
         self._stall_s = limits.write_stall_s
 
     async def carry(self, initial: bytes) -> None:
-        """Until the carrier is over."""
+        """Run until the carrier has ended."""
         await self._run(initial, self._read, self._send, self._flush, self._watch_clock)
 
     async def _read(self) -> None:
@@ -363,7 +365,7 @@ class _StreamTasks(_TaskHost):
                 return
 
     async def _end(self) -> None:
-        """Say that nothing more comes. Where a stream has no such words, closing says it."""
+        """End our direction; where the stream cannot end it alone, close the stream."""
         try:
             if isinstance(self._stream, trio.abc.HalfCloseableStream):
                 await self._stream.send_eof()

@@ -1,4 +1,4 @@
-"""What there is to say about an endpoint, for dialling and listening alike. No I/O."""
+"""Helpers for endpoints, shared by dialling and listening. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from ..addresses import Url
 from ..errors import ConnectFailed
 
-#: The system's words are for system calls; these say what to look at.
+#: Reasons of failed connections; the system's texts describe system calls instead.
 _WORDS: Final = {
     errno.ECONNREFUSED: "nobody listens there",
     errno.ENOENT: "there is no such file or folder",
@@ -25,10 +25,10 @@ _WORDS: Final = {
 
 
 def check_scheme(url: Url, *, doing: str = "connect to") -> None:
-    """Refuse what this system does not have.
+    """Refuse a URL whose scheme this system does not support.
 
     Raises:
-        ConnectFailed: What that is.
+        ConnectFailed: The system has no Unix sockets.
     """
     if url.scheme == "amqp+unix" and not hasattr(socket, "AF_UNIX"):
         raise ConnectFailed(
@@ -38,7 +38,7 @@ def check_scheme(url: Url, *, doing: str = "connect to") -> None:
 
 
 def reason(error: OSError) -> str:
-    """Why, in one clause. The failures of several addresses may come as a group."""
+    """Describe *error* in one clause. The failures of several addresses may come as a group."""
     if isinstance(error, socket.gaierror):
         return "the host's name is not known"
     if isinstance(error, TimeoutError):
@@ -54,17 +54,17 @@ def reason(error: OSError) -> str:
 
 
 def is_local(family: int, address: Any) -> bool:
-    """Whether a peer with this socket address is on this machine; names are not believed."""
+    """Return whether the peer of a socket address is on this machine; names are not trusted."""
     if family not in (socket.AF_INET, socket.AF_INET6):
         return True
     return is_loopback(address[0])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether *host*, an IP address with or without its zone, is this machine's own.
+    """Return whether *host*, an IP address with or without a zone, is a loopback address.
 
     Raises:
-        ValueError: It is no IP address.
+        ValueError: *host* is not an IP address.
     """
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:

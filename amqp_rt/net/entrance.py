@@ -1,4 +1,4 @@
-"""From an accepted stream to the front that speaks on it, through TLS and WebSocket where asked."""
+"""Entry of accepted streams: TLS and WebSocket where used, up to the client's protocol header."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("amqp_rt.net")
 
 
 class Entrance(Struct, kw_only=True, frozen=True):
-    """What a listener expects of those who come.
+    """Protocols and security that a listener expects of clients.
 
-    On ``amqp`` with certificates there are three ways in: in clear, TLS from the first octet, and
-    AMQP's own upgrade to TLS (Part 5 §5.2.1); with ``tls_required`` only the last two, and ``ws``,
-    which has no upgrade, is refused.
+    On ``amqp`` with certificates there are three ways to connect: in clear, with TLS from the first
+    octet, and by AMQP's own upgrade to TLS (Part 5 §5.2.1). With ``tls_required`` only the last two
+    are accepted, and ``ws``, which has no upgrade, is refused.
     """
 
     fronts: Sequence[Front]
@@ -32,37 +32,37 @@ class Entrance(Struct, kw_only=True, frozen=True):
     scheme: str = "amqp"
     tls: ServerTls | None = None
     tls_required: bool = False
-    #: Where WebSockets are, and the pages that may open them.
+    #: Path of WebSockets, and origins of the pages that may open them.
     path: str = "/"
     origins: Collection[str] = ()
     limits: Limits = DEFAULT_LIMITS
 
 
 class Entered(Struct, kw_only=True):
-    """A stream on which a client has said what it wants to speak."""
+    """Stream on which a client has sent its protocol header."""
 
     stream: trio.abc.Stream
     front: Front
-    #: What was read of the stream, its header at the beginning.
+    #: Octets read from the stream, the protocol header first.
     received: bytes
-    #: What is sent is encrypted.
+    #: The stream is encrypted.
     secure: bool
-    #: What the client showed, and we believe.
+    #: The client's verified certificate, if it presented one.
     certificate: Certificate | None
-    #: The name that it asked for in TLS.
+    #: Server name that the client requested in TLS.
     server_name: str
-    #: To be called once the client has logged in: from then on it may say more at a time.
+    #: Call it once the client has logged in: from then on larger messages are accepted.
     trust: Callable[[], None]
 
 
 async def enter(
     stream: trio.abc.Stream, entrance: Entrance, *, address: str, nursery: trio.Nursery
 ) -> Entered | None:
-    """See a client in: all that comes before its first AMQP or SASL frame.
+    """Receive all that precedes a client's first AMQP or SASL frame.
 
-    None if it does not get so far; *stream* is closed then, and a line of the log says why. All of
-    it together may take ``limits.handshake_s``. A WebSocket's
-    tasks run in *nursery* until it is closed. Never raises for what the peer does.
+    None if the client fails before; *stream* is closed then. A log line gives the reason, except
+    after a timeout or when the stream ended. Everything together may take ``limits.handshake_s``. A
+    WebSocket's tasks run in *nursery* until it is closed. Never raises for faults of the peer.
     """
     deadline = trio.current_time() + entrance.limits.handshake_s
     layer: TlsLayer | None = None

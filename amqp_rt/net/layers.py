@@ -1,9 +1,9 @@
-"""What may lie between a channel and an engine: TLS.
+"""Layers between a channel and an engine, namely TLS.
 
-A :class:`Layer` turns bytes into other bytes and does no I/O. While hands are still being shaken it
-lies on a trio stream (:class:`LayeredStream`); then the driver takes both apart again and puts the
-layer on the non-blocking socket itself (:class:`LayeredChannel`), so that the reactor carries TLS as it
-carries plain TCP. Where a WebSocket is in TLS, its layer stays on the trio stream.
+A :class:`Layer` turns bytes into other bytes and does no I/O. During the handshake it lies on a
+trio stream (:class:`LayeredStream`); then the driver separates the two and puts the layer on the
+non-blocking socket itself (:class:`LayeredChannel`), so that the reactor carries TLS in the same
+way as plain TCP. Under a WebSocket, TLS stays on the trio stream.
 """
 
 from __future__ import annotations
@@ -16,55 +16,58 @@ import trio
 
 from .carrier import Channel
 
-#: Bytes that a layer is given to transform in one step.
+#: Bytes that a layer transforms in one step.
 _STEP: Final = 65_536
-#: Bytes that one call sends, so that others get their turn.
+#: Bytes sent by one call, so that other connections get their turn.
 _SENT_MAX: Final = 1_048_576
-#: Bytes of a layer's own answers (alerts, key updates) that wait for a peer that does not read.
+#: Bytes of a layer's own answers (alerts, key updates) that may wait for a peer that does not read.
 ANSWERS_MAX: Final = 65_536
 
 
 class Layer(Protocol):
-    """Bytes of the peer in, bytes for the engine out; and the other way round."""
+    """Transformation of the peer's bytes to those of the engine, and the other way round."""
 
-    #: The peer has said that nothing more comes.
+    #: Whether the peer has ended its direction.
     ended: bool
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes from below, none at their end; returns those for above, as far as they go.
+        """Process bytes from below, empty at their end; return the resulting bytes for above.
 
         Raises:
-            OSError: The peer broke the rules of the layer; the sentence says how.
+            OSError: The peer broke a rule of the layer; the message names it.
         """
 
     def send(self, data: bytes | memoryview) -> None:
-        """Take bytes from above."""
+        """Process bytes from above."""
 
     def outgoing(self) -> bytes:
-        """What has to leave below now, the layer's own answers among it."""
+        """Return the bytes to send below now, including the layer's own answers."""
 
     def end(self) -> None:
-        """Say that nothing more comes from us. Saying it twice is as once."""
+        """End our direction. A second call has no effect."""
 
 
 class LayeredChannel:
-    """A channel with a layer on it; a channel itself.
+    """Channel with a layer on it, itself a channel.
 
-    A full channel below must not lead the carrier to believe that all has left. So what was taken
-    and has not gone down is not counted as sent: the carrier comes back with the same bytes when
-    there is room, and is told then.
+    If the channel below is full, the carrier must not conclude that everything has been sent.
+    Therefore bytes that the layer has taken and that have not been passed below do not count as
+    sent: the carrier offers the same bytes again when there is room, and they are counted then.
     """
 
     def __init__(self, below: Channel, layer: Layer) -> None:
         self._below = below
         self._layer = layer
         self._out = memoryview(b"")
-        #: Bytes that the layer has taken and the carrier does not know of.
+        #: Bytes that the layer has taken and that have not been counted as sent.
         self._taken = 0
 
     def recv(self, size: int, /) -> bytes:
-        """As a socket's; may return more than *size*, as nothing may be left behind where no
-        readiness of the socket tells of it."""
+        """Receive like a socket, but possibly more than *size* bytes.
+
+        No bytes may be left behind in the layer, since the socket's readiness would not announce
+        them.
+        """
         layer = self._layer
         if layer.ended:
             return b""
@@ -72,7 +75,7 @@ class LayeredChannel:
         try:
             found = layer.receive(data)
         finally:
-            # A fault has its answer too: an alert.
+            # Even a fault has an answer: an alert.
             self._push()
         if len(self._out) > ANSWERS_MAX and not self._taken:
             raise ConnectionError("the peer provokes answers and does not read them")
@@ -85,11 +88,14 @@ class LayeredChannel:
         raise BlockingIOError
 
     def send(self, data: bytes | memoryview, /) -> int:
-        """As a socket's."""
+        """Send like a socket."""
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """As a socket's. What is sent in one call is bounded, as are steps that cannot be undone."""
+        """Send like a socket, but a bounded number of bytes, in bounded steps.
+
+        A step that the layer has transformed cannot be undone.
+        """
         if not self._push():
             raise BlockingIOError
         sent, self._taken = self._taken, 0
@@ -111,7 +117,7 @@ class LayeredChannel:
         return self._sent(sent)
 
     def _count(self, sent: int) -> int:
-        """What was taken has gone down: it counts as sent."""
+        """Count the bytes taken as sent, now that they have been passed below."""
         sent, self._taken = sent + self._taken, 0
         return sent
 
@@ -121,14 +127,14 @@ class LayeredChannel:
         return sent
 
     def shutdown(self, how: int, /) -> None:
-        """As a socket's for writing, after the layer's own last word."""
+        """Shut down like a socket for writing, after the layer's own end."""
         self._layer.end()
         if not self._push():
             raise BlockingIOError
         self._below.shutdown(how)
 
     def end_input(self) -> None:
-        """Let the end be noticed, though the peer leaves its half of the socket open."""
+        """Make the end of input visible, though the peer leaves its half of the socket open."""
         if isinstance(self._below, socket.socket):
             self._below.shutdown(socket.SHUT_RD)
 
@@ -137,7 +143,7 @@ class LayeredChannel:
         self._below.close()
 
     def _push(self) -> bool:
-        """Send what the layer has; whether nothing is left."""
+        """Send the layer's output; return whether none is left."""
         made = self._layer.outgoing()
         if made:
             self._out = memoryview(b"".join((self._out, made)) if self._out else made)
@@ -150,7 +156,7 @@ class LayeredChannel:
 
 
 class LayeredStream(trio.abc.HalfCloseableStream):
-    """A trio stream with a layer on it, which has *received* something already."""
+    """A trio stream with a layer on it; *received* has been read and processed already."""
 
     def __init__(self, below: trio.abc.Stream, layer: Layer, *, received: bytes = b"") -> None:
         self.below = below
@@ -159,19 +165,21 @@ class LayeredStream(trio.abc.HalfCloseableStream):
         self._sending = trio.Lock()
 
     def take_rest(self) -> bytes:
-        """What has been received and not been read."""
+        """Take the bytes that were received and have not been read."""
         rest, self._rest = self._rest, b""
         return rest
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has arrived; nothing at the end. Cancelled while it waits, nothing has been taken.
+        """Receive the bytes that have arrived; empty at the end.
+
+        If cancelled while waiting, nothing has been taken.
 
         Raises:
-            trio.BrokenResourceError: The stream below broke, or the peer the layer's rules.
+            trio.BrokenResourceError: The stream below broke, or the peer broke a rule of the layer.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._rest and not self.layer.ended:
-            # However little is asked for: bytes below and above do not correspond.
+            # Regardless of *max_bytes*: numbers of bytes below and above do not correspond.
             data = bytes(await self.below.receive_some(_STEP))
             try:
                 self._rest = self.layer.receive(data)
@@ -184,7 +192,7 @@ class LayeredStream(trio.abc.HalfCloseableStream):
         return found
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send *data*. Cancelled while it waits, an unknown part of it has been sent.
+        """Send *data*. If cancelled while waiting, an unknown part of it has been sent.
 
         Raises:
             trio.BrokenResourceError: The stream below broke.
@@ -195,7 +203,8 @@ class LayeredStream(trio.abc.HalfCloseableStream):
                 try:
                     self.layer.send(whole[at : at + _STEP])
                 except OSError as error:
-                    # A peer that has left in the middle of a record hears nothing any more.
+                    # The peer ended the connection in the middle of a record and no longer
+                    # receives.
                     raise trio.BrokenResourceError(error.strerror or str(error)) from error
                 await self._push()
 
@@ -205,7 +214,7 @@ class LayeredStream(trio.abc.HalfCloseableStream):
             await self.below.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """Say that nothing more will be sent, in the words of the layer and of what is below."""
+        """End our direction, of the layer and of the stream below."""
         async with self._sending:
             self.layer.end()
             await self._push()
@@ -213,15 +222,17 @@ class LayeredStream(trio.abc.HalfCloseableStream):
                 try:
                     await self.below.send_eof()
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    pass  # The last word has left, and somebody has acted on it.
+                    pass  # closed by the peer or a caller in response to our end
 
     async def aclose(self) -> None:
-        """Close both, without a conversation."""
+        """Close the stream below, without a closing handshake."""
         await self.below.aclose()
 
     async def _answer(self) -> None:
-        """Send the layer's own answers. Whoever is sending takes them along; reading goes on though
-        nothing can be sent any more."""
+        """Send the layer's own answers, unless another task is sending and will send them too.
+
+        Reading continues even if nothing can be sent any more.
+        """
         try:
             self._sending.acquire_nowait()
         except trio.WouldBlock:
@@ -239,7 +250,7 @@ class LayeredStream(trio.abc.HalfCloseableStream):
 
 
 def layered(channel: Channel, layer: Layer | None) -> Channel:
-    """*channel* with *layer* on it, if there is one."""
+    """Put *layer* on *channel*, if there is a layer."""
     if layer is None:
         return channel
     above = LayeredChannel(channel, layer)
@@ -249,7 +260,7 @@ def layered(channel: Channel, layer: Layer | None) -> Channel:
 
 
 def take_apart(stream: trio.abc.Stream) -> tuple[trio.abc.Stream, Layer | None, bytes]:
-    """The stream at the bottom, the layer on it, and what was received already."""
+    """Split *stream* into the stream at the bottom, the layer on it, and bytes received already."""
     if isinstance(stream, LayeredStream):
         return stream.below, stream.layer, stream.take_rest()
     return stream, None, b""

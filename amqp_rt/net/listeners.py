@@ -1,4 +1,4 @@
-"""Listening: TCP, Unix sockets and memory, with bounds on who may connect."""
+"""Listening on TCP, Unix sockets and memory, with limits for connections."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from .memory import MemoryNetwork
 
 log = logging.getLogger("amqp_rt.net")
 
-#: Runs one accepted connection until it ends. Its second argument is the peer's address in
-#: words, its third is called once the peer has logged in.
+#: Runs one accepted connection until it ends. The second argument is the peer's address as text,
+#: the third is called once the peer has logged in.
 Serve: TypeAlias = Callable[[trio.abc.Stream, str, Callable[[], None]], Awaitable[None]]
 
-#: What the system says when it is out of something for a moment. Whatever else can go wrong with
-#: one connection, trio's listeners pass over.
+#: Errors of a temporary lack of resources. trio's listeners handle all other failures of a single
+#: connection.
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _BACK_OFF_S: Final = 0.1
 #: Connections that the system holds until they are accepted.
 _BACKLOG: Final = 1_024
-#: Tries to get the same free port on every address of a host.
+#: Attempts to get the same free port on every address of a host.
 _PORT_TRIES: Final = 16
-#: Hosts without an address that could be counted.
+#: Host names that stand for peers without an address to count.
 _NO_ADDRESS: Final = {"unix", "memory", "gone"}
 
 
 class Crowd:
-    """Those who have come through the doors of one process, whichever it was.
+    """Counts of the connections of all listeners of one process.
 
     Args:
-        blocks: Whether an address (:func:`network_of`) is turned away for what came from it before.
+        blocks: Whether an address (:func:`network_of`) is blocked for failed logins before.
     """
 
     def __init__(self, blocks: Callable[[str], bool] = lambda network: False) -> None:
@@ -51,7 +51,8 @@ class Crowd:
         #: Connections that have not logged in.
         self.strangers = 0
         self.by_network: Counter[str] = Counter()
-        #: The same by address, the oldest first, each with what ends it.
+        #: Those that have not logged in by address, the oldest first, each with the scope that ends
+        #: it.
         self.strangers_by_network: dict[str, dict[int, trio.CancelScope]] = {}
         self._numbers = count()
 
@@ -60,14 +61,14 @@ class Crowd:
         return len(self.strangers_by_network.get(network, ()))
 
     def enter(self, network: str, scope: trio.CancelScope) -> int:
-        """Count a connection of *network* that has not logged in. Returns its number."""
+        """Count a connection of *network* that has not logged in; return its number."""
         number = next(self._numbers)
         self.strangers += 1
         self.strangers_by_network.setdefault(network, {})[number] = scope
         return number
 
     def leave(self, network: str, number: int) -> None:
-        """Stop counting a connection: it has logged in, or has ended. A second call does nothing."""
+        """Stop counting a connection, which has logged in or ended. A second call has no effect."""
         strangers = self.strangers_by_network.get(network, {})
         if strangers.pop(number, None) is not None:
             self.strangers -= 1
@@ -77,13 +78,13 @@ class Crowd:
     def drop_stranger(self, network: str | None = None) -> None:
         """End the oldest connection of *network* that has not logged in.
 
-        Without *network* it is the one that has most of them: an attacker with many connections
-        pushes out its own, and not those of others who are about to log in.
+        Without *network* it is the address with most of them: an attacker with many connections
+        displaces its own, and not those of others that are about to log in.
         """
         if network is None:
             network, _ = max(
                 self.strangers_by_network.items(),
-                # Of equal addresses the one with the oldest connection.
+                # Of addresses with equal counts, the one with the oldest connection.
                 key=lambda each: (len(each[1]), -next(iter(each[1]))),
             )
         strangers = self.strangers_by_network[network]
@@ -93,11 +94,11 @@ class Crowd:
 
 
 class Door:
-    """Counts the connections of one listener, and turns away those above its bounds.
+    """Counter of one listener's connections, which refuses those above its limits.
 
     Args:
-        limits: The bounds.
-        crowd: Shared by all doors of a process; a stranger is one wherever it knocks.
+        limits: The limits.
+        crowd: Shared by all listeners of a process, so that connections are counted together.
     """
 
     def __init__(self, limits: Limits, crowd: Crowd | None = None) -> None:
@@ -108,7 +109,7 @@ class Door:
         self._dropping = False
 
     def admits(self, host: str) -> bool:
-        """Whether one more connection from *host* is allowed (LIM4, LIM16)."""
+        """Return whether one more connection from *host* is allowed (LIM4, LIM16)."""
         limits, crowd = self.limits, self.crowd
         if self.connections >= limits.connections_max or not limits.connections_unauthenticated_max:
             return False
@@ -122,14 +123,14 @@ class Door:
         )
 
     async def serve(self, stream: trio.abc.Stream, host: str, address: str, serve: Serve) -> None:
-        """Run one connection within the bounds; above them the stream is dropped at once.
+        """Run one connection within the limits; above them the stream is dropped at once.
 
-        Where there are too many that have not logged in, of the same address or of all, the oldest
-        of those is dropped instead: refusing the new one would let a peer that fills the places keep
-        all others out, and those behind the same address (NAT) as well.
+        If too many connections, of the same address or in total, have not logged in, the oldest of
+        them is dropped instead: refusing the new one would let a peer that occupies all places keep
+        out everyone else, including those behind the same address (NAT).
         """
         if not self.admits(host):
-            # One line for a flood, not one for each of its connections.
+            # One line for a flood of connections, not one for each of them.
             level = logging.DEBUG if self._refusing else logging.WARNING
             blocked = host not in _NO_ADDRESS and self.crowd.blocks(network_of(host))
             why = "too many failed logins" if blocked else "too many connections"
@@ -173,12 +174,15 @@ def _take_from(counts: Counter[str], key: str) -> None:
 
 
 def host_in(address: str) -> str:
-    """Return the host of a peer's address in words, such as ``[::1]:5672``."""
+    """Return the host of a peer's address as text, such as ``[::1]:5672``."""
     return address.rpartition(":")[0].strip("[]")
 
 
 def network_of(host: str) -> str:
-    """What counts as one address: of IPv6 the half that its owner does not choose freely."""
+    """Return the part of *host* that counts as one address.
+
+    For IPv6 this is the /64 network, since its owner can choose the rest freely.
+    """
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])
@@ -191,7 +195,7 @@ async def open_tcp(host: str, port: int) -> list[trio.SocketListener]:
     """Listen on every address of *host*, or of this machine; port 0 picks one port for all.
 
     Raises:
-        ConnectFailed: The address cannot be listened on; the sentence says which and why.
+        ConnectFailed: An address cannot be listened on; the message names it and the reason.
     """
     try:
         listeners = await trio.open_tcp_listeners(port, host=host or None)
@@ -205,7 +209,7 @@ async def open_tcp(host: str, port: int) -> list[trio.SocketListener]:
 async def _on_one_port(
     host: str, listeners: list[trio.SocketListener]
 ) -> list[trio.SocketListener]:
-    """The system picks a port per address: try its picks until one is free on all."""
+    """Try the ports that the system picks for one address until one is free on all."""
     for tries in range(1, _PORT_TRIES + 1):
         port = listeners[0].socket.getsockname()[1]
         for listener in listeners:
@@ -220,10 +224,10 @@ async def _on_one_port(
 
 
 async def open_unix(path: str, *, mode: int = 0o600) -> trio.SocketListener:
-    """Listen on a Unix socket at *path*; a file left over by a dead listener is replaced.
+    """Listen on a Unix socket at *path*; the file of a dead listener is replaced.
 
     Raises:
-        ConnectFailed: Somebody listens there, or the file cannot be made.
+        ConnectFailed: Another listener is active, or the file cannot be created.
     """
     if not hasattr(socket, "AF_UNIX"):
         raise ConnectFailed(
@@ -234,7 +238,7 @@ async def open_unix(path: str, *, mode: int = 0o600) -> trio.SocketListener:
     try:
         _remove_stale(path)
         await sock.bind(path)
-        # Nobody can connect before it listens: there is no moment with a wider mode.
+        # No client can connect before it listens: there is no moment with a wider mode.
         os.chmod(path, mode)
         sock.listen(_BACKLOG)
     except OSError as error:
@@ -261,9 +265,9 @@ def _remove_stale(path: str) -> None:
 async def serve_socket(
     listener: trio.SocketListener, door: Door, serve: Serve, *, nursery: trio.Nursery
 ) -> None:
-    """Accept connections into *nursery* until cancelled; the listener is closed then.
+    """Accept connections into *nursery* until cancelled; then close the listener.
 
-    The system running out of descriptors or memory delays accepting and does not end it.
+    A lack of descriptors or memory delays accepting and does not end it.
     """
     exhausted = False
     async with listener:
@@ -290,7 +294,7 @@ async def serve_memory(
     """Accept connections to a name in memory into *nursery* until cancelled.
 
     Raises:
-        ConnectFailed: Somebody listens there already.
+        ConnectFailed: The name is in use.
     """
     try:
         listening = network.listen(name)
@@ -303,7 +307,7 @@ async def serve_memory(
 
 
 def bound_address(listener: trio.SocketListener) -> tuple[str, int]:
-    """Host and port that a TCP listener got."""
+    """Return the host and port of a TCP listener."""
     host, port = listener.socket.getsockname()[:2]
     return host, port
 

@@ -1,8 +1,8 @@
-"""What is left out of traces once AMQP has begun: tokens and passwords in messages.
+"""Masks for tokens and passwords in the messages of traced AMQP connections.
 
-Secrets go from the side that dialled to the other one: to ``$cbs``, to ``$management`` when a user is
-made, and to either through the anonymous terminus. The frames stay, with asterisks for the payload, so
-that a trace says when and how much. Whatever cannot be read is masked whole.
+Secrets are sent by the side that dialled: to ``$cbs``, to ``$management`` when a user is created,
+and to either through the anonymous terminus. The frames remain, with asterisks for the payload, so
+that a trace shows their times and sizes. Frames that cannot be decoded are masked entirely.
 """
 
 from __future__ import annotations
@@ -15,38 +15,39 @@ from ..limits import DEFAULT_LIMITS
 from ..values import Described
 
 MASK: Final = b"*"
-#: Octets of one frame that are held back, until it is whole, to look into it.
+#: Maximum octets of a frame that are held back, until it is complete, to be decoded.
 _HELD_MAX: Final = 65_536
-#: Octets after the header of a frame that say what it is and of which link.
+#: Octets after the header of a frame that suffice to identify performative and link.
 _START: Final = 24
 _ATTACH: Final = (0x12, "amqp:attach:list")
 _TRANSFER: Final = (0x14, "amqp:transfer:list")
-#: The payload of these addresses is secret; that of the others, and of the anonymous terminus, if one
-#: of the words is in it.
+#: The payload is secret on links to ``$cbs``; on links to ``$management`` and the anonymous
+#: terminus it is secret if it contains one of the words.
 _CBS: Final = "$cbs"
 _MANAGEMENT: Final = "$management"
 _WORDS: Final = (b"$cbs", b"put-token", b"set-token", b"password")
 
 
 class FrameMask:
-    """The frames of one direction, one after the other, however they are cut."""
+    """Mask of the frames of one direction, cut at any positions."""
 
     def __init__(self) -> None:
         self._held = b""
-        #: What is held is, or may be, a secret.
+        #: Whether the octets held back are or may be secret.
         self._guarded = False
-        #: Octets of the present frame that are still to come, and whether they are shown.
+        #: Octets of the current frame that are still to come, and whether they are hidden.
         self._left = 0
         self._hides = False
-        #: It is no AMQP any more: the connection is about to end.
+        #: The octets are not AMQP any more: the connection is about to end.
         self._broken = False
-        #: (channel, handle) → whether all that goes there is secret. Others are not looked at.
+        #: (channel, handle) → whether all messages on the link are secret. Links not listed are not
+        #: examined.
         self._links: dict[tuple[int, int], bool] = {}
-        #: Links on which a secret message goes on in the next frame.
+        #: Links on which a secret message continues in the next frame.
         self._going_on: set[tuple[int, int]] = set()
 
     def feed(self, data: bytes) -> bytes:
-        """*data* as it may be shown, as far as that is known."""
+        """Return *data* masked, as far as its secrets can be determined yet."""
         if self._broken:
             return data
         data, self._held = self._held + data, b""
@@ -68,11 +69,11 @@ class FrameMask:
         return b"".join(shown)
 
     def rest(self) -> bytes:
-        """Return the rest of a frame that never became whole, masked where it may hold a secret."""
+        """Return the rest of an incomplete frame, masked where it may hold a secret."""
         return MASK * len(self._held) if self._guarded else self._held
 
     def _begin(self, data: bytes, at: int) -> bytes | None:
-        """The beginning of a frame, or all of it; None if more is needed to tell."""
+        """Return the beginning of a frame, or all of it; None if more octets are needed."""
         self._guarded = False
         if len(data) - at < 6:
             return None
@@ -97,11 +98,11 @@ class FrameMask:
         return self._shown(data[at : at + size], body)
 
     def _matters(self, start: bytes, body: int) -> bool:
-        """Whether a frame that begins like this has to be looked into."""
+        """Return whether a frame with this beginning has to be decoded."""
         if len(start) < body + 3:
             return False
         if start[body : body + 2] != b"\x00\x53":
-            return True  # a longer way to write the same
+            return True  # a longer encoding of the descriptor
         if start[body + 2] == _ATTACH[0]:
             return True
         if start[body + 2] != _TRANSFER[0] or not self._links:
@@ -120,7 +121,7 @@ class FrameMask:
         return (_channel(start), handle) in self._links
 
     def _shown(self, frame: bytes, body: int) -> bytes:
-        """A whole frame as it may be shown."""
+        """Return a whole frame, masked."""
         reader = Reader(frame, body, len(frame), DEFAULT_LIMITS)
         try:
             performative = reader.read_value()
@@ -154,7 +155,7 @@ def _channel(frame: bytes) -> int:
 
 
 def _target_of(fields: list[object]) -> str | None:
-    """Where an attach leads; None for the anonymous terminus, empty where nothing is sent."""
+    """Return the target of an attach; None for the anonymous terminus, empty on receiving links."""
     if len(fields) < 3 or fields[2] is not False:
         return ""
     target = fields[6] if len(fields) > 6 else None
@@ -163,5 +164,5 @@ def _target_of(fields: list[object]) -> str | None:
     address = target.value[0] if target.value else None
     if not isinstance(address, str):
         return None
-    # As an address of the web, or as it stands.
+    # The address may be a URL or a plain address.
     return address.rpartition("/")[2] if "://" in address else str(address)

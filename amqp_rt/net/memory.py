@@ -15,21 +15,21 @@ from ..errors import ConnectFailed
 
 #: Bytes that one side may be ahead before its send waits.
 _AHEAD_MAX: Final = 256 * 1024
-#: ``send_all`` hands over pieces of this size, so that no single send exceeds the bound by more.
+#: Size of the pieces of ``send_all``, by which a single send may exceed the bound at most.
 _PIECE: Final = 65_536
 #: Connections that wait for a listener to accept them.
 _BACKLOG: Final = 128
 
 
 class _Pipe:
-    """One direction: chunks in order, and the tasks that wait for more or for room."""
+    """Direction of a stream: chunks in order, and the tasks that wait for data or for room."""
 
     def __init__(self) -> None:
         self.chunks: deque[bytes] = deque()
         #: Bytes of the first chunk that have been read.
         self.taken = 0
         self.size = 0
-        #: The sender has said that nothing more comes.
+        #: The sender has ended its direction.
         self.ended = False
         #: The reader has closed its end.
         self.deaf = False
@@ -38,23 +38,23 @@ class _Pipe:
 
     @property
     def readable(self) -> bool:
-        """A read would not wait."""
+        """Whether a read would not wait."""
         return bool(self.chunks) or self.ended
 
     @property
     def writable(self) -> bool:
-        """A send would not wait."""
+        """Whether a send would not wait."""
         return self.size < _AHEAD_MAX or self.deaf
 
     def put(self, chunk: bytes) -> None:
-        """Hand *chunk* over; the reader hears of it once."""
+        """Add *chunk*; wake the reader if it was waiting."""
         if not self.chunks:
             self.arrivals.unpark_all()
         self.chunks.append(chunk)
         self.size += len(chunk)
 
     def take(self, size: int | None) -> bytes:
-        """What has arrived, all of it but at most *size* bytes."""
+        """Take the bytes that have arrived, at most *size*."""
         chunks = self.chunks
         full = self.size >= _AHEAD_MAX
         if size is None:
@@ -81,13 +81,13 @@ class _Pipe:
         return data
 
     def end(self) -> None:
-        """Nothing more is sent."""
+        """End the direction of the sender."""
         self.ended = True
         self.arrivals.unpark_all()
         self.departures.unpark_all()
 
     def abandon(self) -> None:
-        """Nothing more is read."""
+        """Close the reader's end, and drop unread chunks."""
         self.deaf = True
         self.chunks.clear()
         self.size = 0
@@ -96,10 +96,10 @@ class _Pipe:
 
 
 class MemoryStream(trio.abc.HalfCloseableStream):
-    """One end of a pair; what one end sends the other receives.
+    """End of a pair of connected streams in memory.
 
-    It has two faces: a trio stream, and the calls of a non-blocking socket, by which the driver
-    moves bytes without a task in between.
+    It has two interfaces: that of a trio stream, and that of a non-blocking socket, with which the
+    driver moves bytes without a task in between.
     """
 
     def __init__(self, inward: _Pipe, outward: _Pipe) -> None:
@@ -112,13 +112,13 @@ class MemoryStream(trio.abc.HalfCloseableStream):
     # --- a trio stream -------------------------------------------------------------------
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send *data*; waits while the peer is far behind.
+        """Send *data*; wait while the peer is far behind.
 
-        Cancelled while it waits, an unknown part of *data* has been sent.
+        If cancelled while waiting, an unknown part of *data* has been sent.
 
         Raises:
             trio.BrokenResourceError: The other end is closed.
-            trio.ClosedResourceError: This end is closed, or has said that nothing more comes.
+            trio.ClosedResourceError: This end is closed, or its direction has been ended.
             trio.BusyResourceError: Another task is sending.
         """
         with _Alone(self, "_sending"):
@@ -144,7 +144,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
                 raise trio.ClosedResourceError("this end of the memory stream is closed")
 
     async def send_eof(self) -> None:
-        """Nothing more will be sent; the other direction stays open."""
+        """End our direction; the other direction stays open."""
         with _Alone(self, "_sending"):
             await trio.lowlevel.checkpoint()
             if self._closed:
@@ -152,9 +152,9 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             self._out.end()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has arrived, all of it but at most *max_bytes*; nothing at the end.
+        """Receive the bytes that have arrived, at most *max_bytes*; empty at the end.
 
-        Cancelled while it waits, nothing has been taken.
+        If cancelled while waiting, nothing has been taken.
 
         Raises:
             trio.ClosedResourceError: This end is closed.
@@ -171,7 +171,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
             return self._in.take(max_bytes)
 
     async def aclose(self) -> None:
-        """Close this end: the other one reads what is left, then the end."""
+        """Close this end; the other end can read the rest before it sees the end."""
         self.close()
         await trio.lowlevel.checkpoint()
 
@@ -184,7 +184,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
     # --- a non-blocking socket -----------------------------------------------------------
 
     def recv(self, size: int, /) -> bytes:
-        """As a socket's: ``BlockingIOError`` if there is nothing yet."""
+        """Receive like a socket: ``BlockingIOError`` if nothing has arrived yet."""
         if self._closed:
             raise OSError("this end of the memory stream is closed")
         if not self._in.readable:
@@ -192,7 +192,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         return self._in.take(size)
 
     def send(self, data: bytes | memoryview, /) -> int:
-        """As a socket's, but it takes all or nothing."""
+        """Send like a socket, but all of *data* or nothing."""
         out = self._out
         if self._closed or out.ended:
             raise OSError("this end of the memory stream is closed")
@@ -205,7 +205,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         return len(data)
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview], /) -> int:
-        """As a socket's; takes whole buffers."""
+        """Send like a socket, but whole buffers."""
         sent = 0
         for buffer in buffers:
             if sent and not self._out.writable:
@@ -214,7 +214,7 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         return sent
 
     def shutdown(self, how: int, /) -> None:
-        """As a socket's for writing: nothing more will be sent."""
+        """End our direction, like the shutdown of a socket for writing."""
         self._out.end()
 
     def close(self) -> None:
@@ -224,20 +224,20 @@ class MemoryStream(trio.abc.HalfCloseableStream):
         self._in.abandon()
 
     async def wait_readable(self) -> None:
-        """Until ``recv`` would not block."""
+        """Wait until ``recv`` would not block."""
         await trio.lowlevel.checkpoint()
         while not self._in.readable and not self._closed:
             await self._in.arrivals.park()
 
     async def wait_writable(self) -> None:
-        """Until ``send`` would not block."""
+        """Wait until ``send`` would not block."""
         await trio.lowlevel.checkpoint()
         while not self._out.writable and not self._closed:
             await self._out.departures.park()
 
 
 class _Alone:
-    """Lets one task in at a time; the second is told so instead of mixing its bytes in."""
+    """Guard against two tasks that use one direction: the second fails instead of mixing bytes."""
 
     def __init__(self, stream: MemoryStream, flag: str) -> None:
         self._stream = stream
@@ -258,24 +258,24 @@ class _Alone:
 
 
 def memory_stream_pair() -> tuple[MemoryStream, MemoryStream]:
-    """Two ends of a connection that exists in memory only."""
+    """Create the two ends of a connection in memory."""
     one, other = _Pipe(), _Pipe()
     return MemoryStream(one, other), MemoryStream(other, one)
 
 
 class MemoryNetwork:
-    """Names that can be listened on and dialled, within one object and nowhere else."""
+    """Registry of names that can be listened on and dialled, within this object only."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, trio.MemorySendChannel[MemoryStream]] = {}
 
     def listen(self, name: str) -> trio.MemoryReceiveChannel[MemoryStream]:
-        """Claim *name*: the channel brings one stream per dialled connection.
+        """Claim *name*: the channel receives one stream for each dialled connection.
 
-        Closing the channel gives the name up.
+        Closing the channel releases the name.
 
         Raises:
-            OSError: Somebody listens there already.
+            OSError: The name is in use.
         """
         if name in self._listeners and not self._is_free(name):
             raise OSError(errno.EADDRINUSE, f"memory://{name} is listened on already")
@@ -290,7 +290,7 @@ class MemoryNetwork:
         """Connect to the listener of that name.
 
         Raises:
-            ConnectFailed: Nobody listens there.
+            ConnectFailed: There is no such listener.
         """
         listener = self._listeners.get(name)
         ours, theirs = memory_stream_pair()

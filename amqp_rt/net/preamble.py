@@ -1,4 +1,4 @@
-"""The first bytes of a connection decide which front speaks (Part 2 §2.2)."""
+"""Selection of a front by the first bytes of a connection (Part 2 §2.2)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .carrier import READ_SIZE
 
 #: Octets of a protocol header.
 HEADER_SIZE: Final = 8
-#: The header that asks for TLS within the AMQP port (Part 5 §5.2.1).
+#: Protocol header that requests TLS within the AMQP port (Part 5 §5.2.1).
 TLS_HEADER: Final = b"AMQP\x02\x01\x00\x00"
-#: Seconds for a refused client to take its answer.
+#: Seconds in which a refused client can read its answer.
 _LINGER_S: Final = 1.0
-#: Chunks of a refused client that are thrown away while it does.
+#: Maximum chunks discarded from a refused client in that time.
 _LINGER_READS: Final = 16
 
 
 def match(
     data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()
 ) -> Front | bytes | None:
-    """The front that answers to the header at the beginning of *data*, or which of *others* it is."""
+    """Return the front for the header that *data* begin with, or the match in *others*."""
     for front in fronts:
         if data[:HEADER_SIZE] in front.headers:
             return front
@@ -35,9 +35,9 @@ def match(
 
 
 def decidable(data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()) -> bool:
-    """Whether more bytes cannot change what :func:`match` says.
+    """Return whether more bytes cannot change the result of :func:`match`.
 
-    A foreign header is known at its first octet that differs: an HTTP request at ``G``.
+    A foreign protocol is recognised at the first octet that differs: an HTTP request at ``G``.
     """
     if len(data) >= HEADER_SIZE or any(data.startswith(other) for other in others):
         return True
@@ -46,7 +46,7 @@ def decidable(data: bytes, fronts: Sequence[Front], others: Sequence[bytes] = ()
 
 
 def _ignore(data: bytes) -> None:
-    """Do nothing about *data*."""
+    """Ignore *data*."""
 
 
 async def recognise(
@@ -59,22 +59,23 @@ async def recognise(
     within: float | None = None,
     on_unknown: Callable[[bytes], None] = _ignore,
 ) -> tuple[Front | bytes, bytes] | None:
-    """Read until it is clear which front is meant; returns it and what was read.
+    """Read until the front can be selected; return it and the octets read.
 
-    A client that nobody understands is told the preferred header that its own resembles most, by
-    default the first front's, as the standards ask; then, or if the stream ends, or if ``limits.handshake_s`` pass before eight
-    octets have come, this returns None and the stream is closed.
+    A client with an unknown header is answered with the preferred header most similar to its own,
+    as the standards require; then None is returned and the stream is closed. The same, without an
+    answer, if the stream ends, or if eight octets have not arrived within ``limits.handshake_s``.
 
-    Never raises for what the peer does.
+    Never raises for faults of the peer.
 
     Args:
-        stream: Where a client begins to speak.
-        fronts: Who may answer.
+        stream: A stream on which the client sends first.
+        fronts: Fronts to choose from.
         limits: ``handshake_s`` is used here.
-        others: Beginnings that are no front's, and are returned instead of one.
-        preferred: What a client is told that nobody understands.
+        others: First octets of other protocols, which are returned instead of a front.
+        preferred: Answer to a client with an unknown header, instead of the most similar one.
         within: Seconds, instead of ``limits.handshake_s``.
-        on_unknown: Called with the first bytes of a client that belong to no known protocol, before the answer.
+        on_unknown: Called with the first octets of a client that belong to no known protocol,
+            before the answer.
     """
     data = b""
     try:
@@ -98,7 +99,7 @@ async def recognise(
 
 
 def _nearest(data: bytes, fronts: Sequence[Front]) -> bytes:
-    """The preferred header that has most of its first octets in common with *data*."""
+    """Return the preferred header that shares the longest beginning with *data*."""
 
     def likeness(header: bytes) -> int:
         different = (at for at, octet in enumerate(header) if data[at : at + 1] != bytes((octet,)))
@@ -108,7 +109,7 @@ def _nearest(data: bytes, fronts: Sequence[Front]) -> bytes:
 
 
 async def _refuse(stream: trio.abc.Stream, header: bytes) -> None:
-    """Say which header would have been right, and give the client a moment to read it.
+    """Send the header that would be accepted, and give the client a moment to read it.
 
     Closing with unread input would reset the connection, and the reset may overtake the answer.
     """

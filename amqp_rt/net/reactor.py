@@ -1,7 +1,7 @@
-"""One task that waits for many sockets.
+"""A single task that waits for many sockets.
 
-A task per socket pays the scheduler for every chunk. The reactor has its own epoll set, which is
-itself one descriptor to trio: one task waits for that, then serves every socket that is ready, a
+A task for each socket costs scheduling for every chunk. The reactor has its own epoll set, which is
+a single descriptor for trio: one task waits for it and then serves every ready socket, with a
 bounded amount of work at a time. Deadlines are in one heap with one alarm.
 """
 
@@ -27,19 +27,19 @@ from .driver import Turn, in_trio_time
 _SOCKETS_IN_A_ROW: Final = 64
 #: Bytes read between two checkpoints.
 _BYTES_IN_A_ROW: Final = READS_IN_A_ROW * READ_SIZE
-#: Seconds after which no other socket is served before a checkpoint.
+#: Seconds after which no further socket is served before a checkpoint.
 _STEP_S: Final = 0.004
-#: Alarms rung between two checkpoints.
+#: Alarms handled between two checkpoints.
 _ALARMS_IN_A_ROW: Final = 64
-#: Alarms of connections that are gone are swept out when they outnumber the living by this many.
+#: Alarms of ended connections are removed when they outnumber the others by this many.
 _STALE_ALARMS: Final = 1_024
 
 
 @asynccontextmanager
 async def open_reactor() -> AsyncIterator[Reactor | None]:
-    """A reactor for the connections that run within the block; those left at its end are dropped.
+    """Open a reactor for connections within the block; drop those left at its end.
 
-    None where the system has no epoll: connections then have tasks of their own.
+    Yields None where the system has no epoll: connections then have their own tasks.
     """
     if sys.platform != "linux":
         yield None
@@ -52,7 +52,7 @@ async def open_reactor() -> AsyncIterator[Reactor | None]:
             try:
                 yield reactor
             except BaseException as error:
-                # Raised again below: the nursery would make a group of it.
+                # Raised again below: the nursery would wrap it in a group.
                 failure = error
             nursery.cancel_scope.cancel()
     finally:
@@ -62,42 +62,43 @@ async def open_reactor() -> AsyncIterator[Reactor | None]:
 
 
 class Reactor:
-    """Hosts carriers on sockets; see :class:`~amqp_rt.net.carrier.Host`.
+    """Host of carriers on sockets; see :class:`~amqp_rt.net.carrier.Host`.
 
     Output that one connection causes on others within a pass is sent once, at its end.
     """
 
     def __init__(self) -> None:
-        #: Sockets are being served.
+        #: Whether sockets are being served.
         self._passing = False
         self._epoll = select.epoll()
         self._carriers: dict[int, Carrier] = {}
-        #: Who runs a connection waits here for its end.
+        #: Tasks that run a connection and wait for its end.
         self._parked: dict[int, trio.lowlevel.Task] = {}
         self._flushes: list[Carrier] = []
         self._turn = Turn()
-        #: Those that have more to do with what they read.
+        #: Carriers that have more to do with the input that they read.
         self._resuming: deque[Carrier] = deque()
         self._resumption = Turn()
-        #: Moments in trio's time, and descriptors; checked when they come.
+        #: Times in trio's clock, with descriptors; an entry may be out of date and is checked when
+        #: due.
         self._alarms: list[tuple[float, int]] = []
         self._alarm = trio.CancelScope()
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Serve from *nursery*, until it is cancelled."""
+        """Run the reactor's tasks in *nursery*, until it is cancelled."""
         nursery.start_soon(self._serve)
         nursery.start_soon(self._flush)
         nursery.start_soon(self._resume)
         nursery.start_soon(self._ring)
 
     def close(self) -> None:
-        """Drop whatever is still carried."""
+        """Drop all connections that are still carried."""
         for carrier in list(self._carriers.values()):
             carrier.drop("the program is stopping")
         self._epoll.close()
 
     async def carry(self, carrier: Carrier, sock: socket.socket, initial: bytes) -> None:
-        """Carry *carrier*, whose channel is *sock*, until it is over."""
+        """Carry *carrier*, whose channel is *sock*, until it has ended."""
         descriptor = carrier.token = sock.fileno()
         self._carriers[descriptor] = carrier
         self._epoll.register(descriptor, select.EPOLLIN)
@@ -117,17 +118,17 @@ class Reactor:
         finally:
             self._forget(descriptor)
 
-    # --- what carriers call --------------------------------------------------------------
+    # --- called by carriers --------------------------------------------------------------
 
     def watch(self, carrier: Carrier) -> None:
-        """``wants_read`` or ``wants_write`` has changed."""
+        """Update the epoll set when ``wants_read`` or ``wants_write`` has changed."""
         mask = select.EPOLLIN if carrier.wants_read else 0
         if carrier.wants_write:
             mask |= select.EPOLLOUT
         self._epoll.modify(carrier.token, mask)
 
     def alarm(self, carrier: Carrier) -> None:
-        """``wakes_at`` has come nearer."""
+        """Schedule the alarm after ``wakes_at`` has become earlier."""
         alarms = self._alarms
         if len(alarms) > 2 * len(self._carriers) + _STALE_ALARMS:
             alarms[:] = [
@@ -140,8 +141,10 @@ class Reactor:
         self._alarm.deadline = alarms[0][0]
 
     def later(self, carrier: Carrier) -> None:
-        """Flush *carrier* at the end of this pass, or in the scheduler's next one; if it is to go on
-        with what it has read, when its turn comes among those like it."""
+        """Flush *carrier* at the end of this pass, or in the scheduler's next pass.
+
+        A carrier that has to go on with its input waits for its turn among those like it.
+        """
         if carrier.resuming:
             self._resuming.append(carrier)
             self._resumption.call()
@@ -151,9 +154,10 @@ class Reactor:
             self._turn.call()
 
     def ended(self, carrier: Carrier) -> None:
-        """``over`` is true: who waits for that may go on.
+        """Resume the task that waits for the end of *carrier*, and stop watching its socket.
 
-        Its descriptor stays ready until it is closed, so it must not be asked for meanwhile.
+        The descriptor stays ready until it is closed; watched until then, it would be reported
+        again and again.
         """
         self._forget(carrier.token)
         task = self._parked.pop(carrier.token, None)
@@ -191,8 +195,11 @@ class Reactor:
     def _pass(
         self, ready: list[tuple[int, int]], at: int, room: int, until: float
     ) -> tuple[int, int]:
-        """Serve sockets from *at* on, until *room* bytes are read or the clock says *until*; how many
-        were served, and bytes read."""
+        """Serve sockets from index *at*, until *room* bytes are read or the time *until* comes.
+
+        Returns:
+            The number of sockets served, and of bytes read.
+        """
         self._passing = True
         carriers = self._carriers
         served = read = 0
@@ -234,7 +241,7 @@ class Reactor:
             self._flush_now()
 
     async def _resume(self) -> None:
-        # One at a time: each has the work of a whole turn before it.
+        # One at a time: each has the work of a whole turn to do.
         while True:
             await self._resumption.wait()
             self._resume_one()
@@ -242,7 +249,8 @@ class Reactor:
                 self._resumption.call()
 
     def _resume_one(self) -> None:
-        # A function of its own: a local variable of the task would keep its last connection.
+        # A separate function: a local variable of the task would keep the last connection in
+        # memory.
         carrier = self._resuming.popleft()
         if not carrier.over:
             try:
@@ -253,13 +261,14 @@ class Reactor:
     async def _ring(self) -> None:
         alarms = self._alarms
         while True:
-            # The task may wait for long, and must not keep the connection that it has rung last.
+            # The task may wait for long, and must not keep the last connection in memory.
             carrier = None
             deadline = alarms[0][0] if alarms else inf
             with trio.CancelScope(deadline=deadline) as self._alarm:
                 await trio.sleep_forever()
             now = trio.current_time()
-            # An engine may have a turn's work to do when it is rung: the others are rung in a later step.
+            # An engine may have a whole turn's work when its alarm is due; the others follow in a
+            # later step.
             until = perf_counter() + _STEP_S
             for _ in range(_ALARMS_IN_A_ROW):
                 if not alarms or alarms[0][0] > now or perf_counter() >= until:

@@ -1,7 +1,8 @@
 """TLS for listeners and dialling: certificates, policies, and the layer itself.
 
-TLS 1.2 and 1.3 (Part 5 §5.2). Nothing here falls back to plain TCP: what cannot be encrypted as
-asked is refused with one sentence. Renegotiation, compression and session tickets are off.
+TLS 1.2 and 1.3 (Part 5 §5.2). There is no fallback to plain TCP: a connection that cannot be
+encrypted as requested fails with an error. Renegotiation, compression and session tickets are
+disabled.
 """
 
 from __future__ import annotations
@@ -18,39 +19,39 @@ from ..events import Certificate
 from .carrier import READ_SIZE
 from .layers import LayeredStream
 
-#: The first octet of a ClientHello: a TLS handshake record (RFC 8446 §5.1).
+#: First octet of a ClientHello: a TLS handshake record (RFC 8446 §5.1).
 CLIENT_HELLO: Final = b"\x16"
-#: Why a handshake fails with a peer that answered in clear.
+#: Failure of a handshake with a peer that answered in clear.
 NO_TLS: Final = "the peer does not speak TLS there"
-#: What is spoken inside, for servers that choose by it (RFC 7301).
+#: Protocols inside TLS, for servers that select by them (RFC 7301).
 ALPN: Final = ("amqp", "http/1.1")
 _PATH: TypeAlias = str | Path
 _MINIMUM: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class TlsError(AmqpError):
-    """A certificate, a key or an authority cannot be used; the sentence says which and why."""
+    """A certificate, key or authority is unusable; the message names it and the reason."""
 
     default_condition = "amqp:invalid-field"
 
 
 class ServerTls:
-    """The certificates of a listener, and what it asks of clients.
+    """Certificates of a listener, and its requirements for clients.
 
     Args:
-        certificate: PEM file: the certificate, then those that lead to a root.
-        key: PEM file with its private key; None if *certificate* has it too.
-        key_password: Of the key.
+        certificate: PEM file: the certificate, then those of the chain to a root.
+        key: PEM file with its private key; None if *certificate* contains it too.
+        key_password: Password of the key.
         client_ca: PEM file of the authorities that sign clients' certificates; with it clients are
             asked for one, and may log in with EXTERNAL.
-        client_certificate: ``"required"`` turns clients without one away.
-        names: Further certificates by the host name that the client asks for (SNI): pairs of
-            PEM files; ``*.example.org`` stands for one more label.
-        alpn: Protocols to agree on (RFC 7301); a client that knows none of them is let in.
+        client_certificate: ``"required"`` refuses clients without one.
+        names: Further certificates by the host name that the client requests (SNI): pairs of PEM
+            files; ``*.example.org`` matches one more label.
+        alpn: Protocols to negotiate (RFC 7301); a client that offers none of them is accepted.
         minimum: The lowest version of TLS.
 
     Raises:
-        TlsError: A file is missing, or is not what it should be.
+        TlsError: A file is missing or invalid.
     """
 
     def __init__(
@@ -79,15 +80,15 @@ class ServerTls:
         self._context = self._load()
 
     def reload(self) -> None:
-        """Read the files again, for connections that come from now on; the others stay as they are.
+        """Read the files again, for future connections; existing ones keep their certificates.
 
         Raises:
-            TlsError: A file cannot be used: everything stays as it was.
+            TlsError: A file cannot be used: everything remains as it was.
         """
         self._context = self._load()
 
     def layer(self) -> TlsLayer:
-        """TLS for one connection."""
+        """Create the TLS layer of one connection."""
         return TlsLayer(self._context, server_side=True)
 
     def _load(self) -> ssl.SSLContext:
@@ -123,29 +124,30 @@ class ServerTls:
 
 
 class _Asked(ssl.SSLObject):
-    """The server's side of TLS, which remembers the name that the client asked for."""
+    """Server side of TLS that stores the server name requested by the client."""
 
     name = ""
 
 
 class ClientTls:
-    """Whom a client believes, and how it proves who it is.
+    """Authorities that a client trusts, and its own certificate.
 
-    The peer's certificate is always verified, its name too unless told otherwise. For anything
-    else give ``connect`` an ``ssl.SSLContext`` of your own.
+    The peer's certificate is always verified, also its name unless *verify_name* is False. For
+    anything else, pass ``connect`` an ``ssl.SSLContext`` of your own.
 
     Args:
-        ca: PEM file of the authorities that are believed; None for those of the system.
-        certificate: Ours, in a PEM file, for servers that ask for one (see ``External``).
-        key: Its private key; None if *certificate* has it too.
-        key_password: Of the key.
-        server_name: The name to ask for and to verify, instead of the URL's host.
-        verify_name: False believes every certificate of the authorities, whatever its name.
-        alpn: Protocols to offer; some servers refuse those they do not know, so by default none.
+        ca: PEM file of the trusted authorities; None for those of the system.
+        certificate: Our certificate, in a PEM file, for servers that ask for one (see
+            ``External``).
+        key: Its private key; None if *certificate* contains it too.
+        key_password: Password of the key.
+        server_name: The name to request and to verify, instead of the URL's host.
+        verify_name: False accepts every certificate of the authorities, with any name.
+        alpn: Protocols to offer; none by default, since some servers refuse unknown ones.
         minimum: The lowest version of TLS.
 
     Raises:
-        TlsError: A file is missing, or is not what it should be.
+        TlsError: A file is missing or invalid.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class ClientTls:
             _load_pair(context, certificate, key, key_password)
         self.context = context
         self.server_name = server_name
-        #: We can say who we are by it.
+        #: Whether we have a certificate to authenticate with.
         self.has_certificate = certificate is not None
 
     def __repr__(self) -> str:
@@ -179,7 +181,7 @@ class ClientTls:
 
 
 def client_layer(tls: ClientTls | ssl.SSLContext | None, host: str) -> TlsLayer:
-    """TLS for one connection to *host*."""
+    """Create the TLS layer of one connection to *host*."""
     if tls is None:
         tls = ClientTls()
     if isinstance(tls, ssl.SSLContext):
@@ -188,7 +190,7 @@ def client_layer(tls: ClientTls | ssl.SSLContext | None, host: str) -> TlsLayer:
 
 
 class TlsLayer:
-    """One TLS connection over memory (:class:`ssl.SSLObject`); see :class:`~.layers.Layer`."""
+    """TLS connection over memory (:class:`ssl.SSLObject`); see :class:`~.layers.Layer`."""
 
     def __init__(
         self,
@@ -208,10 +210,10 @@ class TlsLayer:
         )
 
     def shake_hands(self, data: bytes | None) -> bool:
-        """Go on with the handshake, with what has come from below; whether it is done.
+        """Continue the handshake with *data* from below; return whether it is complete.
 
         Raises:
-            OSError: It failed; the sentence says why.
+            OSError: The handshake failed; the message gives the reason.
         """
         if data:
             self._incoming.write(data)
@@ -224,10 +226,13 @@ class TlsLayer:
         return True
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt all that can be.
+        """Decrypt all complete records.
 
-        A stream that ends without ``close_notify`` just ends: what may have been cut off is
-        told by AMQP's own close.
+        A stream that ends without ``close_notify`` is treated as ended: AMQP's own close shows
+        whether anything was cut off.
+
+        Raises:
+            OSError: The peer broke a rule of TLS.
         """
         if data:
             self._incoming.write(data)
@@ -236,7 +241,7 @@ class TlsLayer:
         return self.pending()
 
     def pending(self) -> bytes:
-        """What can be decrypted of what has come: data may follow the handshake at once."""
+        """Decrypt input that has arrived already: data may follow the handshake at once."""
         pieces: list[bytes] = []
         try:
             while piece := self._tls.read(READ_SIZE):
@@ -252,63 +257,63 @@ class TlsLayer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def send(self, data: bytes | memoryview) -> None:
-        """Encrypt."""
+        """Encrypt *data*."""
         if data:
             self._tls.write(data)
 
     def outgoing(self) -> bytes:
-        """Records that are ready."""
+        """Take the records to send."""
         return self._outgoing.read()
 
     def end(self) -> None:
-        """Say ``close_notify`` (RFC 8446 §6.1)."""
+        """Send ``close_notify`` (RFC 8446 §6.1)."""
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            pass  # The peer has not said it yet, or never will.
+            pass  # The peer has not sent its own yet, or never will.
 
     @property
     def certificate(self) -> Certificate | None:
-        """The peer's certificate, if it showed one that we believe."""
+        """The peer's certificate, if it presented one that was verified."""
         found = self._tls.getpeercert()
         return None if not found else _certificate(found)
 
     @property
     def server_name(self) -> str:
-        """The name that the client asked for (RFC 6066 §3), in lower case; empty if it named none."""
+        """Server name that the client requested (RFC 6066 §3), in lower case; empty if none."""
         return self._tls.name if isinstance(self._tls, _Asked) else ""
 
     @property
     def version(self) -> str:
-        """Such as ``TLSv1.3``."""
+        """Version of TLS, such as ``TLSv1.3``."""
         return self._tls.version() or ""
 
     @property
     def alpn(self) -> str | None:
-        """The protocol that was agreed on (RFC 7301)."""
+        """Negotiated protocol (RFC 7301)."""
         return self._tls.selected_alpn_protocol()
 
 
-#: A peer that does not speak TLS ends the connection, and so does one that admits no more of them:
-#: TLS need not be the cause.
+#: A peer that does not use TLS ends the connection, and so does one that accepts no more
+#: connections: TLS need not be the cause.
 ENDED: Final = "the peer closed the connection during the TLS handshake and did not say why"
-#: What a client may add to that.
+#: Addition to that for clients.
 MAYBE: Final = "; it may not speak TLS there, or may refuse this connection"
 
 
 async def encrypt(
     stream: trio.abc.Stream, layer: TlsLayer, *, received: bytes = b"", within: float
 ) -> LayeredStream:
-    """Shake hands on *stream*; returns it with TLS on it. After a failure it is closed.
+    """Perform the handshake on *stream*; return it with TLS on it. A failure closes *stream*.
 
     Args:
         stream: A connected stream.
-        layer: TLS that has not begun.
-        received: What was read from the stream already.
+        layer: A TLS layer whose handshake has not begun.
+        received: Octets that were read from the stream already.
         within: Seconds for the handshake.
 
     Raises:
-        ConnectFailed: The handshake failed; one clause says why.
+        ConnectFailed: The handshake failed; the message is one clause.
     """
     why = f"the TLS handshake took longer than {within:g} s"
     condition = None
@@ -330,7 +335,7 @@ async def encrypt(
     except OSError as error:
         why = str(error)
         if isinstance(error.__cause__, ssl.SSLError):
-            # What the two sides want of each other will not be otherwise next time.
+            # A disagreement between the configurations of both sides persists at the next attempt.
             condition = "amqp:not-allowed"
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         why = "the peer broke the TLS handshake off"
@@ -342,7 +347,7 @@ async def encrypt(
     raise ConnectFailed(why, condition=condition)
 
 
-#: OpenSSL's name of a failure → what it means to people. Alerts come from the peer.
+#: OpenSSL's name of a failure → description. Alerts come from the peer.
 _WORDS: Final = {
     "WRONG_VERSION_NUMBER": NO_TLS,
     "HTTP_REQUEST": "the peer spoke HTTP, not TLS",
@@ -362,7 +367,7 @@ _WORDS: Final = {
 
 
 def reason(error: OSError) -> str:
-    """Why TLS failed, in one clause."""
+    """Describe a failure of TLS in one clause."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is not believed: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError):
@@ -387,7 +392,7 @@ def _load_pair(
         if path is not None:
             _readable(path, "the certificate" if path is certificate else "its key")
     try:
-        # Without a password OpenSSL would ask for one at the terminal.
+        # Without a password OpenSSL would prompt for one at the terminal.
         context.load_cert_chain(certificate, key, password=password or "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

@@ -1,10 +1,10 @@
-"""What a connection has heard and said, in a file: for looking at it, and for playing it again.
+"""Traces: files with the input and output of a connection, for inspection and for replay.
 
 A trace begins with ``AMQPTRC`` and the octet 1. Records follow: a kind (one octet), microseconds
-since the connection began (eight octets), a length (four), and so many octets. The first record
-describes the connection, as JSON. The octets are those of the engine, so what TLS or a WebSocket
-wrapped is plain here. The responses of a SASL login, tokens and the passwords of users that are managed
-are not in it (:mod:`.masks`); other messages are, with whatever secrets they have.
+since the start of the connection (eight octets), a length (four), and that many octets. The first
+record describes the connection, as JSON. The octets are those of the engine, so that TLS and
+WebSocket are removed. The responses of a SASL login, tokens, and the passwords of managed users are
+masked (:mod:`.masks`); other messages are recorded with any secrets they contain.
 """
 
 from __future__ import annotations
@@ -49,33 +49,32 @@ MAGIC: Final = b"AMQPTRC\x01"
 _RECORD: Final = struct.Struct(">BQI")
 _AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 _SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
-#: Octets of a SASL frame that are waited for; frames of that layer have 512 at most (Part 5 §5.3.3).
+#: Maximum octets of a SASL frame that are held back; the standard allows 512 (Part 5 §5.3.3).
 _HELD_MAX: Final = 65_536
-#: What stands for each octet of a secret.
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """Kind of a record."""
 
     ABOUT = 0
     RECEIVED = 1
     SENT = 2
     #: The peer has ended its half of the stream.
     RECEIVED_EOF = 3
-    #: The connection is over.
+    #: The connection has ended.
     END = 4
-    #: There was more, and the trace had no room for it.
+    #: The trace had no room for further records.
     CUT = 5
-    #: Octets of a protocol whose secrets are not known here: how many, as eight octets.
+    #: Octets of a protocol whose secrets are unknown here: their number, in eight octets.
     OMITTED_RECEIVED = 6
     OMITTED_SENT = 7
 
 
 class Record(Struct, frozen=True):
-    """One record of a trace."""
+    """Record of a trace."""
 
     kind: Kind
-    #: Seconds since the connection began.
+    #: Seconds since the start of the connection.
     at_s: float
     data: bytes
 
@@ -87,34 +86,34 @@ class _About(Struct, frozen=True):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """A connection as it was recorded."""
+    """Recorded connection."""
 
-    #: It was recorded by the side that dialled.
+    #: Whether the recording side was the one that dialled.
     client: bool
-    #: The other side, in words.
+    #: Address of the other side, as text.
     address: str
-    #: Seconds since 1970 at its beginning.
+    #: Start of the connection, in seconds since 1970.
     began: float
     records: list[Record]
-    #: What is wrong with the end of the file; the records are those before it.
+    #: Description of a damage at the end of the file; the records are those before it.
     damage: str = ""
 
     def chunks(self, *, client: bool) -> list[tuple[float, bytes]]:
-        """What the client, or the server, wrote: seconds and octets."""
+        """Return seconds and octets of all chunks that the client, or the server, sent."""
         wanted = Kind.SENT if client == self.client else Kind.RECEIVED
         return [(record.at_s, record.data) for record in self.records if record.kind is wanted]
 
 
 class Traces:
-    """A folder of traces, one file for each connection.
+    """Folder of traces, one file for each connection.
 
-    Traces have messages in them, hence nobody but their owner may read them. They are written as
-    octets pass, which delays the connection by as much as the file system does.
+    Traces contain messages; therefore only their owner may read them. They are written
+    synchronously, which delays the connection by as much as the file system takes.
 
     Args:
-        folder: Made when it is not there.
-        limits: ``trace_bytes_max`` of each and ``trace_total_bytes_max`` of all together: what
-            comes then is not recorded.
+        folder: Created if it does not exist.
+        limits: ``trace_bytes_max`` for each trace and ``trace_total_bytes_max`` for all together:
+            input and output above them are not recorded.
     """
 
     def __init__(self, folder: str | PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -125,7 +124,7 @@ class Traces:
         self._complained = False
 
     def open(self, *, client: bool, address: str, clock: Clock) -> TraceWriter | None:
-        """A trace of one connection; None if that is not possible, which is logged once."""
+        """Open a trace of one connection; None if that fails, which is logged once."""
         if self._left <= 0:
             self._complain(f"{self.folder} has {self._limits.trace_total_bytes_max} bytes of them")
             return None
@@ -151,16 +150,16 @@ class Traces:
         )
 
     def make_folder(self) -> None:
-        """Make the folder, unless it is there.
+        """Create the folder, unless it exists.
 
         Raises:
-            OSError: That is not possible.
+            OSError: The folder cannot be created.
         """
-        # Only the last folder is made: what is above a mistyped path does not exist.
+        # Only the last component is created, so that a mistyped path fails.
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _spend(self, size: int) -> bool:
-        """Whether *size* more bytes are allowed; if not, nothing more is."""
+        """Return whether *size* more bytes are allowed; once they are not, no more bytes are."""
         allowed = size <= self._left
         self._left = self._left - size if allowed else 0
         return allowed
@@ -172,7 +171,7 @@ class Traces:
 
 
 class TraceWriter:
-    """Writes one trace; when the connection ends, or the file breaks, it is closed."""
+    """Writer of one trace; closed when the connection ends or the file fails."""
 
     def __init__(
         self,
@@ -189,29 +188,29 @@ class TraceWriter:
         self._began = clock.monotonic()
         self._left = bytes_max
         self._spend = spend
-        # Of what was heard, and of what was said: secrets go from who has dialled to the other.
+        # For input, and for output: secrets are sent by the side that dialled.
         self._masks = Mask.pair(client=client)
         about = json.dumps({"client": client, "address": address, "began": clock.wall()})
-        # However little room there is, it says what it is a trace of.
+        # Written even if there is little room, so that the trace identifies its connection.
         beginning = MAGIC + self._record(Kind.ABOUT, about.encode())
         spend(len(beginning))
         self._left -= len(beginning)
         self._write(beginning)
 
     def received(self, data: bytes) -> None:
-        """The peer wrote *data*."""
+        """Record *data*, which the peer sent."""
         self._octets(Kind.RECEIVED, data)
 
     def sent(self, data: bytes) -> None:
-        """We wrote *data*."""
+        """Record *data*, which we sent."""
         self._octets(Kind.SENT, data)
 
     def received_eof(self) -> None:
-        """The peer writes nothing more."""
+        """Record that the peer has ended its half of the stream."""
         self._put(self._record(Kind.RECEIVED_EOF, b""))
 
     def close(self) -> None:
-        """The connection is over; more is not written."""
+        """Record the end of the connection, and close the file."""
         for kind, mask in zip((Kind.RECEIVED, Kind.SENT), self._masks, strict=True):
             if rest := mask.rest():
                 self._put(self._record(kind, rest))
@@ -236,7 +235,7 @@ class TraceWriter:
     def _put(self, octets: bytes) -> None:
         if self._file is None:
             return
-        # There is always room left to say that it was cut.
+        # Keep room for the record that marks the trace as cut.
         if len(octets) + _RECORD.size > self._left or not self._spend(len(octets)):
             self._write(self._record(Kind.CUT, b""))
             self._close()
@@ -262,48 +261,48 @@ class TraceWriter:
 
 
 class Mask:
-    """One direction of a connection without the responses of its login.
+    """Mask for the login's responses in one direction of a connection.
 
-    Until AMQP begins, octets are held back until their frame is whole. Another protocol is masked by what
-    its plug-in has registered (``TRACINGS``); without that it is not shown at all, since it is not
-    known where its passwords are.
+    Until AMQP begins, octets are held back until their frame is complete. Another protocol is
+    masked by the class that its plug-in has registered (``TRACINGS``); without one it is omitted,
+    since the positions of its passwords are unknown.
 
     Args:
-        secrets: It is the direction in which messages bring tokens and passwords.
+        secrets: Whether this is the direction of messages with tokens and passwords.
     """
 
     def __init__(self, *, secrets: bool) -> None:
         self._plain = False
         self._held = b""
         self.unknown = False
-        #: For what comes then, if there may be secrets in it.
+        #: Mask of the frames after the login, if they may contain secrets.
         self._frames: TraceMask | None = FrameMask() if secrets else None
         self._secrets = secrets
         self._opposite: Mask | None = None
 
     @classmethod
     def pair(cls, *, client: bool) -> tuple[Mask, Mask]:
-        """Masks of what is received and of what is sent, by a client or a server."""
+        """Create the masks for input and output of a client or a server."""
         masks = cls(secrets=not client), cls(secrets=client)
         for one, other in zip(masks, reversed(masks), strict=True):
             one._opposite = other
         return masks
 
     def _follow(self, tracing: Tracing) -> None:
-        """Mask what follows as *tracing* does: only the client says which protocol it is."""
+        """Mask the rest as *tracing* does; only the client's header identifies the protocol."""
         if not (self._plain or self._held or self.unknown):
             self._frames = tracing.mask(client=self._secrets)
             self._plain = True
 
     def rest(self) -> bytes:
-        """What was held back of a frame that never became whole."""
+        """Return the masked rest that was held back of an incomplete frame."""
         return self._frames.rest() if self._plain and self._frames is not None else b""
 
     def _after_login(self, data: bytes) -> bytes:
         return data if self._frames is None else self._frames.feed(data)
 
     def feed(self, data: bytes) -> bytes:
-        """*data* as it may be shown, or what is whole of it."""
+        """Return *data* masked, as far as its frames are complete."""
         if self._plain:
             return self._after_login(data)
         if self.unknown:
@@ -344,22 +343,22 @@ class Mask:
         return b"".join(shown)
 
 
-#: Descriptors of what a client says in a login (Part 5 §5.3.3).
+#: Descriptors of a client's frames in a login (Part 5 §5.3.3).
 _SASL_INIT: Final = b"\x00\x53\x41"
 _SASL_RESPONSE: Final = b"\x00\x53\x43"
 
 
 def _masked(frame: bytes) -> bytes:
-    """A SASL frame; a response in it is replaced by asterisks, but for the user that PLAIN names."""
+    """Mask the response in a SASL frame with asterisks, except for the user name of PLAIN."""
     body = 4 * frame[4]
     kind = frame[body : body + 3]
     if kind[:2] == b"\x00\x53" and kind not in (_SASL_INIT, _SASL_RESPONSE):
-        return frame  # surely no response
+        return frame  # certainly not a response
     found = None
     if kind in (_SASL_INIT, _SASL_RESPONSE):
         found = _response(frame, body + 3, init=kind == _SASL_INIT)
     if found is None:
-        # It is not what it should be. Its length is all that is shown.
+        # Malformed: only its length is shown.
         return frame[:body] + MASK * (len(frame) - body)
     mechanism, at, end = found
     if mechanism == b"ANONYMOUS":
@@ -372,7 +371,7 @@ def _masked(frame: bytes) -> bytes:
 
 
 def _response(frame: bytes, at: int, *, init: bool) -> tuple[bytes, int, int] | None:
-    """The mechanism and where the response is; None if the list is not the standard's."""
+    """Return the mechanism and the range of the response; None if the list is not standard."""
     try:
         if frame[at] == 0xC0:
             at += 3
@@ -402,7 +401,7 @@ def _response(frame: bytes, at: int, *, init: bool) -> tuple[bytes, int, int] | 
 
 
 class Traced:
-    """An engine that leaves a trace; for its driver it is the engine."""
+    """Engine that records a trace; its driver uses it like the engine itself."""
 
     def __init__(self, engine: ProtocolEngine, writer: TraceWriter) -> None:
         self._engine = engine
@@ -470,7 +469,7 @@ class Traced:
 def traced(
     traces: Traces | None, engine: ProtocolEngine, *, client: bool, clock: Clock
 ) -> Iterator[ProtocolEngine]:
-    """*engine*, with a trace in *traces* of what it hears and says within the block."""
+    """Record input and output of *engine* within the block, if *traces* is given."""
     writer = None
     if traces is not None:
         writer = traces.open(client=client, address=engine.peer.address, clock=clock)
@@ -487,10 +486,11 @@ def traced(
 
 
 def read_trace(path: str | PathLike[str]) -> Trace:
-    """The trace in a file; of a damaged one what comes before the damage.
+    """Read the trace in a file; of a damaged one the records before the damage.
 
     Raises:
-        AmqpError: It cannot be read, is empty, or is no trace; one sentence says which.
+        AmqpError: The file cannot be read, is empty, or is not a trace; the message gives the
+            reason.
     """
     try:
         data = Path(path).read_bytes()

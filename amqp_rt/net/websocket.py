@@ -1,8 +1,9 @@
-"""AMQP over WebSocket (the OASIS binding, RFC 6455), by trio-websocket, as a stream of octets.
+"""AMQP over WebSocket (OASIS binding, RFC 6455) as a stream of octets, with trio-websocket.
 
-The stream is what counts: an AMQP frame may lie across messages, and a message may hold several.
-Handshakes, frames and pongs are trio-websocket's; nothing is compressed. Its tasks live in a nursery
-of each connection, within one that outlives the handshake, and end with the stream.
+Only the stream matters: an AMQP frame may extend over several messages, and a message may contain
+several frames. trio-websocket handles handshakes, frames and pongs; compression is not used. Its
+tasks run in a nursery of each connection, within one that outlives the handshake, and end with the
+stream.
 """
 
 from __future__ import annotations
@@ -28,53 +29,54 @@ from .carrier import READ_SIZE
 
 log = logging.getLogger("amqp_rt.net")
 
-#: The subprotocol's name in the handshake (AMQP WebSocket binding §2.1).
+#: Name of the subprotocol in the handshake (AMQP WebSocket binding §2.1).
 SUBPROTOCOL: Final = "amqp"
-#: What clients of Azure's libraries call it, which offer nothing else.
+#: Name used by clients of Azure's libraries, which offer no other.
 _LEGACY_SUBPROTOCOL: Final = "AMQPWSB10"
-#: Octets of one message that we send; some peers take no larger ones.
+#: Octets of one message that we send; some peers accept no larger ones.
 _MESSAGE: Final = 65_536
-#: Messages that wait to be read: one, or a peer that is not read would not notice.
+#: Messages that wait to be read. With more than one, a peer would not notice that it is not read.
 _QUEUE: Final = 1
-#: Chunks of a faulty peer that are thrown away, so that it reads why it has to go.
+#: Chunks discarded from a faulty peer, so that it can read why the connection ends.
 _LINGER_READS: Final = 16
 
-#: Codes of RFC 6455 §7.4.1.
+#: Close codes of RFC 6455 §7.4.1.
 _UNSUPPORTED: Final = 1003
 _ABNORMAL: Final = 1006
 _TOO_BIG: Final = 1009
 
 _BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 
-#: Frames that are handed over at once: some milliseconds of work.
+#: Frames passed to trio-websocket at once: some milliseconds of work.
 _FRAMES_AT_ONCE: Final = 200
-#: What ends a handshake; h11 takes line feeds alone as well.
+#: End of a handshake; h11 accepts bare line feeds as well.
 _EMPTY_LINE: Final = re.compile(rb"\n\r?\n")
-#: Octets of the longest header of a frame.
+#: Octets of the longest frame header.
 _HEADER_MAX: Final = 14
-#: The second octet of a header without the mask bit, and the size of the length that follows.
+#: Values of a header's second octet without the mask bit, and the size of the length after them.
 _LENGTH_SIZES: Final = {126: 2, 127: 8}
 
 _ShakeHands: TypeAlias = Callable[[trio.Nursery, "_Octets"], Awaitable[WebSocketConnection]]
 
 
 class FrameCounter:
-    """Follows the frames of a WebSocket (RFC 6455 §5.2) from octet to octet, without a look at what they carry.
+    """Parser that finds the frames of a WebSocket (RFC 6455 §5.2) without reading their payload.
 
-    Before the first frame is the handshake, up to its empty line.
+    The handshake, up to its empty line, precedes the first frame.
     """
 
     def __init__(self) -> None:
         self._handshake = True
-        #: The end of the handshake so far, or the beginning of a frame's header.
+        #: The last octets of the handshake so far, or the beginning of a frame's header.
         self._begun = b""
-        #: Octets of the current frame's payload that are to come.
+        #: Octets of the current frame's payload still to come.
         self._payload = 0
 
     def reach(self, data: bytes, count: int) -> int:
-        """Return how many octets of *data*, which comes next, the next *count* frames take.
+        """Return how many octets of *data*, the next input, belong to the next *count* frames.
 
-        All of them, if there are no more frames in it. What follows is to be given again.
+        All of them, if *data* contains no more frames. The octets after them have to be passed
+        again.
         """
         at = self._pass_handshake(data) if self._handshake else 0
         end = len(data)
@@ -110,7 +112,7 @@ class FrameCounter:
 
 
 def _header_size(begun: bytes) -> int:
-    """Return the size of the header that begins with *begun*, or 2 as long as that does not tell."""
+    """Return the size of the header that begins with *begun*, or 2 if it is not known yet."""
     if len(begun) < 2:
         return 2
     return 2 + _LENGTH_SIZES.get(begun[1] & 0x7F, 0) + (4 if begun[1] & 0x80 else 0)
@@ -124,34 +126,38 @@ def _payload_size(header: bytes) -> int:
 
 
 class _Octets(trio.abc.Stream):
-    """What trio-websocket reads and writes: the stream below, with bounds and an eye on the end.
+    """Stream below trio-websocket, with limits, and with detection of its end.
 
-    trio-websocket collects the frames of a message however many they are, and the body of a refusal
-    however long, so what comes between two messages is counted here. It closes this, and not the
-    stream below: there may be a last word. It works through all frames that it gets at once, so it gets
-    a few at a time, and other tasks have their turn between them.
+    trio-websocket collects the frames of a message in any number, and the body of a refusal of any
+    length; therefore octets between two messages are counted here. It closes this object and not
+    the stream below, which may still have to carry a last message. It processes all frames that it
+    receives at once; therefore it receives a few at a time, and other tasks get their turn between
+    them.
     """
 
     def __init__(self, below: trio.abc.Stream, limits: Limits) -> None:
         self.below = below
         self.limits = limits
-        #: Octets since the last message that was read, and how many there may be.
+        #: Octets since the last message that was read, and their limit.
         self.unread = 0
         self.unread_max = limits.websocket_stranger_max
-        #: Why nothing more is read, if the peer is to blame for it.
+        #: Why reading stopped, if it is the peer's fault.
         self.fault = ""
-        #: Something was said, and a close frame.
+        #: Whether anything, and whether a close frame, has been sent.
         self.spoke = self.said_close = False
-        #: Called when nothing more comes.
+        #: Called when no more input follows.
         self.on_end: Callable[[], None] = nothing
         self._closed = False
         self._sending = trio.Lock()
         self._frames = FrameCounter()
-        #: What has come, and was too many frames to be handed over.
+        #: Octets received that were too many frames to be passed on at once.
         self._rest = b""
 
     def trust(self) -> None:
-        """The peer is known. One message may wait, one be on its way, and others be read with it."""
+        """Raise the limit for a peer that has logged in.
+
+        One message may be waiting, one may be arriving, and a chunk may contain further ones.
+        """
         limits = self.limits
         self.unread_max = (
             2 * limits.websocket_message_max + READ_SIZE + limits.websocket_overhead_max
@@ -185,10 +191,10 @@ class _Octets(trio.abc.Stream):
         if self._closed:
             raise trio.ClosedResourceError("this WebSocket is closed")
         self.spoke = True
-        # Each frame comes by itself; this is the first octet of a close (RFC 6455 §5.2).
+        # Each frame is sent by its own call; this is the first octet of a close (RFC 6455 §5.2).
         self.said_close = self.said_close or data[:1] == b"\x88"
-        # The driver bounds what it sends; pongs are sent by the task that reads, which nobody would
-        # see waiting. Where both wait, the driver's sentence is the better one.
+        # The driver bounds its own sends; pongs are sent by the reading task, which would otherwise
+        # wait without a limit. Where both wait, the driver's error is the better one.
         with trio.move_on_after(self.limits.write_stall_s + 1.0) as scope:
             try:
                 async with self._sending:
@@ -201,7 +207,7 @@ class _Octets(trio.abc.Stream):
             raise trio.BrokenResourceError(self.fault)
 
     async def say_last(self, data: bytes) -> None:
-        """Say *data*, if there is any, and that it was the last; within a moment."""
+        """Send *data*, if any, and then end our direction, within ``websocket_linger_s``."""
         below = self.below
         try:
             with trio.move_on_after(self.limits.websocket_linger_s):
@@ -214,9 +220,10 @@ class _Octets(trio.abc.Stream):
             pass
 
     async def hear_out(self) -> None:
-        """Throw away what the peer says still, for a moment and not without end.
+        """Read and discard a bounded amount of the peer's input, within ``websocket_linger_s``.
 
-        Closing with unread input would reset the connection, and the reset may overtake the last word.
+        Closing with unread input would reset the connection, and the reset may overtake our last
+        octets.
         """
         try:
             with trio.move_on_after(self.limits.websocket_linger_s):
@@ -236,10 +243,10 @@ class _Octets(trio.abc.Stream):
 
 
 class WebSocketStream(trio.abc.Stream):
-    """The octets in the messages of one WebSocket after its handshake.
+    """Octets in the messages of one WebSocket after its handshake.
 
-    Both directions end together: a WebSocket that has said close says nothing more, and after
-    ours trio-websocket brings no more messages.
+    Both directions end together: a WebSocket that has sent a close frame sends nothing more, and
+    after our close frame trio-websocket delivers no more messages.
     """
 
     def __init__(
@@ -251,11 +258,13 @@ class WebSocketStream(trio.abc.Stream):
         self._rest = b""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What has arrived; nothing at the end. Cancelled while it waits, nothing has been taken.
+        """Receive the octets that have arrived; empty at the end.
+
+        If cancelled while waiting, nothing has been taken.
 
         Raises:
-            trio.BrokenResourceError: The peer broke the rules, and has been told with a close
-                frame; the sentence says how.
+            trio.BrokenResourceError: The peer broke the rules and was sent a close frame where
+                possible; the message gives the reason.
         """
         while not self._rest:
             try:
@@ -274,7 +283,10 @@ class WebSocketStream(trio.abc.Stream):
         return found
 
     async def _judge(self, code: int) -> None:
-        """What it means that no message comes any more, with trio-websocket's word for it."""
+        """Raise the error for the end of messages, if the end is the peer's fault.
+
+        *code* is the close code that trio-websocket reports.
+        """
         octets = self._octets
         why = octets.fault
         if octets.unread > octets.unread_max:
@@ -282,7 +294,8 @@ class WebSocketStream(trio.abc.Stream):
         elif code == _TOO_BIG:
             why = "a message is too large"
         elif not why and code != _ABNORMAL and not octets.said_close:
-            # The peer has said nothing of the kind: trio-websocket says why we should, and does not.
+            # The peer has sent no close: trio-websocket reports the code that we should send, but
+            # does not send it.
             why = "a malformed frame"
         if why:
             if code != _ABNORMAL:
@@ -291,18 +304,18 @@ class WebSocketStream(trio.abc.Stream):
 
     async def _say_close(self, code: int) -> None:
         octets = self._octets
-        # A client's frames are masked (RFC 6455 §5.3); zeros are a mask as well.
+        # A client's frames are masked (RFC 6455 §5.3); zeros are a valid mask.
         head = b"\x88\x82\0\0\0\0" if self._connection.is_client else b"\x88\x02"
         said, octets.said_close = octets.said_close, True
         await octets.say_last(b"" if said else head + code.to_bytes(2, "big"))
         await octets.hear_out()
 
     def trust(self) -> None:
-        """The peer has logged in: from now on a message may be as large as ``websocket_message_max``."""
+        """Accept messages up to ``websocket_message_max``, now that the peer has logged in."""
         self._octets.trust()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send *data* in messages. Cancelled while it waits, an unknown part of it has been sent.
+        """Send *data* in messages. If cancelled while waiting, an unknown part of it has been sent.
 
         Raises:
             trio.BrokenResourceError: The WebSocket has ended.
@@ -319,9 +332,9 @@ class WebSocketStream(trio.abc.Stream):
         await self._octets.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Say close, hear the peer's (RFC 6455 §5.5.1) within a moment, and close what is below.
+        """Send close, wait briefly for the peer's (RFC 6455 §5.5.1), and close the stream below.
 
-        Cancelled, it is closed without a word.
+        If cancelled, the stream is closed without a close frame.
         """
         try:
             with trio.move_on_after(self._octets.limits.websocket_linger_s):
@@ -342,22 +355,23 @@ async def accept_websocket(
     within: float,
     nursery: trio.Nursery,
 ) -> WebSocketStream:
-    """Answer a client's handshake; after a failure the client is told and *stream* is closed.
+    """Answer a client's handshake; after a failure also answer, and close *stream*.
 
-    Browsers say where their page comes from, and only pages of *origins* are let in: any page could
-    connect otherwise, with all that its reader's network reaches. That page and listener have the same
-    name proves nothing, as names are rebound. Programs say nothing, and are let in.
+    Browsers send the origin of their page, and only pages of *origins* are accepted: otherwise any
+    page could connect, with access to everything that its reader's network reaches. Page and
+    listener having the same name proves nothing, since names can be rebound. Programs send no
+    origin, and are accepted.
 
     Args:
-        stream: Where a client begins to speak.
-        path: The path that it must ask for.
+        stream: A stream on which the client sends first.
+        path: The path that the client has to request.
         origins: Such as ``https://example.org``; ``*`` for every page.
-        limits: Those of WebSockets, and ``write_stall_s``, are used here.
-        within: Seconds.
+        limits: The limits of WebSockets, and ``write_stall_s``, are used here.
+        within: Seconds for the handshake.
         nursery: Where the WebSocket's tasks run until it is closed.
 
     Raises:
-        ConnectFailed: It was no such handshake; one clause says why.
+        ConnectFailed: The handshake failed; the message is one clause.
     """
 
     async def answer(home: trio.Nursery, octets: _Octets) -> WebSocketConnection:
@@ -378,7 +392,7 @@ async def accept_websocket(
         if len(keys) != 1 or not _is_nonce(keys[0]):
             status, why = 400, "its Sec-WebSocket-Key is not one of 16 octets"
         elif len(origins_said) > 1:
-            # Whichever a proxy has looked at, the other one would be let in.
+            # A proxy may have checked one of them and we another.
             status, why = 400, "it has several Origin headers"
         elif request.path.partition("?")[0] != path:
             status, why = 404, f"there is nothing at {request.path!r:.100}"
@@ -402,12 +416,12 @@ async def accept_websocket(
 async def request_websocket(
     stream: trio.abc.Stream, *, host: str, path: str, limits: Limits, nursery: trio.Nursery
 ) -> WebSocketStream:
-    """Ask a server for a WebSocket; the caller bounds the time. After a failure *stream* is closed.
+    """Request a WebSocket from a server; the caller limits the time. A failure closes *stream*.
 
     The WebSocket's tasks run in *nursery* until it is closed.
 
     Raises:
-        ConnectFailed: The server refuses, or speaks something else; one clause says so.
+        ConnectFailed: The server refuses, or uses another protocol; the message is one clause.
     """
 
     async def ask(home: trio.Nursery, octets: _Octets) -> WebSocketConnection:
@@ -440,13 +454,14 @@ async def _keep(
     *,
     task_status: trio.TaskStatus[WebSocketStream],
 ) -> None:
-    """The task of a WebSocket: shake hands, and keep trio-websocket's task until the end.
+    """Perform the handshake, and run trio-websocket's task until the end of the WebSocket.
 
-    It reads in a task that may raise for what the peer says, and that ends without telling whoever
-    waits for the handshake: *unknown* says what that means, and *answer* is said to the peer.
+    trio-websocket reads in a task that may raise for the peer's input, and that ends without
+    notifying the task that waits for the handshake. *unknown* is the reason reported then, and
+    *answer* is sent to the peer.
 
     Raises:
-        ConnectFailed: There was no handshake. After it, nothing is raised.
+        ConnectFailed: The handshake failed. After it, nothing is raised.
     """
     octets = _Octets(below, limits)
     stream: WebSocketStream | None = None
@@ -483,7 +498,7 @@ def _reason(group: ExceptionGroup[Exception], unknown: str) -> str:
 
 
 def _is_nonce(key: bytes) -> bool:
-    """Whether *key* is 16 octets in base64 (RFC 6455 §4.1)."""
+    """Return whether *key* is 16 octets in base64 (RFC 6455 §4.1)."""
     try:
         return len(base64.b64decode(key, validate=True)) == 16
     except ValueError:
@@ -495,4 +510,4 @@ def _may_come(origin: bytes | None, origins: Collection[str]) -> bool:
 
 
 def nothing() -> None:
-    """Nobody has to know."""
+    """Do nothing; the default of callbacks."""

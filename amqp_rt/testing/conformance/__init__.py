@@ -1,13 +1,13 @@
-"""Does a host keep to AMQP 1.0? A kit of checks that pytest runs against whatever listens at a URL.
+"""Conformance kit for AMQP 1.0: checks that pytest runs against the host at a URL.
 
 ::
 
     pytest -p amqp_rt.testing.conformance --amqp-url amqp://localhost:5672
 
-It brings its own items, so any folder will do, an empty one as well. A check passes, or the host departs
-from the standard, or what the check is about is optional and the host does not have it. The summary says
-which, in the order of the requirements (docs/conformance.md); each requirement is a mark, so that
-``-m X13`` selects its checks.
+The kit adds its own test items, so it runs in any folder, even an empty one. A check either passes,
+or finds that the host departs from the standard, or finds that the host does not offer an optional
+feature. The summary lists the verdicts in the order of the requirements (docs/conformance.md); each
+requirement is a mark, so that ``-m X13`` selects its checks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from _pytest._code.code import TerminalRepr
 
 _MODULES: Final = (opening, sessions, deliveries, nodes)
-#: Every check, in the order in which they run.
+#: All checks, in the order in which they run.
 _CHECKS: Final = tuple(
     found for module in _MODULES for found in vars(module).values() if isinstance(found, Check)
 )
-#: What becomes of a check, by the outcome of its item.
+#: Outcome of a pytest item → verdict on its check.
 _VERDICTS: Final = {"passed": "passed", "failed": "departs", "skipped": "not offered"}
 
 
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the requirements known as marks, and leave other tests out unless they are asked for."""
+    """Register the requirements as marks; collect other tests only if they are named."""
     for name, title in TITLES.items():
         config.addinivalue_line("markers", f"{name}: {title} (AMQP conformance)")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
@@ -68,10 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Get in at the host; whatever stands in the way is said in one sentence.
+    """Connect to the host once; report any obstacle in one sentence.
 
     Raises:
-        pytest.UsageError: There is no host, or it does not let us in.
+        pytest.UsageError: No host is given or reachable, or it refuses the login.
     """
     config = session.config
     if config.option.collectonly:
@@ -96,7 +96,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Add the checks, before anybody selects among the items."""
+    """Add the checks before other plug-ins deselect items."""
     kit = Kit.from_parent(session, name="amqp", nodeid="amqp")
     collected = session.ihook.pytest_make_collect_report(collector=kit)
     session.ihook.pytest_collectreport(report=collected)
@@ -104,10 +104,10 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 class Kit(pytest.Collector):
-    """Where the checks hang in the tree of pytest."""
+    """Collector of the checks."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Each check."""
+        """Yield an item for each check."""
         report = self.config.pluginmanager.get_plugin("amqp-report")
         host = report.host if isinstance(report, Report) else None
         for each in _CHECKS:
@@ -115,7 +115,7 @@ class Kit(pytest.Collector):
 
 
 class Item(pytest.Item):
-    """A check, as pytest knows it."""
+    """A check as a pytest item."""
 
     def __init__(self, *, check: Check, host: Host | None, **known: Any) -> None:
         super().__init__(**known)
@@ -125,14 +125,14 @@ class Item(pytest.Item):
             self.add_marker(name)
 
     def runtest(self) -> None:
-        """Hold the conversation."""
+        """Run the check, and close its connections."""
         assert self.host is not None
         try:
             self.check.run(self.host)
         except NotOffered as reason:
             pytest.skip(str(reason))
         except Unreachable as error:
-            # It could be reached when we began.
+            # The host could be reached when the run began.
             raise Departs(f"the host is gone, perhaps by this check: {error}") from None
         finally:
             self.host.hang_up()
@@ -140,30 +140,30 @@ class Item(pytest.Item):
     def repr_failure(
         self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None
     ) -> str | TerminalRepr:
-        """What was seen; the summary says the rest."""
+        """Return the observed departure; the summary has the details."""
         if isinstance(excinfo.value, Departs):
             return f"departs from §{self.check.section}: {excinfo.value.seen}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[str, None, str]:
-        """What pytest calls it."""
+        """Return the location that pytest shows: requirement, section and name."""
         return "amqp", None, f"{self.check.ids[0]} §{self.check.section}: {self.check.name}"
 
 
 class Report:
-    """What has been seen of one host."""
+    """Verdicts on one host."""
 
     def __init__(self, host: Host, path: str | None) -> None:
         self.host = host
         self.path = path
-        #: Check, verdict, what was seen.
+        #: Check, verdict, observation.
         self.seen: list[tuple[Check, str, str]] = []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Iterator[None]:
-        """Note the verdict on a check."""
+        """Record the verdict on a check."""
         report: pytest.TestReport = yield  # type: ignore[assignment]
         if isinstance(item, Item) and call.when == "call":
             error = call.excinfo.value if call.excinfo is not None else None
@@ -176,7 +176,7 @@ class Report:
     def pytest_report_teststatus(
         self, report: pytest.CollectReport | pytest.TestReport
     ) -> tuple[str, str, str] | None:
-        """In the words of the kit, not of tests."""
+        """Return the verdict in the terms of the kit."""
         if report.when != "call" or not report.nodeid.startswith("amqp::"):
             return None
         if report.failed:
@@ -184,7 +184,7 @@ class Report:
         return ("not offered", "s", "NOT OFFERED") if report.skipped else None
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Who is checked."""
+        """Name the host and the queue used."""
         queue = "dynamic nodes" if self.host.queues is None else f"the queue {self.host.queues!r}"
         return [f"AMQP host: {self.host.url}, {self._name()}; checked with {queue}"]
 
@@ -197,7 +197,7 @@ class Report:
         return product or f"container {greeting.get('container_id')!r}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write what was seen, requirement by requirement."""
+        """Write the verdicts, requirement by requirement."""
         write = terminalreporter
         write.section(f"AMQP 1.0 conformance of {self.host.url} ({self._name()})", "=")
         counts: dict[str, Counter[str]] = {}
@@ -235,7 +235,7 @@ class Report:
                     write.write_line(f"      {each.name}: {seen}")
 
     def pytest_sessionfinish(self) -> None:
-        """Write the file, if one is wanted."""
+        """Write the JSON report, if ``--amqp-report`` names a file."""
         if self.path is None:
             return
         checks = [

@@ -1,4 +1,4 @@
-"""What a check is, and to which requirement it belongs."""
+"""Checks of the conformance kit, and the requirements they belong to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .host import Host
 
 __all__ = ["TITLES", "Check", "check"]
 
-#: Requirement → what it is about, in the words of the report. The IDs are those of the project's
-#: list of requirements (docs/conformance.md); a test holds the two together.
+#: Requirement → its title in the report. The IDs are those of the project's list of requirements
+#: (docs/conformance.md); a test compares the two.
 TITLES: Final[dict[str, str]] = {
     "T1": "encodings of primitive types",
     "T3": "texts and symbols",
@@ -77,24 +77,25 @@ TITLES: Final[dict[str, str]] = {
 
 
 class Check(Struct, frozen=True):
-    """One promise of the standard, and the conversation that tries it."""
+    """A rule of the standard, and the conversation that tests it."""
 
     name: str
-    #: Requirements that it belongs to; the first is where the report puts it.
+    #: Requirements that the check belongs to; the report lists it under the first.
     ids: tuple[str, ...]
-    #: Of which Part and section of the standard, such as ``2.6.7``.
+    #: Part and section of the standard, such as ``2.6.7``.
     section: str
-    #: What a host does that keeps to the standard.
+    #: The rule, as a sentence of the report without its full stop.
     promise: str
     run: Callable[[Host], None]
 
 
 def check(*ids: str, section: str) -> Callable[[Callable[[Host], None]], Check]:
-    """Make a check of a function; its docstring is the promise.
+    """Turn a function into a check; its docstring is the promise.
 
     Args:
         ids: Requirements, see ``TITLES``.
-        section: Of the standard: Part 1 is types, 2 transport, 3 messaging, 4 transactions, 5 security.
+        section: Section of the standard. Part 1 is types, 2 transport, 3 messaging, 4 transactions,
+            5 security.
     """
 
     def made(run: Callable[[Host], None]) -> Check:

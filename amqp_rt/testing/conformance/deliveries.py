@@ -1,4 +1,4 @@
-"""Transfers, settlement and outcomes, and what a message is when it has been through the host."""
+"""Checks of transfers, settlement and outcomes, and of messages that pass through the host."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .host import (
 )
 from .verdicts import NotOffered, require
 
-#: A message larger than this is not sent to see whether it is refused.
+#: Largest max-message-size, in octets, that is exceeded to see whether the message is refused.
 _LARGE = 4 * 2**20
 
 
 def _through(host: Host) -> tuple[Peer, Outgoing, Incoming]:
-    """A session with a link each way to one queue."""
+    """Open a session with a link in each direction to one queue."""
     peer = host.session()
     address = host.queue(peer)
     return peer, peer.sender(address, handle=0), peer.receiver(address, handle=1)
 
 
 def _relayed(host: Host, payload: bytes) -> Delivery:
-    """What comes of *payload* behind a queue; it is settled."""
+    """Send *payload* through a queue, and return the delivery, settled."""
     _, out, source = _through(host)
     out.accepted(out.send(payload))
     source.flow(1)
@@ -54,7 +54,7 @@ def _relayed(host: Host, payload: bytes) -> Delivery:
 
 @check("X18", section="2.6.14")
 def several_transfers(host: Host) -> None:
-    """A delivery of several transfers is one message, cut wherever its sender likes."""
+    """A delivery of several transfers is one message, wherever its sender splits it."""
     _, out, source = _through(host)
     whole = message("abcdefghij" * 20)
     number = out.begin(payload=whole[:1], more=True)
@@ -120,7 +120,7 @@ def no_delivery_tag(host: Host) -> None:
 
 @check("X20", section="2.6.14")
 def aborted(host: Host) -> None:
-    """Nothing is left of a delivery that is aborted, and the next one is as good as any."""
+    """An aborted delivery leaves no message, and the next delivery works as usual."""
     _, out, source = _through(host)
     out.begin(payload=message("never")[:4], more=True)
     out.go_on(b"rubbish", more=True)
@@ -166,21 +166,21 @@ def our_max_message_size(host: Host) -> None:
 
 @check("X21", section="2.6.12")
 def unsettled_is_answered(host: Host) -> None:
-    """A message that is sent unsettled is accepted and settled by a disposition."""
+    """A message sent unsettled is accepted and settled by a disposition."""
     _, out, _ = _through(host)
     out.put("x")
 
 
 @check("X21", section="2.6.12")
 def many_are_answered(host: Host) -> None:
-    """Each of several deliveries has its disposition, be it one for all of them."""
+    """Each of several deliveries gets its disposition, one by one or as a range."""
     _, out, _ = _through(host)
     out.put(*map(str, range(9)))
 
 
 @check("X21", section="2.6.12")
 def settled_by_the_sender(host: Host) -> None:
-    """What is sent settled is not answered, and arrives all the same."""
+    """A message sent settled gets no disposition, and is delivered."""
     peer, out, source = _through(host)
     out.send(message("settled"), settled=True)
     peer.silence()
@@ -190,7 +190,7 @@ def settled_by_the_sender(host: Host) -> None:
 
 @check("X21", section="2.7.5")
 def settled_by_the_last_transfer(host: Host) -> None:
-    """A delivery is settled if any of its transfers says so."""
+    """A delivery is settled if any of its transfers has the settled flag."""
     peer, out, source = _through(host)
     whole = message("settled at last")
     out.begin(payload=whole[:6], more=True)
@@ -202,7 +202,7 @@ def settled_by_the_last_transfer(host: Host) -> None:
 
 @check("X21", section="2.7.3")
 def settled_by_the_host(host: Host) -> None:
-    """A receiver that wants settled messages, and is told it gets them, gets them settled."""
+    """If the host agrees to snd-settle-mode settled, it sends settled messages."""
     peer = host.session()
     address = host.queue(peer)
     peer.sender(address, handle=0).put("x")
@@ -215,7 +215,7 @@ def settled_by_the_host(host: Host) -> None:
 
 @check("X21", section="2.7.3")
 def unsettled_by_the_host(host: Host) -> None:
-    """A receiver that wants unsettled messages, and is told it gets them, gets them unsettled."""
+    """If the host agrees to snd-settle-mode unsettled, it sends unsettled messages."""
     peer = host.session()
     address = host.queue(peer)
     peer.sender(address, handle=0).put("x")
@@ -230,7 +230,7 @@ def unsettled_by_the_host(host: Host) -> None:
 
 @check("X21", section="2.7.6")
 def a_range_is_settled(host: Host) -> None:
-    """One disposition settles a range of deliveries: none of them comes again."""
+    """A disposition settles a range of deliveries: none of them is delivered again."""
     peer, out, source = _through(host)
     out.put("1", "2", "3")
     source.flow(3)
@@ -260,7 +260,7 @@ def outcomes_in_any_order(host: Host) -> None:
 
 @check("X21", section="2.7.6")
 def dispositions_of_nothing(host: Host) -> None:
-    """A disposition of deliveries that are not there, or no longer, does no harm."""
+    """A disposition of unknown or settled deliveries is ignored."""
     peer, out, source = _through(host)
     out.put("x")
     source.flow(1)
@@ -272,7 +272,7 @@ def dispositions_of_nothing(host: Host) -> None:
 
 @check("X21", section="2.6.12")
 def receiver_settles_second(host: Host) -> None:
-    """Where the receiver settles second, its outcome is answered by the host that settles."""
+    """With rcv-settle-mode second, the host answers the receiver's outcome by settling."""
     peer = host.session()
     address = host.queue(peer)
     peer.sender(address, handle=0).put("x")
@@ -295,7 +295,7 @@ def receiver_settles_second(host: Host) -> None:
 
 @check("X21", section="2.6.12")
 def host_settles_second(host: Host) -> None:
-    """A host that is to settle second says its outcome first, and leaves the delivery unsettled."""
+    """With rcv-settle-mode second, the host sends its outcome first, and does not settle."""
     peer = host.session()
     out = peer.sender(host.queue(peer), rcv_settle_mode=1, snd_settle_mode=0)
     if out.answer.get("rcv_settle_mode", 0) != 1:
@@ -312,7 +312,7 @@ def host_settles_second(host: Host) -> None:
 
 
 def _one(host: Host, *before: bytes) -> tuple[Peer, Outgoing, Incoming, Delivery]:
-    """A message that is with us, unsettled."""
+    """Fetch a message and leave it unsettled."""
     peer, out, source = _through(host)
     out.accepted(out.send(message("x", *before)))
     source.flow(1)
@@ -333,7 +333,7 @@ def _count(delivery: Delivery) -> int:
 
 @check("M19", section="3.4.2")
 def accepted(host: Host) -> None:
-    """What has been accepted is gone from its source."""
+    """An accepted message is removed from its source."""
     peer, out, source, delivery = _one(host)
     source.settle(delivery)
     source.flow(5)
@@ -346,7 +346,7 @@ def accepted(host: Host) -> None:
 
 @check("M19", section="3.3")
 def one_of_two_receivers(host: Host) -> None:
-    """What one receiver has and did not settle is not sent to another."""
+    """A message that one receiver holds unsettled is not sent to another."""
     peer, out, _, _ = _one(host)
     other = peer.receiver(out.address, handle=2)
     other.flow(5)
@@ -355,7 +355,7 @@ def one_of_two_receivers(host: Host) -> None:
 
 @check("M22", "M8", section="3.4.4")
 def released(host: Host) -> None:
-    """What has been released comes again, with a delivery-count that is not raised."""
+    """A released message is delivered again, with its delivery-count unchanged."""
     _, _, source, delivery = _one(host)
     source.settle(delivery, state="released")
     count = _count(_again(source))
@@ -364,7 +364,7 @@ def released(host: Host) -> None:
 
 @check("M21", section="3.4.3")
 def rejected(host: Host) -> None:
-    """What has been rejected does not come again on that link."""
+    """A rejected message is not delivered again on that link."""
     _, _, source, delivery = _one(host)
     source.settle(delivery, state=composite("rejected", error=("amqp:decode-error", "a bad message")))  # fmt: skip
     source.flow(5)
@@ -373,7 +373,7 @@ def rejected(host: Host) -> None:
 
 @check("M23", "M8", section="3.4.5")
 def modified_failed(host: Host) -> None:
-    """What has been modified as failed comes again, with its delivery-count raised by one."""
+    """A message modified as failed is delivered again, with its delivery-count raised by one."""
     _, _, source, delivery = _one(host)
     source.settle(delivery, state=composite("modified", delivery_failed=True))
     count = _count(_again(source))
@@ -382,7 +382,7 @@ def modified_failed(host: Host) -> None:
 
 @check("M23", section="3.4.5")
 def modified_undeliverable_here(host: Host) -> None:
-    """What is undeliverable here does not come again on that link."""
+    """A message modified as undeliverable here is not delivered again on that link."""
     _, _, source, delivery = _one(host)
     source.settle(delivery, state=composite("modified", undeliverable_here=True))
     source.flow(5)
@@ -391,7 +391,7 @@ def modified_undeliverable_here(host: Host) -> None:
 
 @check("M23", section="3.4.5")
 def modified_annotations(host: Host) -> None:
-    """Annotations of modified are merged into those of the message."""
+    """Annotations of the modified outcome are merged into those of the message."""
     kept = section(MESSAGE_ANNOTATIONS, encode("map", {"x-opt-kept": "k", "x-opt-new": "old"}))
     _, _, source, delivery = _one(host, kept)
     source.settle(delivery, state=composite("modified", message_annotations={"x-opt-new": "new"}))
@@ -404,7 +404,7 @@ def modified_annotations(host: Host) -> None:
 
 @check("M25", section="3.4.1")
 def received(host: Host) -> None:
-    """Received is no outcome: the delivery is still to be settled, and may be accepted."""
+    """Received is not an outcome: the delivery stays unsettled, and may still be accepted."""
     _, _, source, delivery = _one(host)
     state = composite("received", section_number=0, section_offset=0)
     source.settle(delivery, state=state, settled=False)
@@ -415,7 +415,7 @@ def received(host: Host) -> None:
 
 @check("M19", section="3.3")
 def link_closed_unsettled(host: Host) -> None:
-    """What is unsettled when its link is closed is there for others."""
+    """Messages unsettled when their link is closed are available to other receivers."""
     peer, out, source, _ = _one(host)
     source.close()
     _again(peer.receiver(out.address, handle=2))
@@ -423,7 +423,7 @@ def link_closed_unsettled(host: Host) -> None:
 
 @check("M19", section="3.3")
 def connection_cut_unsettled(host: Host) -> None:
-    """What is unsettled when the connection breaks is there for others."""
+    """Messages unsettled when the connection breaks are available to other receivers."""
     keeper = host.session()
     address = host.queue(keeper)
     keeper.sender(address, handle=0).put("x")
@@ -439,13 +439,13 @@ def connection_cut_unsettled(host: Host) -> None:
 
 
 def _long_string(text: str) -> Raw:
-    """A text in its long form, which nobody would choose."""
+    """Encode a string in its long form, which no sender would choose."""
     return Raw(b"\xb1" + struct.pack(">I", len(text)) + text.encode())
 
 
 @check("M1", section="3.2")
 def kinds_of_body(host: Host) -> None:
-    """A body of data, of several data, of sequences, of any value: each comes as it was sent."""
+    """A body of data, several data, sequences or any value is delivered as it was sent."""
     bodies = [
         section(DATA, encode("binary", b"data")),
         section(DATA, encode("binary", b"da")) + section(DATA, encode("binary", b"ta")),
@@ -467,7 +467,7 @@ def kinds_of_body(host: Host) -> None:
 
 @check("M2", section="3.2")
 def bare_message(host: Host) -> None:
-    """Properties, application properties and body come octet by octet as they were encoded."""
+    """Properties, application-properties and body are delivered octet by octet as encoded."""
     properties = section(
         PROPERTIES, encode("list", [_long_string("id-1"), None, _long_string("anywhere")])
     )
@@ -481,7 +481,7 @@ def bare_message(host: Host) -> None:
 
 @check("M2", "T1", section="3.2.4")
 def kinds_of_message_id(host: Host) -> None:
-    """A message-id is a ulong, a uuid, a binary or a string, and stays what it was."""
+    """A message-id may be a ulong, a uuid, a binary or a string, and keeps its type and value."""
     for value in (
         b"\x80" + struct.pack(">Q", 7),
         b"\x98" + bytes(range(16)),
@@ -495,7 +495,7 @@ def kinds_of_message_id(host: Host) -> None:
 
 @check("M3", section="3.2")
 def nothing_is_added(host: Host) -> None:
-    """No section is added to the bare message, nor a footer."""
+    """No section is added to the bare message, and no footer."""
     codes = [code for code, _ in sections_of(_relayed(host, message("x")).payload).octets]
     added = [code for code in codes if code >= PROPERTIES and code != VALUE]
     require(not added, f"sections {[f'0x{code:x}' for code in added]} have been added")
@@ -503,7 +503,7 @@ def nothing_is_added(host: Host) -> None:
 
 @check("M4", section="3.2.1")
 def header_kept(host: Host) -> None:
-    """Durable and priority of the header come as they were sent."""
+    """Durable and priority of the header are delivered as they were sent."""
     came = sections_of(_relayed(host, message("x", header(durable=True, priority=7))).payload)
     require(came.header(0, False) is True, "a durable message comes as one that is not")
     require(came.header(1, 4) == 7, f"the priority 7 comes as {came.header(1, 4)}")
@@ -511,7 +511,7 @@ def header_kept(host: Host) -> None:
 
 @check("M4", section="3.2.1")
 def header_left_out(host: Host) -> None:
-    """A message without a header is not durable, of priority 4, and delivered for the first time."""
+    """A message without a header is not durable, has priority 4, and delivery-count 0."""
     came = sections_of(_relayed(host, message("x")).payload)
     found = (came.header(0, False), came.header(1, 4), came.header(4, 0))
     require(found == (False, 4, 0), f"durable, priority and delivery-count come as {found}")
@@ -519,7 +519,7 @@ def header_left_out(host: Host) -> None:
 
 @check("M7", section="3.2.1")
 def time_to_live(host: Host) -> None:
-    """A message that is older than its ttl is not delivered."""
+    """A message older than its ttl is not delivered."""
     _, out, source = _through(host)
     out.accepted(out.send(message("x", header(ttl=100))))
     time.sleep(0.4)
@@ -538,7 +538,7 @@ def message_annotations(host: Host) -> None:
 
 @check("M17", section="3.2.9")
 def footer(host: Host) -> None:
-    """The footer is passed on, behind the body."""
+    """The footer is passed on, after the body."""
     sent = section(FOOTER, encode("map", {"x-opt-sum": "1234"}))
     came = sections_of(_relayed(host, message("x") + sent).payload)
     require((came.values.get(FOOTER) or {}).get("x-opt-sum") == "1234", "the footer is missing")
@@ -546,7 +546,7 @@ def footer(host: Host) -> None:
 
 @check("M1", section="3.2")
 def large_message(host: Host) -> None:
-    """A message of 200 kB comes whole, in frames of the size that was agreed on."""
+    """A message of 200 kB is delivered complete, in frames of the agreed size."""
     peer, out, source = _through(host)
     limit = min(peer.greeting.get("max_frame_size", 2**32 - 1), 16_384)
     content = bytes(range(256)) * 800

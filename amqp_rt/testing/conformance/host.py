@@ -1,8 +1,8 @@
-"""The host under test, and connections to it on which every octet is ours.
+"""The host under test, and connections to it on which the check controls every octet.
 
-A connection here waits for what the check expects and for nothing else. It reads and writes with the
-second codec of the package (``..octets``), keeps the few numbers that the standard makes a peer keep,
-and leaves every rule to be broken by the check.
+A connection reads no further than the check expects. It uses the second codec of the package
+(``..octets``) and tracks the few numbers that the standard requires of a peer; checks may break any
+rule.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ __all__ = [
     "sections_of",
 ]
 
-#: Seconds for which silence is listened to where a host must say nothing.
+#: Seconds to wait where the host must not send anything.
 QUIET_S: Final = 0.2
 _READ: Final = 65_536
-#: Transfers that we are ready for; no check takes as many.
+#: Our incoming-window, in transfers; no check receives as many.
 _WINDOW: Final = 100_000
-#: Messages that a queue is emptied of before a check.
+#: Messages removed at most when a queue is emptied before a check.
 _LEFT_MAX: Final = 10_000
-#: What passes by while something else is awaited.
+#: Frames to skip while another one is expected.
 _IN_PASSING: Final = frozenset({"empty", "flow"})
 
 
 class Unreachable(Exception):
-    """Nothing can be checked: nobody listens, or we are not let in. The text says what to do."""
+    """No check can run: the host is not reachable or refuses the login. The text has the remedy."""
 
 
 class Gone(Departs):
@@ -66,12 +66,12 @@ class Gone(Departs):
 
 
 class Options(Struct, frozen=True):
-    """Where the host is, and how to get in."""
+    """Address of the host, and credentials."""
 
     url: str
     user: str | None = None
     password: str | None = None
-    #: Of a queue that exists; ``{}`` stands for a name that each check makes up.
+    #: Address of an existing queue; ``{}`` in it is replaced by a new name for each check.
     address: str | None = None
     #: Seconds that the host may take for an answer.
     patience_s: float = 5.0
@@ -81,7 +81,7 @@ class Host:
     """An AMQP host, for one run of the kit.
 
     Raises:
-        Unreachable: The URL is not one of AMQP.
+        Unreachable: The URL is not an AMQP URL.
     """
 
     def __init__(self, options: Options) -> None:
@@ -98,27 +98,27 @@ class Host:
         self.tls = parts.scheme == "amqps"
         self.name = parts.hostname
         self.port = port or (5671 if self.tls else 5672)
-        #: Without the password.
+        #: URL without the password.
         self.url = f"{parts.scheme}://{self.name}:{self.port}"
         self.user = options.user if options.user is not None else _unquoted(parts.username)
         password = options.password if options.password is not None else _unquoted(parts.password)
         self.password = password or ""
         self.patience_s = options.patience_s
-        #: The address of the queue that checks use, with ``{}`` in it of one for each; without an
-        #: address each makes a dynamic node.
+        #: Address of the queue used by checks, with ``{}`` for a queue per check; None if each
+        #: check creates a dynamic node.
         self.queues = options.address
-        #: What the host said in its open at first.
+        #: Fields of the host's open on the first connection.
         self.greeting: dict[str, Any] = {}
         self._peers: list[Peer] = []
         self._cleared = False
 
-    # --- getting in ----------------------------------------------------------------------------
+    # --- --- connecting ------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Get in once, and find out where checks have their queues.
+        """Connect once, and find out how checks get their queues.
 
         Raises:
-            Unreachable: Somewhere on the way.
+            Unreachable: The host is not reachable, refuses the login, or has no queue for us.
         """
         try:
             peer = self.connect()
@@ -160,7 +160,7 @@ class Host:
             ) from None
 
     def _refusal(self, peer: Peer, address: str) -> str | None:
-        """Why the host has no queue *address*, or None."""
+        """Return why the host refuses links to queue *address*, None if it accepts them."""
         try:
             peer.sender(address)
             peer.receiver(address)
@@ -171,10 +171,10 @@ class Host:
         return None
 
     def dial(self) -> Peer:
-        """A connection on which nothing has been said.
+        """Open a connection without sending anything.
 
         Raises:
-            Unreachable: Nobody listens there.
+            Unreachable: The TCP or TLS connection fails.
         """
         try:
             wire = socket.create_connection((self.name, self.port), self.patience_s)
@@ -198,16 +198,16 @@ class Host:
         return peer
 
     def log_in(self) -> Peer:
-        """A connection that has been through the SASL layer, as far as the host has one.
+        """Open a connection and complete the SASL layer, if the host has one.
 
         Raises:
-            Unreachable: We are not let in.
+            Unreachable: The host refuses the login.
         """
         peer = self.dial()
         peer.raw(SASL_HEADER)
         answer = peer.hear("header")
         if answer.payload == HEADER:
-            # It knows no SASL; this stream is over for it.
+            # The host has no SASL layer, and has closed this stream.
             if self.user is not None:
                 raise Unreachable(f"{self.url} has no SASL, so leave the user name out")
             return self.dial()
@@ -232,13 +232,13 @@ class Host:
         return peer
 
     def response(self) -> bytes:
-        """The initial response of our mechanism."""
+        """Return the initial response of our mechanism."""
         if self.user is None:
             return b"conformance"
         return f"\0{self.user}\0{self.password}".encode()
 
     def connect(self, **fields: Any) -> Peer:
-        """A connection that is open; *fields* are of our open."""
+        """Open a connection and exchange open frames; *fields* go into ours."""
         peer = self.log_in()
         peer.raw(HEADER)
         peer.open(**fields)
@@ -248,7 +248,7 @@ class Host:
         return peer
 
     def session(self, **fields: Any) -> Peer:
-        """A connection with a session on channel 0; *fields* are of our begin."""
+        """Open a connection with a session on channel 0; *fields* go into our begin."""
         peer = self.connect()
         peer.begin(**fields)
         return peer
@@ -256,14 +256,14 @@ class Host:
     # --- queues --------------------------------------------------------------------------------
 
     def queue(self, peer: Peer) -> str:
-        """The address of an empty queue for this check, which lasts as long as *peer*.
+        """Return the address of an empty queue for this check, which exists as long as *peer*.
 
-        *peer* has a session on channel 0.
+        *peer* needs a session on channel 0.
         """
         if self.queues is not None and "{}" in self.queues:
             return self.queues.replace("{}", token_hex(6))
         if self.queues is None:
-            # Nobody asks for what comes on this link, as it has no credit.
+            # This link never gets credit; it keeps the node alive.
             return peer.receiver(composite("source", dynamic=True), handle=7).address
         if not self._cleared:
             self._cleared = True
@@ -274,7 +274,7 @@ class Host:
         cleaner = self.session()
         source = cleaner.receiver(address)
         source.flow(_LEFT_MAX, drain=True)
-        # What drain says is not waited for: there are hosts that say it before they send.
+        # Do not wait for the flow that ends a drain: some hosts send it before the messages.
         number = 0
         while (frame := cleaner.next(QUIET_S)) is not None:
             if frame.name == "transfer":
@@ -283,10 +283,10 @@ class Host:
                     cleaner.send("disposition", role="receiver", first=number, settled=True, state="accepted")  # fmt: skip
         cleaner.close()
 
-    # --- the end of a check --------------------------------------------------------------------
+    # --- --- end of a check --------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """Close every connection of the check that is over."""
+        """Close all connections of the finished check."""
         self._cleared = False
         peers, self._peers = self._peers, []
         for peer in peers:
@@ -298,24 +298,24 @@ def _unquoted(text: str | None) -> str | None:
 
 
 def _several(value: Any) -> list[Any]:
-    """The values of a field that may have several (Part 1 §1.4)."""
+    """Return the values of a field that may have several (Part 1 §1.4)."""
     if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]
 
 
 class Channel(Struct):
-    """What a peer keeps of a session (Part 2 §2.5.6)."""
+    """State of a session (Part 2 §2.5.6)."""
 
-    #: Of our next transfer.
+    #: Transfer-id of our next transfer.
     next_outgoing_id: int = 0
-    #: Of their next transfer.
+    #: Transfer-id of the host's next transfer.
     next_incoming_id: int = 0
     next_delivery_id: int = 0
-    #: Their begin.
+    #: Fields of the host's begin.
     begin: dict[str, Any] = {}
     senders: dict[int, Outgoing] = field(default_factory=dict)
-    #: Their dispositions of what we sent, by delivery-id.
+    #: The host's dispositions of our deliveries, by delivery-id.
     outcomes: dict[int, Frame] = field(default_factory=dict)
 
 
@@ -325,40 +325,44 @@ class Peer:
     def __init__(self, host: Host, wire: socket.socket) -> None:
         self.host = host
         self.patience_s = host.patience_s
-        #: Their open.
+        #: Fields of the host's open.
         self.greeting: dict[str, Any] = {}
         #: Our channel → session.
         self.channels: dict[int, Channel] = {}
-        #: Their channel → ours.
+        #: The host's channel → ours.
         self._ours: dict[int, int] = {}
         self._wire = wire
         self._splitter = Splitter()
         self._frames: list[Frame] = []
-        #: Frames that came while something else was awaited.
+        #: Frames that arrived while another one was expected.
         self._aside: list[Frame] = []
         self._over = False
 
-    # --- speaking ------------------------------------------------------------------------------
+    # --- --- sending ---------------------------------------------------------------------------
 
     def raw(self, octets: bytes) -> None:
-        """Say these octets."""
+        """Send octets as they are."""
         try:
             self._wire.settimeout(self.patience_s)
             self._wire.sendall(octets)
         except OSError:
-            # Whoever does not listen any more has said why, or it is noticed at the next read.
+            # The reason has arrived before, or the next read reports the end of the stream.
             pass
 
     def send(self, name: str, /, *, channel: int = 0, payload: bytes = b"", **fields: Any) -> None:
-        """Say a performative with these fields and no others."""
+        """Send a performative with exactly these fields."""
         self.raw(encode_frame(composite(name, **fields), channel=channel, payload=payload))
 
     def open(self, **fields: Any) -> None:
-        """Say open; a field that is None is left out."""
+        """Send open; fields that are None are left out."""
         self.send("open", **{"container_id": f"kit-{token_hex(4)}", "hostname": self.host.name, **fields})  # fmt: skip
 
     def begin(self, channel: int = 0, **fields: Any) -> Frame:
-        """Begin a session, and the host's begin."""
+        """Begin a session and return the host's begin.
+
+        Raises:
+            Departs: The answer is missing, or for another channel.
+        """
         whole = {
             "next_outgoing_id": 0,
             "incoming_window": _WINDOW,
@@ -375,11 +379,11 @@ class Peer:
         return answer
 
     def expect_channel(self, channel: int, next_outgoing_id: int = 0) -> None:
-        """Keep numbers for a session of ours on *channel*."""
+        """Track the numbers of a session that we begin on *channel*."""
         self.channels[channel] = Channel(next_outgoing_id, next_delivery_id=next_outgoing_id)
 
     def flow(self, channel: int = 0, **fields: Any) -> None:
-        """Say flow, with the session's numbers as they are."""
+        """Send flow with the current numbers of the session."""
         known = self.channels[channel]
         self.send(
             "flow",
@@ -396,10 +400,10 @@ class Peer:
     # --- links ---------------------------------------------------------------------------------
 
     def attach(self, role: str, *, channel: int = 0, handle: int = 0, **fields: Any) -> Frame:
-        """Say attach, and the host's attach.
+        """Send attach and return the host's attach.
 
         Raises:
-            NotOffered: The link is refused (Part 2 §2.6.3), or the session with it.
+            NotOffered: The host refuses the link (Part 2 §2.6.3), or ends the session for it.
         """
         sends = role == "sender"
         name = fields.setdefault("name", f"link-{token_hex(4)}")
@@ -423,11 +427,11 @@ class Peer:
         """Attach a link that we send on.
 
         Raises:
-            NotOffered: It is refused; the text is what the host says.
+            NotOffered: The host refuses it; the text is its error.
         """
         fields = {"source": composite("source"), "target": target, **fields}
         count = fields.setdefault("initial_delivery_count", 0)
-        # Credit may come in the same breath as the attach.
+        # Credit may arrive together with the attach.
         link = Outgoing(self, channel, handle, {}, count)
         waiting = self.channels[channel].senders
         waiting[-1 - handle] = link
@@ -441,23 +445,23 @@ class Peer:
     def receiver(
         self, source: Any, *, channel: int = 0, handle: int = 1, **fields: Any
     ) -> Incoming:
-        """Attach a link that we receive on; it has no credit.
+        """Attach a link that we receive on, without credit.
 
         Raises:
-            NotOffered: It is refused; the text is what the host says.
+            NotOffered: The host refuses it; the text is its error.
         """
         fields = {"source": source, "target": composite("target"), **fields}
         answer = self.attach("receiver", channel=channel, handle=handle, **fields).fields
         return Incoming(self, channel, handle, answer, answer.get("initial_delivery_count", 0))
 
-    # --- listening -----------------------------------------------------------------------------
+    # --- --- receiving -------------------------------------------------------------------------
 
     def next(self, within: float | None = None) -> Frame | None:
-        """The next frame, or None if none comes in time.
+        """Return the next frame, None if none arrives in time.
 
         Raises:
             Gone: The host has ended the stream.
-            Departs: What comes is no AMQP.
+            Departs: The octets are not AMQP.
         """
         if self._aside:
             return self._aside.pop(0)
@@ -515,10 +519,10 @@ class Peer:
         within: float | None = None,
         passing: frozenset[str] | set[str] = _IN_PASSING,
     ) -> Frame:
-        """The next frame, which is one of *names*; those of *passing* go by.
+        """Return the next frame of *names*, skipping those of *passing*.
 
         Raises:
-            Departs: Something else comes, or nothing in time.
+            Departs: Another frame arrives, or none in time.
         """
         wanted = " or ".join(names)
         patience = self.patience_s if within is None else within
@@ -536,14 +540,14 @@ class Peer:
                 raise Departs(f"{wanted} is due, and this comes: {shown(frame)}")
 
     def put_aside(self, frames: list[Frame]) -> None:
-        """Have *frames*, which came too early, come next."""
+        """Queue *frames*, which arrived too early, before all others."""
         self._aside = frames + self._aside
 
     def silence(self, seconds: float = QUIET_S, *, passing: frozenset[str] = _IN_PASSING) -> None:
-        """Nothing comes for so long but what is *passing*.
+        """Check that only frames of *passing* arrive for *seconds*.
 
         Raises:
-            Departs: Something does.
+            Departs: Another frame arrives.
         """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
@@ -552,10 +556,10 @@ class Peer:
                 raise Departs(f"nothing is due, and this comes: {shown(frame)}")
 
     def gone(self) -> None:
-        """The host ends the stream, after whatever else it says.
+        """Check that the host ends the stream; frames before the end are ignored.
 
         Raises:
-            Departs: It does not.
+            Departs: It does not, in time.
         """
         until = time.monotonic() + self.patience_s
         try:
@@ -566,14 +570,14 @@ class Peer:
         raise Departs(f"the host does not end the stream in {self.patience_s:g} s")
 
     def fault(self, *names: str, conditions: tuple[str, ...] = ()) -> Frame:
-        """The frame of *names* by which the host reports an error, with one of *conditions*.
+        """Return the frame of *names* by which the host reports an error.
 
         Args:
-            names: ``detach``, ``end`` or ``close``: how far the error may reach.
-            conditions: Those that the standard names; none means any.
+            names: ``detach``, ``end`` or ``close``: the scopes that the error may have.
+            conditions: Conditions that the standard allows; none means any.
 
         Raises:
-            Departs: No error, or another.
+            Departs: No error arrives, or one of another scope or condition.
         """
         over = {*_IN_PASSING, "attach", "begin", "open", "disposition"} - set(names)
         wanted = " or ".join(names)
@@ -592,26 +596,26 @@ class Peer:
         return frame
 
     def echo(self, channel: int = 0) -> Frame:
-        """The answer to an echo that names no link.
+        """Request an echo for the session, without a link, and return the answer.
 
         Raises:
-            Departs: There is none.
+            Departs: No answer arrives.
         """
         self.flow(channel, echo=True)
         return self.hear("flow", passing={"empty", "disposition"})
 
     def alive(self, channel: int = 0) -> None:
-        """The session has gone on: it ends when it is asked to, and without an error.
+        """Check that the session still works: it can be ended without an error.
 
         Raises:
-            Departs: It has not.
+            Departs: The host ended it with an error, or does not answer.
         """
         self.send("end", channel=channel)
         frame = self.hear("end", passing=_IN_PASSING | {"disposition", "transfer", "detach"})
         require(frame.fields.get("error") is None, f"the session goes on, but for {shown(frame)}")
 
     def close(self) -> None:
-        """Close the connection, and wait for the end of the stream, but not for long."""
+        """Close the connection, and wait up to a second for the host's close."""
         if not self._over:
             self.send("close")
         until = time.monotonic() + 1
@@ -627,7 +631,7 @@ class Peer:
         self._over = True
 
     def cut(self) -> None:
-        """End the stream without a word."""
+        """Close the stream without closing the connection first."""
         self._wire.close()
         self._over = True
 
@@ -638,29 +642,29 @@ class Outgoing(Struct):
     peer: Peer
     channel: int
     handle: int
-    #: The host's attach.
+    #: Fields of the host's attach.
     answer: dict[str, Any]
     #: Our delivery-count.
     count: int
-    #: Deliveries that we may send.
+    #: Deliveries that we may still send.
     credit: int = 0
 
     @property
     def address(self) -> str:
-        """Of the target, as the host answers it."""
+        """Address of the target, from the host's attach."""
         return _address(self.answer, "target")
 
     def granted(self, flow: dict[str, Any]) -> None:
-        """Take the host's flow (Part 2 §2.6.7)."""
+        """Apply the credit of the host's flow (Part 2 §2.6.7)."""
         seen = flow.get("delivery_count")
         limit = (self.count if seen is None else seen) + flow.get("link_credit", 0)
         self.credit = (limit - self.count) % 2**32
 
     def wait(self) -> None:
-        """Until the host gives credit.
+        """Wait until the host grants credit.
 
         Raises:
-            Departs: It does not.
+            Departs: It does not, in time.
         """
         while not self.credit:
             frame = self.peer.hear(
@@ -669,7 +673,10 @@ class Outgoing(Struct):
             require(frame.name == "flow", f"a link that may send is due, and {shown(frame)} comes")
 
     def begin(self, tag: bytes | None = None, payload: bytes = b"", **fields: Any) -> int:
-        """The first transfer of a delivery, and its delivery-id; ``more=True`` if others follow."""
+        """Send the first transfer of a delivery and return its delivery-id.
+
+        With ``more=True`` other transfers follow.
+        """
         self.wait()
         known = self.peer.channels[self.channel]
         number = known.next_delivery_id
@@ -686,23 +693,23 @@ class Outgoing(Struct):
         return number
 
     def go_on(self, payload: bytes = b"", **fields: Any) -> None:
-        """Another transfer of the delivery."""
+        """Send another transfer of the delivery."""
         known = self.peer.channels[self.channel]
         known.next_outgoing_id = (known.next_outgoing_id + 1) % 2**32
         self.peer.send("transfer", channel=self.channel, payload=payload, handle=self.handle, **fields)  # fmt: skip
 
     def send(self, payload: bytes, **fields: Any) -> int:
-        """A delivery of one transfer, and its delivery-id."""
+        """Send a delivery of one transfer and return its delivery-id."""
         return self.begin(payload=payload, **fields)
 
     def outcome(self, number: int) -> Frame:
-        """The host's disposition of a delivery.
+        """Return the host's disposition of a delivery.
 
         Raises:
-            Departs: There is none in time.
+            Departs: None arrives in time.
         """
         outcomes = self.peer.channels[self.channel].outcomes
-        # What it leads to may come before it.
+        # The message itself may be forwarded to us before its disposition.
         early = []
         while number not in outcomes:
             frame = self.peer.hear("disposition", "transfer")
@@ -712,10 +719,10 @@ class Outgoing(Struct):
         return outcomes[number]
 
     def accepted(self, number: int) -> None:
-        """The host has accepted a delivery and settled it.
+        """Check that the host accepts and settles a delivery.
 
         Raises:
-            Departs: Otherwise.
+            Departs: It does not.
         """
         frame = self.outcome(number)
         state = frame.fields.get("state")
@@ -728,30 +735,30 @@ class Outgoing(Struct):
         )
 
     def put(self, *bodies: str) -> None:
-        """Send messages, each accepted."""
+        """Send messages, and check that each is accepted."""
         for number in [self.send(message(body)) for body in bodies]:
             self.accepted(number)
 
     def close(self) -> None:
-        """Detach for good."""
+        """Close the link."""
         self.peer.send("detach", channel=self.channel, handle=self.handle, closed=True)
         self.peer.hear("detach", passing={*_IN_PASSING, "disposition"})
 
 
 class Delivery(Struct):
-    """What came on a link: one delivery, of as many transfers as it took."""
+    """A delivery received on a link, in one or several transfers."""
 
     number: int
     tag: bytes
     payload: bytes
     settled: bool
-    #: Sizes of the frames.
+    #: Sizes of its frames.
     sizes: list[int]
     first: dict[str, Any]
 
     @property
     def body(self) -> Any:
-        """Of a message made by :func:`message`."""
+        """Body of a message made by :func:`message`."""
         return body_of(self.payload)
 
 
@@ -761,18 +768,18 @@ class Incoming(Struct):
     peer: Peer
     channel: int
     handle: int
-    #: The host's attach.
+    #: Fields of the host's attach.
     answer: dict[str, Any]
-    #: Their delivery-count as far as we know it.
+    #: The host's delivery-count, as far as known.
     count: int
 
     @property
     def address(self) -> str:
-        """Of the source, as the host answers it."""
+        """Address of the source, from the host's attach."""
         return _address(self.answer, "source")
 
     def flow(self, credit: int, **fields: Any) -> None:
-        """Give credit."""
+        """Grant credit."""
         self.peer.flow(
             self.channel,
             handle=self.handle,
@@ -782,7 +789,7 @@ class Incoming(Struct):
         )
 
     def get(self, within: float | None = None) -> Delivery | None:
-        """The next delivery, or None if none comes in time."""
+        """Return the next delivery, None if none arrives in time."""
         patience = self.peer.patience_s if within is None else within
         until = time.monotonic() + patience
         found: Delivery | None = None
@@ -812,10 +819,10 @@ class Incoming(Struct):
                 return found
 
     def take(self) -> Delivery:
-        """The next delivery.
+        """Return the next delivery.
 
         Raises:
-            Departs: None comes.
+            Departs: None arrives in time.
         """
         found = self.get()
         if found is None:
@@ -823,10 +830,10 @@ class Incoming(Struct):
         return found
 
     def read(self, *bodies: str) -> list[Delivery]:
-        """Messages with these bodies come, in any order; as they came.
+        """Receive messages with these bodies in any order; return them in the order of arrival.
 
         Raises:
-            Departs: Others come, or too few.
+            Departs: Other messages arrive, or too few.
         """
         found = [self.take() for _ in bodies]
         came = [delivery.body for delivery in found]
@@ -836,7 +843,7 @@ class Incoming(Struct):
         return found
 
     def nothing(self, within: float = QUIET_S) -> None:
-        """No message comes.
+        """Check that no message arrives.
 
         Raises:
             Departs: One does.
@@ -853,7 +860,7 @@ class Incoming(Struct):
         state: Any = "accepted",
         settled: bool = True,
     ) -> None:
-        """Say the outcome of a delivery, or of a range; nothing of what came settled."""
+        """Send an outcome for a delivery or a range, unless *first* was sent settled."""
         if first.settled:
             return
         self.peer.send(
@@ -867,12 +874,12 @@ class Incoming(Struct):
         )
 
     def detach(self, *, closed: bool, **fields: Any) -> Frame:
-        """Detach, and the host's detach."""
+        """Detach, and return the host's detach."""
         self.peer.send("detach", channel=self.channel, handle=self.handle, closed=closed, **fields)
         return self.peer.hear("detach", passing={*_IN_PASSING, "disposition", "transfer"})
 
     def close(self) -> None:
-        """Detach for good."""
+        """Close the link."""
         self.detach(closed=True)
 
 
@@ -880,7 +887,7 @@ class Incoming(Struct):
 
 
 def shown(frame: Frame) -> str:
-    """A frame in a report: what an error says, or else the frame, but not its whole payload."""
+    """Format a frame for a report: its error if it has one, else the frame, cut if it is long."""
     if frame.fields.get("error") is not None:
         return f"{frame.name} with {error_of(frame)}"
     text = repr(frame)
@@ -888,7 +895,7 @@ def shown(frame: Frame) -> str:
 
 
 def error_of(frame: Frame) -> str:
-    """What the error of a detach, end or close says."""
+    """Format the error of a detach, end or close."""
     error = frame.fields.get("error")
     if not isinstance(error, Composite):
         return f"{frame.name} without an error"
@@ -904,7 +911,7 @@ def _address(answer: dict[str, Any], terminus: str) -> str:
     return str(address)
 
 
-#: Codes of the sections (Part 3 §3.2).
+#: Descriptor codes of the sections (Part 3 §3.2).
 HEADER_SECTION: Final = 0x70
 MESSAGE_ANNOTATIONS: Final = 0x72
 PROPERTIES: Final = 0x73
@@ -916,50 +923,53 @@ FOOTER: Final = 0x78
 
 
 def section(code: int, content: bytes) -> bytes:
-    """A section of a message; *content* is an encoded value."""
+    """Encode a section of a message; *content* is an encoded value."""
     return b"\x00\x53" + bytes((code,)) + content
 
 
 def message(body: str, *before: bytes) -> bytes:
-    """A message with one text as its body, and sections *before* it."""
+    """Encode a message with a string as its body, and sections *before* it."""
     return b"".join(before) + section(VALUE, encode("string", body))
 
 
 def header(**fields: Any) -> bytes:
-    """A header section: ``durable``, ``priority``, ``ttl``, ``first_acquirer``, ``delivery_count``."""
+    """Encode a header section.
+
+    Fields are ``durable``, ``priority``, ``ttl``, ``first_acquirer`` and ``delivery_count``.
+    """
     kinds = ("durable:boolean", "priority:ubyte", "ttl:uint", "first_acquirer:boolean", "delivery_count:uint")  # fmt: skip
     items = [encode(kind, fields.get(name)) for name, _, kind in (each.partition(":") for each in kinds)]  # fmt: skip
     return section(HEADER_SECTION, encode("list", items))
 
 
 class Sections(Struct):
-    """A message, cut into its sections."""
+    """A message split into its sections."""
 
-    #: Code → value.
+    #: Descriptor code → value.
     values: dict[int, Any]
-    #: Code and octets, in order.
+    #: Descriptor codes and octets, in order.
     octets: list[tuple[int, bytes]]
 
     def bare(self) -> bytes:
-        """The octets of the bare message (Part 3 §3.2)."""
+        """Return the octets of the bare message (Part 3 §3.2)."""
         return b"".join(octets for code, octets in self.octets if PROPERTIES <= code <= VALUE)
 
     def body(self) -> bytes:
-        """The octets of the body."""
+        """Return the octets of the body."""
         return b"".join(octets for code, octets in self.octets if DATA <= code <= VALUE)
 
     def header(self, index: int, default: Any) -> Any:
-        """A field of the header."""
+        """Return a field of the header, or *default*."""
         items = self.values.get(HEADER_SECTION) or []
         value = items[index] if index < len(items) else None
         return default if value is None else value
 
 
 def sections_of(payload: bytes) -> Sections:
-    """Cut a message into its sections.
+    """Split a message into its sections.
 
     Raises:
-        Departs: It is none.
+        Departs: It is malformed.
     """
     found = Sections({}, [])
     at = 0
@@ -996,12 +1006,12 @@ def _code(value: Any) -> int:
 
 
 def body_of(payload: bytes) -> Any:
-    """The body of a message made by :func:`message`."""
+    """Return the body of a message made by :func:`message`."""
     return sections_of(payload).values.get(VALUE)
 
 
 def open_frame(*items: bytes, code: bytes = b"\x53\x10", channel: int = 0) -> bytes:
-    """A frame with a composite of *items* as they are encoded, in a list of 32-bit size."""
+    """Encode an open frame, or another composite, of encoded *items* in a list of 32-bit size."""
     content = b"".join(items)
     return encode_frame(
         b"\x00" + code + struct.pack(">BII", 0xD0, len(content) + 4, len(items)) + content,

@@ -1,4 +1,4 @@
-"""Sources and targets and what is answered for them, dynamic nodes, filters, and transactions."""
+"""Checks of sources, targets and the answers to them, dynamic nodes, filters and transactions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .host import (
 )
 from .verdicts import Departs, NotOffered, require
 
-#: The filter of Apache's list that everybody has who has any.
+#: The filter of the Apache registry that most hosts with filters support.
 _SELECTOR = "apache.org:selector-filter:string"
 _OUTCOMES = ("amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list")
 
@@ -39,7 +39,7 @@ def _terminus(link: Incoming | Outgoing, name: str) -> dict[str, Any]:
 
 @check("M40", section="3.5.3")
 def minimal_termini(host: Host) -> None:
-    """A source or a target of an address and nothing else is enough, and an empty one at our own end."""
+    """A source or target with nothing but an address is enough, and an empty one at our end."""
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address, handle=0, source=composite("source"))
@@ -51,7 +51,7 @@ def minimal_termini(host: Host) -> None:
 
 @check("B4", section="3.5.3")
 def address_of_a_source(host: Host) -> None:
-    """The address that is answered for a source, and for a target, is one that leads there."""
+    """The address in the host's source, or target, leads to the same node."""
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address, handle=0)
@@ -65,7 +65,7 @@ def address_of_a_source(host: Host) -> None:
 
 @check("M31", section="3.5.3")
 def outcomes_of_a_source(host: Host) -> None:
-    """The outcomes that a source answers are outcomes, its default one of them."""
+    """The outcomes in the host's source are known ones, and include its default-outcome."""
     peer = host.session()
     asked = composite("source", address=host.queue(peer), outcomes=list(_OUTCOMES))
     answered = _terminus(peer.receiver(asked), "source")
@@ -86,7 +86,7 @@ def outcomes_of_a_source(host: Host) -> None:
 
 @check("M31", "B4", section="3.5.3")
 def unknown_outcome(host: Host) -> None:
-    """An outcome that nobody knows is not answered as one that may be chosen."""
+    """An unknown outcome is not among the outcomes of the host's source."""
     peer = host.session()
     asked = composite(
         "source", address=host.queue(peer), outcomes=["amqp:accepted:list", "amqp-rt:no-such:list"]
@@ -101,7 +101,7 @@ def unknown_outcome(host: Host) -> None:
 
 @check("M30", section="3.5.2")
 def copies(host: Host) -> None:
-    """A source that is answered as one of copies leaves what has been accepted to others."""
+    """A source with distribution-mode copy leaves accepted messages to other receivers."""
     peer = host.session()
     address = host.queue(peer)
     peer.sender(address, handle=0).put("x")
@@ -121,7 +121,7 @@ def copies(host: Host) -> None:
 
 @check("M30", "B4", section="3.5.3")
 def unknown_distribution_mode(host: Host) -> None:
-    """A distribution-mode that nobody knows is refused, or answered by another."""
+    """An unknown distribution-mode is refused, or answered by another."""
     peer = host.session()
     asked = composite("source", address=host.queue(peer), distribution_mode="no-such-mode")
     try:
@@ -137,7 +137,7 @@ def unknown_distribution_mode(host: Host) -> None:
 
 
 def _filter(name: str, descriptor: str, value: str) -> Raw:
-    """A filter-set of one filter (Part 3 §3.5.8)."""
+    """Encode a filter-set of one filter (Part 3 §3.5.8)."""
     described = b"\x00" + encode("symbol", descriptor) + encode("string", value)
     content = encode("symbol", name) + described
     return Raw(b"\xd1" + struct.pack(">II", 4 + len(content), 2) + content)
@@ -145,7 +145,7 @@ def _filter(name: str, descriptor: str, value: str) -> Raw:
 
 @check("M28", "B4", section="3.5.8")
 def unknown_filter(host: Host) -> None:
-    """A filter that nobody knows is refused, or is not among those that are answered."""
+    """An unknown filter is refused, or absent from the host's source."""
     peer = host.session()
     asked = _filter("amqp-rt:no-such", "amqp-rt:no-such-filter:string", "x")
     try:
@@ -158,7 +158,7 @@ def unknown_filter(host: Host) -> None:
 
 @check("M28", "M29", section="3.5.8")
 def selector(host: Host) -> None:
-    """A selector that is answered is in place: what it does not select does not come."""
+    """A selector in the host's source is applied: messages that do not match are not sent."""
     peer = host.session()
     address = host.queue(peer)
     asked = _filter("selector", _SELECTOR, "colour = 'red'")
@@ -171,7 +171,7 @@ def selector(host: Host) -> None:
         raise NotOffered("a selector is not answered, so it is not in place")
     out = peer.sender(address, handle=0)
     for colour in ("blue", "red"):
-        # The keys of application properties are strings.
+        # Keys of application-properties are strings.
         content = encode("string", "colour") + encode("string", colour)
         painted = b"\xd1" + struct.pack(">II", 4 + len(content), 2) + content
         out.accepted(out.send(message(colour, section(APPLICATION_PROPERTIES, painted))))
@@ -199,7 +199,7 @@ def _dynamic(peer: Peer, **fields: Any) -> Incoming:
 
 @check("M33", section="3.5.3")
 def dynamic_source(host: Host) -> None:
-    """A dynamic source has an address, and what others send there comes."""
+    """A dynamic source has an address, and messages sent there are delivered."""
     source = _dynamic(host.session())
     require(_terminus(source, "source").get("dynamic"), "a dynamic source is not answered as one")
     host.session().sender(source.address).put("x")
@@ -218,7 +218,7 @@ def two_dynamic_sources(host: Host) -> None:
 
 @check("M33", section="3.5.4")
 def dynamic_target(host: Host) -> None:
-    """A dynamic target has an address, and what is sent there may be fetched from it."""
+    """A dynamic target has an address, and messages sent there can be received from it."""
     peer = host.session()
     try:
         out = peer.sender(composite("target", dynamic=True))
@@ -235,7 +235,7 @@ def dynamic_target(host: Host) -> None:
 
 @check("M34", section="3.5.9")
 def delete_on_close(host: Host) -> None:
-    """A node that is to be deleted when its link is closed is gone then."""
+    """A node with the lifetime-policy delete-on-close is deleted when its link is closed."""
     peer = host.session()
     policy = Raw(b"\x00\x53\x2b\x45")
     source = _dynamic(peer, dynamic_node_properties={"lifetime-policy": policy})
@@ -256,7 +256,7 @@ def delete_on_close(host: Host) -> None:
 
 @check("M41", section="2.7.3")
 def anonymous_relay(host: Host) -> None:
-    """To a target without an address each message goes where its own properties say."""
+    """A target without an address routes each message by its own property to."""
     peer = host.connect()
     offered = peer.greeting.get("offered_capabilities") or []
     if "ANONYMOUS-RELAY" not in offered:
@@ -291,7 +291,7 @@ class Coordinator:
         self.target = target
 
     def declare(self) -> bytes:
-        """Begin a transaction; its txn-id."""
+        """Declare a transaction; return its txn-id."""
         number = self.link.send(section(VALUE, encode("any", composite("declare"))))
         state = self.link.outcome(number).fields.get("state")
         require(
@@ -304,7 +304,7 @@ class Coordinator:
         return bytes(state.fields["txn_id"])
 
     def discharge(self, transaction: bytes, *, fail: bool) -> None:
-        """End a transaction."""
+        """Discharge a transaction."""
         discharge = composite("discharge", txn_id=transaction, fail=fail)
         self.link.accepted(self.link.send(section(VALUE, encode("any", discharge))))
 
@@ -315,7 +315,7 @@ def _within(transaction: bytes, outcome: str | None = None) -> Composite:
 
 @check("R1", section="4.2")
 def coordinator(host: Host) -> None:
-    """The coordinator answers which capabilities of transactions it has."""
+    """The coordinator answers with the capabilities of transactions that it has."""
     target = Coordinator(host.session()).target
     found = target.fields.get("capabilities") or []
     found = found if isinstance(found, list) else [found]
@@ -339,7 +339,7 @@ def declare(host: Host) -> None:
 
 @check("R2", section="4.5.8")
 def unknown_transaction(host: Host) -> None:
-    """A discharge of a transaction that is not there is refused with unknown-id."""
+    """Discharge of an unknown transaction is refused with unknown-id."""
     peer = host.session()
     control = Coordinator(peer)
     discharge = composite("discharge", txn_id=b"amqp-rt-no-such", fail=False)
@@ -360,7 +360,7 @@ def unknown_transaction(host: Host) -> None:
 
 @check("R3", section="4.4.2")
 def sent_in_a_transaction(host: Host) -> None:
-    """What is sent in a transaction is there when it has been discharged, and not before."""
+    """A message sent in a transaction is available after its discharge, and not before."""
     peer = host.session()
     control = Coordinator(peer)
     address = host.queue(peer)
@@ -380,7 +380,7 @@ def sent_in_a_transaction(host: Host) -> None:
 
 @check("R3", "R7", section="4.4.2")
 def sent_and_rolled_back(host: Host) -> None:
-    """What is sent in a transaction that fails never comes."""
+    """A message sent in a transaction that is rolled back is never delivered."""
     peer = host.session()
     control = Coordinator(peer)
     address = host.queue(peer)
@@ -394,7 +394,7 @@ def sent_and_rolled_back(host: Host) -> None:
 
 @check("R4", section="4.4.3")
 def accepted_in_a_transaction(host: Host) -> None:
-    """What is accepted in a transaction is gone when it has been discharged."""
+    """A message accepted in a transaction is removed after its discharge."""
     peer, control, source, address = _fetched(host)
     transaction = control.declare()
     (delivery,) = source.read("x")
@@ -408,7 +408,7 @@ def accepted_in_a_transaction(host: Host) -> None:
 
 @check("R4", "R7", section="4.4.3")
 def accepted_and_rolled_back(host: Host) -> None:
-    """What is accepted in a transaction that fails is with its receiver as before, and may be released."""
+    """A message accepted in a transaction that is rolled back stays with its receiver."""
     _, control, source, _ = _fetched(host)
     transaction = control.declare()
     (delivery,) = source.read("x")
@@ -421,7 +421,7 @@ def accepted_and_rolled_back(host: Host) -> None:
 
 @check("R5", "R7", section="4.4.4")
 def acquired_in_a_transaction(host: Host) -> None:
-    """What is fetched in a transaction names it, and is at its source again when that fails."""
+    """A message acquired in a transaction has its txn-id, and is available after a rollback."""
     peer = host.session()
     control = Coordinator(peer)
     address = host.queue(peer)
@@ -447,7 +447,7 @@ def acquired_in_a_transaction(host: Host) -> None:
 
 @check("R8", section="4.2")
 def coordinator_closed(host: Host) -> None:
-    """A transaction whose link to the coordinator ends is rolled back."""
+    """A transaction is rolled back when the link to its coordinator ends."""
     peer = host.session()
     control = Coordinator(peer)
     address = host.queue(peer)
@@ -460,7 +460,7 @@ def coordinator_closed(host: Host) -> None:
 
 
 def _fetched(host: Host) -> tuple[Peer, Coordinator, Incoming, str]:
-    """A session with a coordinator, and a message that is about to come."""
+    """Open a session with a coordinator, and credit for a message."""
     peer = host.session()
     control = Coordinator(peer)
     address = host.queue(peer)

@@ -1,4 +1,4 @@
-"""Headers, SASL, open and close, frames, idle time-outs, and octets that are no AMQP."""
+"""Checks of protocol headers, SASL, open and close, frames, idle time-outs and malformed octets."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .checks import check
 from .host import Host, Peer, open_frame
 from .verdicts import Departs, NotOffered, require
 
-#: Octets that a host must take in any case (Part 2 §2.7.1, MIN-MAX-FRAME-SIZE).
+#: Octets of a frame that every host must accept (Part 2 §2.7.1, MIN-MAX-FRAME-SIZE).
 MIN_MAX_FRAME_SIZE: Final = 512
 FRAMING: Final = "amqp:connection:framing-error"
 DECODE: Final = "amqp:decode-error"
 _BEGIN: Final = composite("begin", next_outgoing_id=0, incoming_window=9, outgoing_window=9)
-#: A link that a peer does not wait for.
+#: A link that is attached and detached without waiting for answers.
 _ATTACH_AND_DETACH: Final = (
     composite(
         "attach", name="l", handle=0, role="receiver", source="amqp-rt-conformance", target="t"
     ),
     composite("detach", handle=0, closed=True),
 )
-#: The longest idle time-out that is waited for, in milliseconds.
+#: The longest idle time-out that the check waits for, in milliseconds.
 _IDLE_MAX_MS: Final = 5_000
 
 # --- protocol headers ----------------------------------------------------------------------------
@@ -33,14 +33,16 @@ def _another_header(host: Host, octets: bytes) -> None:
     peer = host.dial()
     peer.raw(octets)
     answer = peer.hear("header")
-    # It may be that of another version, if the host speaks that.
+    # The answer may be the header of another version that the host supports.
     require(answer.payload != octets, f"{octets!r} is answered by itself")
     peer.gone()
 
 
 @check("X1", section="2.2")
 def header(host: Host) -> None:
-    """The header of AMQP 1.0 is answered by itself, or else by one that is wanted first, and the end."""
+    """The header of AMQP 1.0 is answered by itself, or by a required one and the end of the
+    stream.
+    """
     peer = host.dial()
     peer.raw(HEADER)
     answer = peer.hear("header")
@@ -51,25 +53,25 @@ def header(host: Host) -> None:
 
 @check("X1", section="2.2")
 def another_version(host: Host) -> None:
-    """A version that is not spoken is answered by one that is, and the end of the stream."""
+    """An unsupported version is answered by a supported one, and the end of the stream."""
     _another_header(host, b"AMQP\x00\x09\x00\x00")
 
 
 @check("X1", section="2.2")
 def another_protocol_id(host: Host) -> None:
-    """A protocol id that nobody knows is answered by a header that would do, and the end."""
+    """An unknown protocol id is answered by a supported header, and the end of the stream."""
     _another_header(host, b"AMQP\x77\x01\x00\x00")
 
 
 @check("X1", section="2.2")
 def no_header(host: Host) -> None:
-    """What is no protocol header is answered by one that would do, and the end."""
+    """Octets that are no header are answered by a supported header, and the end of the stream."""
     _another_header(host, b"\x16\x07NoAMQP")
 
 
 @check("X1", section="2.2")
 def header_in_pieces(host: Host) -> None:
-    """A header may come octet by octet."""
+    """A header may arrive octet by octet."""
     peer = host.dial()
     for octet in SASL_HEADER:
         peer.raw(bytes((octet,)))
@@ -79,7 +81,7 @@ def header_in_pieces(host: Host) -> None:
 
 @check("SE1", section="5.3.2")
 def sasl(host: Host) -> None:
-    """The SASL layer is left with a code of success, and then AMQP begins with its own header."""
+    """The SASL layer ends with the code ok, and AMQP begins with its own header."""
     _through_sasl(host)
     host.connect()
 
@@ -128,7 +130,7 @@ def _through_sasl(host: Host) -> Peer:
 
 @check("X4", section="2.7.1")
 def open_of_the_host(host: Host) -> None:
-    """The host says who it is, on channel 0, and takes frames of 512 octets or more."""
+    """The host sends open with its container-id on channel 0, and accepts 512 octets or more."""
     peer = host.log_in()
     peer.raw(HEADER)
     peer.open()
@@ -151,7 +153,7 @@ def close(host: Host) -> None:
 
 @check("X4", "X26", section="2.7.9")
 def close_with_an_error(host: Host) -> None:
-    """A close that carries an error is answered by close as any other."""
+    """A close with an error is answered by close, as any other."""
     peer = host.connect()
     peer.send("close", error=("amqp:internal-error", "this end has a fault of its own"))
     peer.hear("close")
@@ -159,7 +161,7 @@ def close_with_an_error(host: Host) -> None:
 
 @check("X4", section="2.7.1")
 def open_without_a_container_id(host: Host) -> None:
-    """Open without its container-id, which is mandatory, is an error of decoding."""
+    """Open without the mandatory container-id is a decode error."""
     peer = host.log_in()
     peer.raw(HEADER)
     peer.open(container_id=None)
@@ -169,7 +171,7 @@ def open_without_a_container_id(host: Host) -> None:
 
 @check("X4", section="2.7.1")
 def begin_before_open(host: Host) -> None:
-    """The first frame is open: another one is an error that closes the connection."""
+    """The first frame must be open: another one closes the connection with an error."""
     peer = host.log_in()
     peer.raw(HEADER)
     peer.expect_channel(0)
@@ -180,7 +182,7 @@ def begin_before_open(host: Host) -> None:
 
 @check("X4", section="2.8.15")
 def open_twice(host: Host) -> None:
-    """A second open is not allowed in that state: the connection is closed with an error."""
+    """A second open is not allowed: the connection is closed with an error."""
     peer = host.connect()
     peer.open()
     peer.fault("close", conditions=("amqp:illegal-state", "amqp:not-allowed", FRAMING))
@@ -188,12 +190,12 @@ def open_twice(host: Host) -> None:
 
 @check("X4", section="2.7.1")
 def smallest_frames(host: Host) -> None:
-    """A peer that takes frames of 512 octets gets none that is larger."""
+    """A peer with a max-frame-size of 512 receives no larger frame."""
     peer = host.connect(max_frame_size=MIN_MAX_FRAME_SIZE)
     peer.begin()
     address = host.queue(peer)
     out = peer.sender(address)
-    # Of a host that takes no more either, a message has to be put together of pieces.
+    # The host may not accept larger frames either, so the message is sent in small transfers.
     piece = b"\x00\x53\x75\xa0\xc8" + bytes(200)
     number = out.begin(payload=piece, more=True)
     for _ in range(8):
@@ -210,7 +212,9 @@ def smallest_frames(host: Host) -> None:
 
 @check("X5", section="2.4.1")
 def everything_at_once(host: Host) -> None:
-    """Open, begin, attach, detach, end and close may come in one breath: it is opened and closed."""
+    """Open, begin, attach, detach, end and close may be sent at once: open and close get
+    answers.
+    """
     peer = host.log_in()
     peer.expect_channel(0)
     frames = [
@@ -222,14 +226,14 @@ def everything_at_once(host: Host) -> None:
     ]
     peer.raw(HEADER + b"".join(map(encode_frame, frames)))
     peer.hear("header")
-    # What is over already, as the session is when the connection is closed, need not be answered.
+    # Answers on a session that the close has ended already are optional.
     peer.hear("open")
     peer.hear("close", passing={"empty", "flow", "begin", "attach", "detach", "end"})
 
 
 @check("X5", section="2.5.2")
 def begin_and_end_at_once(host: Host) -> None:
-    """Begin and end may come in one breath; each is answered."""
+    """Begin and end may be sent at once; each is answered."""
     peer = host.connect()
     peer.expect_channel(0)
     peer.raw(encode_frame(_BEGIN) + encode_frame(composite("end")))
@@ -239,10 +243,10 @@ def begin_and_end_at_once(host: Host) -> None:
 
 @check("X5", section="2.6.3")
 def attach_and_detach_at_once(host: Host) -> None:
-    """Attach and detach may come in one breath; each is answered."""
+    """Attach and detach may be sent at once; each is answered."""
     peer = host.session()
     peer.raw(b"".join(map(encode_frame, _ATTACH_AND_DETACH)))
-    # The source need not exist: a link that is refused is attached and detached as well.
+    # The source need not exist: a refused link is attached and detached as well.
     peer.hear("attach")
     peer.hear("detach")
     peer.alive()
@@ -250,7 +254,7 @@ def attach_and_detach_at_once(host: Host) -> None:
 
 @check("X5", "SE1", section="5.3.2")
 def sasl_at_once(host: Host) -> None:
-    """A client need not wait for answers in the SASL layer either, nor before open."""
+    """A client need not wait for answers in the SASL layer, nor before open."""
     _through_sasl(host)
     peer = host.dial()
     mechanism = "ANONYMOUS" if host.user is None else "PLAIN"
@@ -266,7 +270,7 @@ def sasl_at_once(host: Host) -> None:
 
 @check("X3", section="2.3.1")
 def extended_header(host: Host) -> None:
-    """An extended header of a frame is passed over."""
+    """The extended header of a frame is ignored."""
     peer = host.connect()
     peer.expect_channel(0)
     peer.raw(encode_frame(_BEGIN, doff=4))
@@ -291,7 +295,7 @@ def data_offset_beyond_the_frame(host: Host) -> None:
 
 @check("X3", section="2.8.16")
 def frame_smaller_than_its_header(host: Host) -> None:
-    """A frame that says to be smaller than its own header is a framing error."""
+    """A frame whose size is less than its header is a framing error."""
     peer = host.connect()
     peer.raw(struct.pack(">IBBH", 4, 2, 0, 0) + bytes(8))
     peer.fault("close", conditions=(FRAMING,))
@@ -311,7 +315,7 @@ def frame_too_large(host: Host) -> None:
 
 @check("X3", section="2.3.2")
 def empty_frames(host: Host) -> None:
-    """Frames without a body are taken; they only say that somebody is there."""
+    """Frames without a body are accepted."""
     peer = host.session()
     peer.raw(encode_frame(b"") + encode_frame(b""))
     peer.alive()
@@ -319,7 +323,7 @@ def empty_frames(host: Host) -> None:
 
 @check("X3", section="2.3")
 def frames_in_pieces(host: Host) -> None:
-    """A frame may come octet by octet."""
+    """A frame may arrive octet by octet."""
     peer = host.connect()
     peer.expect_channel(0)
     for octet in encode_frame(_BEGIN):  # fmt: skip
@@ -329,7 +333,7 @@ def frames_in_pieces(host: Host) -> None:
 
 @check("X26", section="2.8.15")
 def unknown_performative(host: Host) -> None:
-    """A performative that nobody knows closes the connection with an error."""
+    """An unknown performative closes the connection with an error."""
     peer = host.session()
     peer.raw(encode_frame(b"\x00\x53\x1f\x45"))
     peer.fault("close")
@@ -337,7 +341,7 @@ def unknown_performative(host: Host) -> None:
 
 @check("X26", section="2.8.15")
 def frame_without_a_performative(host: Host) -> None:
-    """A body that is no described list closes the connection with an error."""
+    """A frame body other than a described list closes the connection with an error."""
     peer = host.session()
     peer.raw(encode_frame(b"\xa1\x05hello"))
     peer.fault("close")
@@ -345,7 +349,7 @@ def frame_without_a_performative(host: Host) -> None:
 
 @check("X26", section="2.8.15")
 def frame_on_a_channel_without_a_session(host: Host) -> None:
-    """A frame on a channel on which nothing was begun closes the connection with an error."""
+    """A frame on a channel without a session closes the connection with an error."""
     peer = host.session()
     peer.send("attach", channel=3, name="l", handle=0, role="receiver", source="q", target="t")
     peer.fault("close")
@@ -375,7 +379,7 @@ _NULL: Final = b"\x40"
 
 @check("T1", section="1.6")
 def long_encodings(host: Host) -> None:
-    """Values in their longest encodings are read: str32, uint, ushort, null for what is left out."""
+    """Values in their longest encodings are accepted: str32, uint, ushort, null for no value."""
     name = host.name.encode()
     _opens(
         host,
@@ -393,7 +397,7 @@ def long_encodings(host: Host) -> None:
 
 @check("T1", section="1.6")
 def short_encodings(host: Host) -> None:
-    """Values in their shortest encodings are read: list8, str8, uint0, smalluint."""
+    """Values in their shortest encodings are accepted: list8, str8, uint0, smalluint."""
     name = host.name.encode()
     items = _ID + b"\xa1" + bytes((len(name),)) + name + _NULL + b"\x60\x00\x09" + b"\x43"
     _opens(host, encode_frame(b"\x00\x53\x10\xc0" + bytes((len(items) + 1, 5)) + items))
@@ -401,7 +405,7 @@ def short_encodings(host: Host) -> None:
 
 @check("T1", section="1.6.2")
 def booleans(host: Host) -> None:
-    """A boolean of one octet of its own (0x56) is as good as the short ones."""
+    """A boolean encoded in two octets (0x56) is accepted."""
     peer = host.session()
     address = host.queue(peer)
     link = peer.receiver(address, incomplete_unsettled=Raw(b"\x56\x00"))
@@ -417,7 +421,7 @@ def symbolic_descriptors(host: Host) -> None:
 
 @check("T6", section="1.2")
 def unknown_described_value(host: Host) -> None:
-    """A described value that nobody knows, where any may be, does no harm."""
+    """An unknown described value, where any type is allowed, is accepted."""
     odd = b"\x00\x80" + struct.pack(">Q", 0xDEAD_0000_BEEF) + b"\xa1\x01x"
     properties = encode("map", {"amqp-rt:odd": Raw(odd)})
     _opens(host, open_frame(_ID, encode("string", host.name), *[_NULL] * 7, properties))
@@ -425,21 +429,21 @@ def unknown_described_value(host: Host) -> None:
 
 @check("T7", section="1.4")
 def trailing_nulls(host: Host) -> None:
-    """Fields at the end may be left out, or be there as nulls."""
+    """Trailing fields may be omitted, or sent as nulls."""
     _opens(host, open_frame(_ID))
     _opens(host, open_frame(_ID, *[_NULL] * 9))
 
 
 @check("T7", section="2.8.15")
 def field_of_a_wrong_type(host: Host) -> None:
-    """A field of another type than the standard's is an error of decoding."""
+    """A field of a wrong type is a decode error."""
     frame = open_frame(_ID, encode("string", host.name), encode("string", "many"))
     _does_not_open(host, frame, DECODE, "amqp:invalid-field")
 
 
 @check("T7", section="2.8.15")
 def mandatory_field_missing(host: Host) -> None:
-    """A begin without next-outgoing-id, which is mandatory, is an error of decoding."""
+    """A begin without the mandatory next-outgoing-id is a decode error."""
     peer = host.connect()
     peer.expect_channel(0)
     peer.send("begin", incoming_window=9, outgoing_window=9)
@@ -456,14 +460,14 @@ def several_values(host: Host) -> None:
 
 @check("T5", section="1.6.23")
 def half_a_pair(host: Host) -> None:
-    """A map with a key that has no value is an error of decoding."""
+    """A map with a key and no value is a decode error."""
     odd = b"\xd1" + struct.pack(">II", 4 + 5, 1) + b"\xa3\x03key"
     _does_not_open(host, open_frame(_ID, *[_NULL] * 8, odd), DECODE)
 
 
 @check("T5", section="1.6.23")
 def same_key_twice(host: Host) -> None:
-    """A map with the same key twice is an error of decoding."""
+    """A map with a duplicate key is a decode error."""
     content = b"\xa3\x03key\xa1\x01a\xa3\x03key\xa1\x01b"
     twice = b"\xd1" + struct.pack(">II", 4 + len(content), 4) + content
     _does_not_open(host, open_frame(_ID, *[_NULL] * 8, twice), DECODE)
@@ -471,27 +475,27 @@ def same_key_twice(host: Host) -> None:
 
 @check("T3", section="1.6.20")
 def text_that_is_no_utf8(host: Host) -> None:
-    """A string that is not UTF-8 is an error of decoding."""
+    """A string that is not UTF-8 is a decode error."""
     _does_not_open(host, open_frame(b"\xa1\x04\xff\xfe\xc0\x80"), DECODE)
 
 
 @check("T9", section="2.8.15")
 def sizes_that_lie(host: Host) -> None:
-    """A list that says to be larger than its frame is an error of decoding."""
+    """A list whose size exceeds its frame is a decode error."""
     lie = encode_frame(b"\x00\x53\x10\xd0" + struct.pack(">II", 2**31, 2**31) + _ID)
     _does_not_open(host, lie, DECODE, FRAMING)
 
 
 @check("T9", section="2.8.15")
 def count_that_lies(host: Host) -> None:
-    """A list with fewer items than it says is an error of decoding."""
+    """A list with fewer items than its count is a decode error."""
     lie = encode_frame(b"\x00\x53\x10\xd0" + struct.pack(">II", 4 + len(_ID), 2**32 - 1) + _ID)
     _does_not_open(host, lie, DECODE, FRAMING)
 
 
 @check("T9", section="1.6")
 def values_inside_values(host: Host) -> None:
-    """Lists hundreds deep inside each other, or an array of endless nulls, stop no host."""
+    """Hundreds of nested lists, or an array of 2^32 - 1 nulls, do not stop the host."""
     peer = host.connect()
     depth = min(400, (peer.greeting.get("max_frame_size", 2**32 - 1) - 100) // 9)
     deep = b"\x45"
@@ -503,7 +507,7 @@ def values_inside_values(host: Host) -> None:
         peer.expect_channel(0)
         properties = b"\xd1" + struct.pack(">II", 7 + len(content), 2) + b"\xa3\x01x" + content
         peer.send("begin", next_outgoing_id=0, incoming_window=9, outgoing_window=9, properties=Raw(properties))  # fmt: skip
-        # It may be taken or refused; what counts is that the host goes on.
+        # The host may accept or refuse it; it has to keep running.
         peer.hear("begin", "close")
         host.session()
 
@@ -513,7 +517,7 @@ def values_inside_values(host: Host) -> None:
 
 @check("X6", section="2.4.5")
 def idle_time_out_of_ours(host: Host) -> None:
-    """A peer that wants to hear something every second does."""
+    """A peer with an idle-time-out of one second receives a frame every second."""
     try:
         peer = host.connect(idle_time_out=1000)
     except Departs as departure:
@@ -525,14 +529,14 @@ def idle_time_out_of_ours(host: Host) -> None:
 
 @check("X6", section="2.4.5")
 def idle_time_out_of_theirs(host: Host) -> None:
-    """A peer that is silent for too long is told so by a close with an error."""
+    """A peer silent for longer than the host's idle-time-out receives a close with an error."""
     peer = host.connect()
     limit = peer.greeting.get("idle_time_out") or 0
     if not limit:
         raise NotOffered("the host has no idle-time-out")
     if limit > _IDLE_MAX_MS:
         raise NotOffered(f"its idle-time-out of {limit / 1000:g} s is too long to be waited for")
-    # What is announced should be half of what is kept.
+    # Hosts should announce half of the time that they enforce.
     frame = peer.hear("close", within=limit / 1000 * 3 + 1)
     error = frame.fields.get("error")
     condition = error.fields.get("condition") if isinstance(error, Composite) else None
@@ -541,7 +545,7 @@ def idle_time_out_of_theirs(host: Host) -> None:
 
 @check("X26", section="2.4.4")
 def end_without_a_close(host: Host) -> None:
-    """A peer that goes without a word harms nobody else."""
+    """A peer that ends its stream without a close affects no other connection."""
     other = host.session()
     peer = host.session()
     peer.receiver(host.queue(peer)).flow(10)

@@ -1,4 +1,4 @@
-"""Sessions and their windows, links and how they come and go, credit, and errors in their scope."""
+"""Checks of sessions and windows, links, credit, and the scope of errors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .host import Host, Peer, message, shown
 from .verdicts import Departs, NotOffered, require
 
 FRAMING = "amqp:connection:framing-error"
-#: Messages that are put where fewer are asked for.
+#: Bodies of the messages put where a check requests fewer.
 _FEW = ("1", "2", "3", "4", "5")
 
 
 def _stocked(host: Host, *bodies: str) -> tuple[Peer, str]:
-    """A session, and a queue with these messages in it."""
+    """Open a session, and fill a queue with these messages."""
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address)
@@ -31,7 +31,7 @@ def _stocked(host: Host, *bodies: str) -> tuple[Peer, str]:
 
 @check("X8", section="2.5.1")
 def begin(host: Host) -> None:
-    """Begin is answered by begin, which names our channel and where the host's windows start."""
+    """Begin is answered by begin, with our channel and the host's initial windows."""
     peer = host.connect()
     answer = peer.begin(5)
     for name in ("next_outgoing_id", "incoming_window", "outgoing_window"):
@@ -40,7 +40,7 @@ def begin(host: Host) -> None:
 
 @check("X8", section="2.5.1")
 def several_sessions(host: Host) -> None:
-    """Sessions of one connection do not touch: the end of one leaves the others."""
+    """Sessions of one connection are independent: ending one leaves the others."""
     peer = host.connect()
     if peer.greeting.get("channel_max", 65_535) < 2:
         raise NotOffered("the channel-max is too low for three sessions")
@@ -65,7 +65,7 @@ def end(host: Host) -> None:
 
 @check("X8", section="2.5.2")
 def end_ends_links(host: Host) -> None:
-    """With a session its links end: their names and handles may be used again."""
+    """Ending a session ends its links: their names and handles may be used again."""
     peer = host.session()
     address = host.queue(host.session())
     peer.sender(address, name="once", handle=0)
@@ -77,7 +77,7 @@ def end_ends_links(host: Host) -> None:
 
 @check("X8", section="2.7.1")
 def our_channel_max(host: Host) -> None:
-    """A peer with a channel-max of 0 hears nothing on other channels."""
+    """A peer with a channel-max of 0 receives no frames on other channels."""
     peer = host.connect(channel_max=0)
     answer = peer.begin()
     require(answer.channel == 0, f"begin comes on channel {answer.channel}")
@@ -107,7 +107,7 @@ def their_handle_max(host: Host) -> None:
 
 @check("X8", "X26", section="2.5.1")
 def channel_in_use(host: Host) -> None:
-    """Begin on a channel that has a session is an error."""
+    """Begin on a channel with a session is an error."""
     peer = host.session()
     peer.send("begin", next_outgoing_id=0, incoming_window=9, outgoing_window=9)
     peer.fault("close", "end")
@@ -115,7 +115,7 @@ def channel_in_use(host: Host) -> None:
 
 @check("X17", "X10", section="2.7.4")
 def echo_of_a_session(host: Host) -> None:
-    """An echo that names no link is answered with the numbers of the session."""
+    """An echo without a link is answered with the state of the session."""
     peer = host.session()
     frame = peer.echo()
     require("handle" not in frame.fields, f"the answer names a link: {shown(frame)}")
@@ -128,7 +128,7 @@ def echo_of_a_session(host: Host) -> None:
 
 @check("X10", section="2.5.6")
 def our_window(host: Host) -> None:
-    """No more transfers come than the incoming-window lets in; a new window lets in the rest."""
+    """No more transfers are sent than the incoming-window allows; a new window allows the rest."""
     _, address = _stocked(host, *_FEW)
     peer = host.session(incoming_window=2)
     source = peer.receiver(address)
@@ -143,7 +143,7 @@ def our_window(host: Host) -> None:
 
 @check("X10", section="2.5.6")
 def numbers_wrap(host: Host) -> None:
-    """Transfer numbers and delivery-ids may start anywhere, and wrap around at 2^32."""
+    """Transfer-ids and delivery-ids may start anywhere, and wrap around at 2^32."""
     peer = host.session(next_outgoing_id=2**32 - 2)
     address = host.queue(peer)
     out = peer.sender(address, initial_delivery_count=2**32 - 3)
@@ -159,7 +159,9 @@ def numbers_wrap(host: Host) -> None:
 
 @check("X12", section="2.6.3")
 def attach(host: Host) -> None:
-    """Attach is answered by attach: the same name, the other role, termini, a delivery-count to start from."""
+    """Attach is answered by attach, with name, the other role, termini and initial-delivery-
+    count.
+    """
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address)
@@ -186,7 +188,7 @@ def one_name_both_ways(host: Host) -> None:
 
 @check("X12", section="2.6.2")
 def any_handle(host: Host) -> None:
-    """Handles are of each side's own choice: ours may be any up to the host's handle-max."""
+    """Each side chooses its handles: ours may be any up to the host's handle-max."""
     peer = host.connect()
     limit = peer.begin().fields.get("handle_max", 2**32 - 1)
     out = peer.sender(host.queue(peer), handle=limit)
@@ -195,7 +197,7 @@ def any_handle(host: Host) -> None:
 
 @check("X12", section="2.6.5")
 def handle_again(host: Host) -> None:
-    """A link that is closed is answered by closed, and its handle and its name may be used again."""
+    """Detach with closed is answered with closed, and handle and name may be used again."""
     peer = host.session()
     address = host.queue(peer)
     for _ in range(3):
@@ -207,7 +209,7 @@ def handle_again(host: Host) -> None:
 
 @check("X26", section="2.6.5")
 def detach_with_an_error(host: Host) -> None:
-    """A detach that carries an error is answered as any other, and the session goes on."""
+    """A detach with an error is answered as any other, and the session continues."""
     peer = host.session()
     source = peer.receiver(host.queue(peer))
     source.detach(closed=True, error=("amqp:internal-error", "this end has a fault of its own"))
@@ -230,7 +232,7 @@ def stolen(host: Host) -> None:
 
 @check("X14", section="2.6.3")
 def refused(host: Host) -> None:
-    """A link to a node that is not there is attached without a terminus and closed as not found."""
+    """A link to a missing node is attached without a terminus, and closed as not found."""
     peer = host.session()
     name = f"no-such-node/{token_hex(6)}"
     terminus = composite("source", address=name)
@@ -258,7 +260,7 @@ def refused(host: Host) -> None:
 
 @check("X26", section="2.7.3")
 def handle_in_use(host: Host) -> None:
-    """Attach with a handle that is in use ends with handle-in-use."""
+    """Attach with a handle in use is answered by the error handle-in-use."""
     peer = host.session()
     address = host.queue(peer)
     peer.sender(address, handle=0)
@@ -287,7 +289,7 @@ def transfer_without_a_link(host: Host) -> None:
 
 @check("X26", section="2.8.17")
 def detach_without_a_link(host: Host) -> None:
-    """A detach for a handle without a link ends the session with an error that says so."""
+    """A detach for a handle without a link ends the session with an error for it."""
     peer = host.session()
     peer.send("detach", handle=9, closed=True)
     peer.fault("end", conditions=("amqp:session:unattached-handle", "amqp:session:errant-link"))
@@ -295,7 +297,7 @@ def detach_without_a_link(host: Host) -> None:
 
 @check("X26", section="2.5.3")
 def session_error_ends_no_connection(host: Host) -> None:
-    """An error of a session leaves the connection and its other sessions."""
+    """A session error leaves the connection and its other sessions open."""
     peer = host.connect()
     peer.begin(0)
     peer.begin(1)
@@ -309,7 +311,7 @@ def session_error_ends_no_connection(host: Host) -> None:
 
 @check("X15", section="2.6.7")
 def no_credit_no_transfer(host: Host) -> None:
-    """Without credit nothing comes, and with credit for one no more than one."""
+    """Without credit no message is sent, and with a credit of one no more than one."""
     peer, address = _stocked(host, *_FEW)
     source = peer.receiver(address)
     source.nothing()
@@ -322,7 +324,7 @@ def no_credit_no_transfer(host: Host) -> None:
 
 @check("X15", section="2.6.7")
 def credit_is_no_sum(host: Host) -> None:
-    """Credit counts from the delivery-count it comes with: said twice it is given once."""
+    """Credit counts from the delivery-count it is sent with: sent twice, it is granted once."""
     peer, address = _stocked(host, *_FEW)
     source = peer.receiver(address)
     source.flow(2)
@@ -334,7 +336,7 @@ def credit_is_no_sum(host: Host) -> None:
 
 @check("X15", section="2.6.7")
 def credit_is_taken_back(host: Host) -> None:
-    """A flow with less credit takes back what was given."""
+    """A flow with less credit withdraws credit granted before."""
     peer = host.session()
     address = host.queue(peer)
     source = peer.receiver(address)
@@ -349,7 +351,7 @@ def credit_is_taken_back(host: Host) -> None:
 
 @check("X15", section="2.6.7")
 def any_initial_delivery_count(host: Host) -> None:
-    """A sender's delivery-count may start anywhere; credit is counted from there."""
+    """A sender's delivery-count may start anywhere; credit counts from there."""
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address, initial_delivery_count=2**32 - 1)
@@ -360,7 +362,7 @@ def any_initial_delivery_count(host: Host) -> None:
 
 @check("X17", "X15", section="2.7.4")
 def echo_of_a_link(host: Host) -> None:
-    """An echo that names a link is answered with its delivery-count and its credit."""
+    """An echo for a link is answered with its delivery-count and credit."""
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address)
@@ -380,7 +382,7 @@ def echo_of_a_link(host: Host) -> None:
 
 @check("X16", section="2.6.7")
 def drain_of_nothing(host: Host) -> None:
-    """Drain where nothing is answers with the credit used up: delivery-count raised, credit 0."""
+    """Drain of an empty source uses up the credit: delivery-count raised, link-credit 0."""
     peer = host.session()
     source = peer.receiver(host.queue(peer))
     start = source.count
@@ -390,7 +392,7 @@ def drain_of_nothing(host: Host) -> None:
 
 @check("X16", section="2.6.8")
 def drain_of_what_is_there(host: Host) -> None:
-    """Drain sends what there is, then gives back the rest of the credit; then nothing more comes."""
+    """Drain sends all available messages, then returns the remaining credit."""
     peer, address = _stocked(host, "1", "2")
     source = peer.receiver(address)
     start = source.count
@@ -412,7 +414,7 @@ def _drained(peer: Peer, count: int) -> None:
         if frame.name in ("detach", "end", "close"):
             raise Departs(f"no flow comes, but {shown(frame)}")
         if frame.name == "flow" and "handle" in frame.fields:
-            # The host may say first how things stand.
+            # The host may first send a flow with its current state.
             if not frame.fields.get("link_credit") and frame.fields.get("delivery_count") == count:
                 return
             seen = f"this comes: {shown(frame)}"
@@ -424,7 +426,7 @@ def _drained(peer: Peer, count: int) -> None:
 
 @check("X23", section="2.6.4")
 def suspended(host: Host) -> None:
-    """A link that is detached, not closed, is answered in kind and may be attached again."""
+    """A link detached without closed is answered alike, and may be attached again."""
     peer = host.session()
     address = host.queue(peer)
     source = peer.receiver(composite("source", address=address, expiry_policy="session-end", timeout=60), name="pause")  # fmt: skip
@@ -440,7 +442,7 @@ def suspended(host: Host) -> None:
 
 @check("X24", section="2.6.13")
 def resumed(host: Host) -> None:
-    """A delivery that is unsettled when the link breaks is in the unsettled map, and resumed by its tag."""
+    """A delivery unsettled when the link breaks is in the unsettled map, and resumed by its tag."""
     _, address = _stocked(host, "x")
     terminus = composite(
         "source", address=address, durable=2, expiry_policy="never", timeout=60,
@@ -479,7 +481,7 @@ def resumed(host: Host) -> None:
 
 @check("X24", section="2.6.13")
 def resumed_by_us(host: Host) -> None:
-    """A delivery to the host that is unsettled when the link breaks is known by its tag, and not lost or doubled."""
+    """A delivery to the host, unsettled when the link breaks, is neither lost nor duplicated."""
     keeper = host.session()
     address = host.queue(keeper)
     terminus = composite("target", address=address, durable=2, expiry_policy="never", timeout=60)
@@ -514,14 +516,14 @@ def resumed_by_us(host: Host) -> None:
 
 
 def _unsettled(tag: bytes, state: Composite | None = None) -> Raw:
-    """An unsettled map of one delivery, and the state that it is in."""
+    """Encode an unsettled map of one delivery and its state."""
     content = encode("binary", tag) + encode("any", state)
     return Raw(b"\xd1" + struct.pack(">II", 4 + len(content), 2) + content)
 
 
 @check("M42", section="2.6.1")
 def only_connection(host: Host) -> None:
-    """A container that is to have one connection has one: the second, or the first, is closed."""
+    """A container with sole-connection-for-container has one connection; another one is closed."""
     wish = {"container_id": "kit-alone", "desired_capabilities": ["sole-connection-for-container"]}
     first = host.connect(**wish)
     offered = first.greeting.get("offered_capabilities") or []
@@ -535,7 +537,7 @@ def only_connection(host: Host) -> None:
 
 @check("M43", "B4", section="2.7.1")
 def capabilities(host: Host) -> None:
-    """Capabilities that nobody has are not offered, on open, begin or attach."""
+    """Unknown capabilities are not offered, on open, begin or attach."""
     wish: dict[str, Any] = {"desired_capabilities": ["amqp-rt:no-such-capability"]}
     peer = host.connect(**wish)
     begun = peer.begin(**wish)

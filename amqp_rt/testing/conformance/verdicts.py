@@ -1,4 +1,4 @@
-"""What may come of a check, beside that it passes."""
+"""Results of a check other than success."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Departs", "NotOffered", "require"]
 
 
 class Departs(Exception):
-    """The host does something else than the standard says; the text is what was seen."""
+    """The host departs from the standard; the text is the observation."""
 
     def __init__(self, seen: str) -> None:
         super().__init__(seen)
@@ -14,14 +14,14 @@ class Departs(Exception):
 
 
 class NotOffered(Exception):
-    """What the check is about is optional, and this host does not have it; the text says why."""
+    """The host does not offer the optional feature of the check; the text has the reason."""
 
 
 def require(holds: object, seen: str) -> None:
-    """Depart with *seen* unless something holds.
+    """Raise unless a condition holds.
 
     Raises:
-        Departs: It does not.
+        Departs: *holds* is false; the text is *seen*.
     """
     if not holds:
         raise Departs(seen)

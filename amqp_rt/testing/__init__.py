@@ -1,6 +1,6 @@
 """Test tools, public as ``trio.testing`` is.
 
-The names are looked up on first use: pytest loads the plug-in in every run, whoever uses it.
+Names are imported on first use: pytest loads the plug-in in every run, whether or not it is used.
 """
 
 from __future__ import annotations

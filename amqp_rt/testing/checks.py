@@ -1,4 +1,4 @@
-"""What a store must do, as checks that run anywhere: in pytest, in a script, in a plug-in's tests."""
+"""Checks of a store that run anywhere: in pytest, in a script, in a plug-in's tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ E = TypeVar("E", bound=Exception)
 
 
 def check_store(make: Callable[[], Store]) -> None:
-    """Check that what *make* makes is a store.
+    """Check that the stores *make* returns keep the contract of a store.
 
     Args:
-        make: Makes an empty store that has not been opened. Each check takes a new one.
+        make: Returns an empty store that has not been opened. Each check takes a new one.
 
     Raises:
-        AssertionError: It is not; the check in the traceback says what it fails to do.
+        AssertionError: A check failed; its name is in the traceback.
     """
     for check in STORE_CHECKS:
         store = make()
@@ -73,7 +73,7 @@ def _payload(sequence: int, size: int) -> bytes:
 
 
 def _sequences(store: Store, node: int) -> list[int]:
-    """Where messages are, by every way of asking."""
+    """Return the sequence numbers of a node, after comparing all ways to read them."""
     there = [head.sequence for head in store.heads(node)]
     assert [m.sequence for m in store.messages(node, 0, 1_000_000, 2**40)] == there
     assert [m.sequence for m in store.read(node, there)] == there
@@ -552,7 +552,7 @@ def logs_are_trimmed_by_whole_chunks(store: Store) -> None:
 
 
 def chunks_are_found_by_time(store: Store) -> None:
-    # The wall clock was set back in between.
+    # The wall clock was set back between these chunks.
     times = [(10, 20), (20, 20), (20, 40), (35, 36), (30, 50), (50, 50), (50, 70)]
     chunks = [_chunk(n * 3, 3, first, last) for n, (first, last) in enumerate(times)]
     _append(store, 6, *chunks)
@@ -597,7 +597,7 @@ def clearing_forgets_messages_pieces_and_chunks(store: Store) -> None:
 
 
 def a_node_is_filled_again_while_it_is_cleared(store: Store) -> None:
-    """Housekeeping may take its time; what is there never shows it."""
+    """Clearing may take several steps of housekeeping; reads never see the old messages."""
     _fill(store, 1, *range(5000), size=100)
     _append(store, 1, *[_chunk(offset, 1, 0, 0) for offset in range(2000)])
     _commit(store, lambda batch: batch.clear(1))
@@ -688,7 +688,7 @@ def it_is_used_between_open_and_close(store: Store) -> None:
     assert store.open() == Opened(clean=True)
 
 
-#: Each takes a store that is open and empty.
+#: Each check takes an open and empty store.
 STORE_CHECKS: Final[tuple[Callable[[Store], None], ...]] = (
     nothing_is_there_at_first,
     an_empty_batch_changes_nothing,

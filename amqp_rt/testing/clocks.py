@@ -1,4 +1,4 @@
-"""Clocks that a test moves."""
+"""Clocks that tests control."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..clock import Clock, SystemClock
 
 __all__ = ["MovableClock", "VirtualClock"]
 
-#: When virtual time begins: 2023-11-14T22:13:20Z, the same for every test.
+#: Start of virtual time: 2023-11-14T22:13:20Z, the same for every test.
 BEGINNING_S: Final = 1_700_000_000.0
 
 
 class MovableClock:
-    """The clocks of the system, ahead by as much as a test says.
+    """The system's clocks, ahead by an offset that a test sets.
 
-    A broker that is given one keeps its times to live, locks and schedules by it. Timers of
-    connections follow the event loop, so that a peer which waits in real time is not given up.
+    A broker with this clock computes expiry, locks and schedules from it. Timers of connections
+    follow the event loop, so that peers waiting in real time do not run into timeouts.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        #: Seconds that it is ahead.
+        #: The offset in seconds.
         self.ahead_s = 0.0
 
     def monotonic(self) -> float:
@@ -33,7 +33,7 @@ class MovableClock:
         return self._clock.wall() + self.ahead_s
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks on.
+        """Advance both clocks.
 
         Raises:
             ValueError: *seconds* is negative: time does not go back.
@@ -44,7 +44,7 @@ class MovableClock:
 
 
 class VirtualClock:
-    """The time of the event loop for both clocks: virtual if trio's clock is, wall clock included."""
+    """The event loop's time for both clocks: both are virtual if trio's clock is."""
 
     def monotonic(self) -> float:
         return trio.current_time()

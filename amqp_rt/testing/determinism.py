@@ -1,8 +1,8 @@
-"""One seed for everything in a process that is left to chance.
+"""A single seed for all randomness in a process.
 
-Trio runs the tasks of a pass in random order, and in the order of memory addresses before that;
-link names, tags of logs and pauses between attempts are drawn too. Trio's switch for this is private,
-which is why it is touched here and nowhere else.
+Trio shuffles the tasks of a pass, starting from the order of their memory addresses; link names,
+tags of logs and pauses between attempts are random too. Trio's switch for this is private, so only
+this module uses it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from trio._core import _run as scheduler
 
 __all__ = ["deterministic"]
 
-#: Where ``secrets``, ``uuid`` and ``random.SystemRandom`` get their octets from.
+#: Sources of octets for ``secrets``, ``uuid`` and ``random.SystemRandom``.
 _SOURCES: Final = ((os, "urandom"), (random, "_urandom"))
-#: Trio sorts the tasks of a pass by age before it shuffles them, as it does for Hypothesis.
+#: Flag that makes trio sort the tasks of a pass by age before shuffling, as for Hypothesis.
 _SORTED: Final = "_ALLOW_DETERMINISTIC_SCHEDULING"
 
 
 @contextmanager
 def deterministic(seed: int) -> Iterator[None]:
-    """Draw from *seed* within the block, and then from what there was before.
+    """Draw all random values from *seed* within the block; restore the sources afterwards.
 
     Covers trio's scheduler, :mod:`random`, :mod:`secrets` and :func:`uuid.uuid4`, for the whole
-    process: nothing that needs real secrets may run beside it. The order of a set of strings is the
-    interpreter's (``PYTHONHASHSEED``), so no trace may depend on it.
+    process: no code that needs real secrets may run in it meanwhile. The order of a set of strings
+    depends on the interpreter (``PYTHONHASHSEED``), so traces must not depend on it.
     """
     octets: Callable[[int], bytes] = random.Random(f"{seed}/octets").randbytes  # noqa: S311  # meant
     known: list[tuple[Any, str, Any]] = [

@@ -1,4 +1,4 @@
-"""A disk that outlives the process that writes to it, and the trouble that it makes."""
+"""Simulated disk that survives its process, and the faults of disks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["SimulatedDisk", "SimulatedStore", "run_inline"]
 
 R = TypeVar("R")
 
-#: Seconds that a call of a store takes, at most.
+#: Longest duration of a call of a store, in seconds.
 _CALL_S: Final = 0.004
 
 
 class SimulatedDisk:
-    """What is on the disk of *host*, whoever has it open.
+    """The disk of *host*, for all of its lives.
 
     Args:
-        host: Whose it is.
-        faults: What goes wrong; commits are counted over all restarts.
+        host: Name of the host.
+        faults: Faults to inject; commits are counted over all restarts.
         luck: Decides which message is damaged.
-        trace: Where commits are noted.
-        kill: Called where the process dies at a commit; whether its peers are not told.
+        trace: Records commits.
+        kill: Called with ``Kill.silent`` when the process dies at a commit.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class SimulatedDisk:
         kill: Callable[[bool], None],
     ) -> None:
         self.kept = MemoryStore()
-        #: How many commits were tried.
+        #: Number of commits tried.
         self.commits = 0
-        #: Payloads of messages that were damaged; every one was reported when the store was opened.
+        #: Payloads of damaged messages, each reported when the store was opened.
         self.damaged: list[bytes] = []
         self._host = host
         self._faults = [fault for fault in faults if getattr(fault, "host", None) == host]
@@ -53,7 +53,7 @@ class SimulatedDisk:
         self._kills = 0
 
     def open(self) -> Opened:
-        """Open it for a new process."""
+        """Open the disk for a new process."""
         opened = self.kept.open()
         if any(isinstance(each, Damaged) and each.kill == self._kills for each in self._faults):
             self._faults = [each for each in self._faults if not isinstance(each, Damaged)]
@@ -75,7 +75,12 @@ class SimulatedDisk:
         return Opened(False, (damage,), "aside")
 
     def commit(self, batch: Batch) -> None:
-        """Keep *batch*, or do what a fault says."""
+        """Commit *batch*, or inject the fault for this commit.
+
+        Raises:
+            StoreFull: The disk is full.
+            StoreFailed: The commit fails; the batch may be on the disk.
+        """
         number = self.commits
         self.commits += 1
         brings = bool(batch.puts or batch.pieces or batch.appends)
@@ -99,24 +104,24 @@ class SimulatedDisk:
         self._trace.add(f"{self._host}: commit {number}, {batch.size} octets")
 
     def calm(self) -> None:
-        """Let nothing go wrong any more."""
+        """End all faults."""
         self._faults = []
 
     def left_by_death(self) -> None:
-        """The process that had it is dead."""
+        """Note that the process using the disk has died."""
         self._kills += 1
         self.kept.abandon()
 
 
 class SimulatedStore:
-    """A :class:`~amqp_rt.stores.base.Store` on a disk, for one life of a process.
+    """A :class:`~amqp_rt.stores.base.Store` on a simulated disk, for one life of a process.
 
-    Once that is over nothing that it still does reaches the disk.
+    After the death of the process no call reaches the disk.
     """
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.dead = False
-        #: A commit failed: nothing is taken until the store has been opened anew.
+        #: Whether a commit failed: the store refuses batches until it is opened again.
         self._failed = False
         self._disk = disk
 
@@ -177,7 +182,7 @@ class SimulatedStore:
 
 
 def run_inline(luck: Random) -> Any:
-    """An executor without a thread: calls take a moment of virtual time, drawn from *luck*."""
+    """Return an executor without threads: calls take a short virtual time, drawn from *luck*."""
 
     async def call(function: Callable[..., R], *args: Any) -> R:
         with trio.CancelScope(shield=True):

@@ -1,7 +1,7 @@
-"""What goes wrong in a simulation, as data: each fault says what happens to whom, and when.
+"""Faults of a simulation, as data: each has a target and a time.
 
-A list of faults and a seed are all there is to a failure, so that the list can be printed, made
-shorter, and kept in a test.
+A list of faults and a seed reproduce a failure completely, so that the list can be printed,
+shortened and kept in a test.
 """
 
 from __future__ import annotations
@@ -31,30 +31,33 @@ __all__ = [
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """Any of them. Connections are counted from 0 as they are dialled, commits as they are tried."""
+    """Base of all faults.
+
+    Connections are counted from 0 as they are dialled, commits as they are tried.
+    """
 
 
 # --- connections -----------------------------------------------------------------------------------
 
 
 class Split(Fault, frozen=True, kw_only=True):
-    """What crosses a connection arrives in pieces of *size* octets."""
+    """Octets of a connection arrive in pieces of *size* octets."""
 
     connection: int
     size: int
 
 
 class Delay(Fault, frozen=True, kw_only=True):
-    """Everything on a connection arrives *seconds* later, and so after what others carry."""
+    """Octets of a connection arrive *seconds* later, and so after those of other connections."""
 
     connection: int
     seconds: float
 
 
 class Slow(Fault, frozen=True, kw_only=True):
-    """One side of a connection reads no more than so many octets in a second.
+    """A direction of a connection carries at most *octets_per_s*.
 
-    ``back`` is the direction of who dialled, here and below.
+    ``back`` selects the direction towards the side that dialled, here and below.
     """
 
     connection: int
@@ -63,10 +66,11 @@ class Slow(Fault, frozen=True, kw_only=True):
 
 
 class Cut(Fault, frozen=True, kw_only=True):
-    """A connection is lost: what had arrived can be read, what was on its way is gone.
+    """A connection is lost: octets that have arrived can be read, octets on their way are lost.
 
-    After *frames*, of both directions together, or after *octets* of one direction. Without a
-    *connection*, *frames* counts those of all connections, and the one is cut that carries the last.
+    The cut follows *frames* frames of both directions together, or *octets* octets of one
+    direction. Without a *connection*, *frames* counts those of all connections, and the one that
+    carries the last is cut.
     """
 
     connection: int | None = None
@@ -76,7 +80,7 @@ class Cut(Fault, frozen=True, kw_only=True):
 
 
 class HalfClose(Fault, frozen=True, kw_only=True):
-    """One direction of a connection ends after *octets*; the other one goes on."""
+    """A direction of a connection ends after *octets*; the other continues."""
 
     connection: int
     octets: int
@@ -84,7 +88,7 @@ class HalfClose(Fault, frozen=True, kw_only=True):
 
 
 class Stall(Fault, frozen=True, kw_only=True):
-    """After *octets*, one direction of a connection stands still for *seconds*."""
+    """After *octets*, a direction of a connection stops for *seconds*."""
 
     connection: int
     octets: int
@@ -93,7 +97,7 @@ class Stall(Fault, frozen=True, kw_only=True):
 
 
 class Corrupt(Fault, frozen=True, kw_only=True):
-    """Octet number *octet* of one direction of a connection arrives with the bits of *mask* flipped."""
+    """Octet number *octet* of one direction of a connection has the bits of *mask* flipped."""
 
     connection: int
     octet: int
@@ -105,7 +109,7 @@ class Corrupt(Fault, frozen=True, kw_only=True):
 
 
 class Partition(Fault, frozen=True, kw_only=True):
-    """From *at* on nothing reaches or leaves a host for *seconds*, and then everything does."""
+    """A host is cut off from *at* on for *seconds*; octets to and from it are delayed, not lost."""
 
     host: str
     at: float
@@ -113,11 +117,10 @@ class Partition(Fault, frozen=True, kw_only=True):
 
 
 class Kill(Fault, frozen=True, kw_only=True):
-    """A process dies without a word, and is started again.
+    """A process dies without closing its connections, and is restarted.
 
-    At a time, or at a boundary of a commit: *kept* says whether the batch is on the disk then.
-    *silent* says that its peers are not even told that their connections are gone, as when a
-    machine loses power.
+    This happens at a time, or at a commit, with the batch on the disk if *kept*. If *silent*, peers
+    do not even see the end of their connections, as when a machine loses power.
     """
 
     host: str
@@ -128,7 +131,7 @@ class Kill(Fault, frozen=True, kw_only=True):
 
 
 class Jump(Fault, frozen=True, kw_only=True):
-    """The wall clock is put forward, or back, by *seconds*."""
+    """The wall clock jumps by *seconds*, forward or back."""
 
     at: float
     seconds: float
@@ -138,7 +141,7 @@ class Jump(Fault, frozen=True, kw_only=True):
 
 
 class Full(Fault, frozen=True, kw_only=True):
-    """From commit number *commit* on, *count* of those that bring something find no room."""
+    """From commit number *commit* on, *count* commits that add data find no room."""
 
     host: str
     commit: int
@@ -146,7 +149,10 @@ class Full(Fault, frozen=True, kw_only=True):
 
 
 class Fails(Fault, frozen=True, kw_only=True):
-    """Commit number *commit* fails; *kept* says what nobody knows then."""
+    """Commit number *commit* fails; *kept* decides whether the batch is on the disk.
+
+    The caller cannot know which.
+    """
 
     host: str
     commit: int
@@ -154,8 +160,10 @@ class Fails(Fault, frozen=True, kw_only=True):
 
 
 class Damaged(Fault, frozen=True, kw_only=True):
-    """A page is torn when the process is killed for the *kill*-th time: the store finds a message
-    damaged when it is opened, names it and puts it aside."""
+    """A page is torn when the process is killed for the *kill*-th time.
+
+    On opening, the store finds the damaged message, reports it and sets it aside.
+    """
 
     host: str
     kill: int = 1
@@ -170,16 +178,16 @@ def draw_faults(
     seconds: float = 20.0,
     corrupt: bool = False,
 ) -> list[Fault]:
-    """Some faults, few or many.
+    """Draw a random number of faults.
 
     Args:
-        luck: Where they are drawn from.
-        hosts: Who may be cut off.
-        keepers: Who has a disk, and is killed.
-        connections: How many there may be.
-        seconds: When the last ones begin.
-        corrupt: Whether octets are flipped. What a peer says then is anything at all: AMQP has no
-            checksums, so nothing can be promised about its messages, only about everybody else's.
+        luck: Source of randomness.
+        hosts: Hosts that may be cut off.
+        keepers: Hosts with a disk, which may be killed.
+        connections: Number of connections that faults may name.
+        seconds: Latest time at which a fault begins.
+        corrupt: Whether octets may be flipped. A corrupted peer may send any octets, and AMQP has
+            no checksums: only the messages of other peers can be checked then.
     """
 
     def connection() -> int:

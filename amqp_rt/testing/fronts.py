@@ -1,8 +1,8 @@
-"""What a protocol front must do, as checks that run anywhere: in pytest, in a script, in a plug-in's tests.
+"""Checks of a protocol front that run anywhere: in pytest, in a script, in a plug-in's tests.
 
-A front is judged from both of its sides: by a client of its protocol, which its author brings along
-(:class:`FrontClient`), and by the links that it makes for a real broker. No stream, no task and no clock
-are there: octets are carried by hand, and time is a number.
+A front is tested from both sides: by a client of its protocol, which its author provides
+(:class:`FrontClient`), and by the links that it makes for a real broker. There is no stream, no
+task and no clock: octets are carried by hand, and time is a number.
 """
 
 from __future__ import annotations
@@ -23,82 +23,84 @@ from .pairs import Recorder
 
 __all__ = ["FRONT_CHECKS", "FrontClient", "FrontWorld", "check_front"]
 
-#: Bodies of several sizes, of which the last takes several frames.
+#: Bodies of several sizes; the last takes several frames.
 _BODIES: Final = (b"", b"x", b"y" * 300, bytes(range(251)) * 400)
-#: Ways in which recorded octets are garbled.
+#: Variations of recorded octets to try.
 _GARBLINGS: Final = 300
-#: Turns after which two that talk to each other are said to never stop.
+#: Exchanges of octets after which a conversation counts as endless.
 _TURNS_MAX: Final = 10_000
-#: Octets that may wait for a peer that has said nothing right.
+#: Octets of output allowed in answer to garbage.
 _OUTPUT_MAX: Final = 100_000
 _GONE: Final = Error("amqp:connection:forced", "the server goes away")
 
 
 class FrontClient(Protocol):
-    """A client of the front's protocol without its stream. Each call may be followed by another before
-    an octet has been carried; calls before :attr:`opened` are meant for afterwards."""
+    """A client of the front's protocol without its stream.
+
+    Calls may follow each other before any octet is carried; calls before :attr:`opened` take effect
+    after it.
+    """
 
     @property
     def opened(self) -> bool:
-        """It was let in."""
+        """Whether the login was accepted."""
 
     @property
     def closed(self) -> bool:
-        """The server has said, in the protocol's way, that the connection is over."""
+        """Whether the server has closed the connection, in the way of the protocol."""
 
     @property
     def failed(self) -> bool:
-        """The server would not have something at an address; it may have closed the connection for
-        it."""
+        """Whether the server has refused an address; it may have closed the connection for it."""
 
     @property
     def accepted(self) -> list[int]:
-        """Numbers of the messages that the server has taken, in the order in which it said so."""
+        """Numbers of the messages that the server has accepted, in the order of its answers."""
 
     @property
     def refused(self) -> list[int]:
-        """Numbers of those that it has refused."""
+        """Numbers of the messages that the server has rejected."""
 
     @property
     def received(self) -> list[tuple[Any, bytes]]:
-        """What came from subscriptions, in order: a key to settle it with, and the body."""
+        """Messages of subscriptions, in order: a key to settle the message, and its body."""
 
     def open(self, user: str, password: str) -> None:
-        """Say whatever comes first; log in as *user* if it is asked to."""
+        """Start the connection; log in as *user* if asked to."""
 
     def send(self, address: str, number: int, body: bytes) -> None:
-        """Send a message of binary data, and ask to hear what becomes of it."""
+        """Send a message of binary data, with an acknowledgement requested."""
 
     def subscribe(self, address: str, window: int) -> None:
-        """Receive from *address*, with at most *window* messages in hand."""
+        """Receive from *address*, with at most *window* unsettled messages."""
 
     def accept(self, key: Any) -> None:
-        """A message has been dealt with."""
+        """Accept a message."""
 
     def release(self, key: Any) -> None:
-        """A message is given back, for anybody to have."""
+        """Release a message, so that any consumer may receive it."""
 
     def close(self) -> None:
-        """Say, in the protocol's way, that the connection is over."""
+        """Close the connection, in the way of the protocol."""
 
     def receive(self, data: bytes) -> None:
-        """The server wrote *data*."""
+        """Handle octets from the server."""
 
     def take(self) -> bytes:
-        """What is to be written to the server."""
+        """Return the octets for the server."""
 
 
 class Joined:
-    """One connection to the front.
+    """A connection between a client and an engine of the front.
 
     Attributes:
-        engine: The front's.
-        client: Its peer.
-        said: All that the client wrote.
-        woken: How often the engine said that it has output.
-        links: The links that it asked for.
-        logins: Logins that nobody has answered.
-        opened: How many connections it said are open.
+        engine: The front's engine.
+        client: The client.
+        said: All octets that the client has sent.
+        woken: Number of calls of the engine's ``on_output``.
+        links: Links that the engine requested.
+        logins: Login requests without an answer.
+        opened: Number of ``Opened`` events.
     """
 
     def __init__(self, world: FrontWorld, engine: ProtocolEngine, client: FrontClient) -> None:
@@ -116,7 +118,7 @@ class Joined:
         self.woken += 1
 
     def pump(self, cut: int = 0) -> None:
-        """Carry octets both ways, in pieces of *cut* if that is not 0, until nobody says more."""
+        """Carry octets both ways until both sides are silent, in pieces of *cut* unless it is 0."""
         for _ in range(_TURNS_MAX):
             data = self.client.take()
             answer = self.take()
@@ -129,25 +131,25 @@ class Joined:
         raise AssertionError("front and client never stop talking")
 
     def feed(self, data: bytes, cut: int = 0) -> None:
-        """The engine hears *data*."""
+        """Pass *data* to the engine."""
         for piece in _pieces(data, cut):
             self.handle(self.engine.receive(piece, self._world.now))
 
     def take(self) -> bytes:
-        """What the engine writes."""
+        """Take the output of the engine."""
         size = self.engine.output_size
         data = b"".join(self.engine.take())
-        # What is gathered until somebody takes it may be more.
+        # Output gathered only by ``take`` is not in ``output_size``.
         assert size <= len(data), f"output_size says {size}, and {len(data)} octets are taken"
         assert self.engine.output_size == 0, "what was taken counts as output still"
         return data
 
     def lose(self) -> None:
-        """The stream ends."""
+        """End the stream."""
         self.handle(self.engine.receive_eof(self._world.now))
 
     def handle(self, events: list[Event]) -> None:
-        """What a container does with events."""
+        """Handle events as a container does."""
         for event in events:
             if isinstance(event, AttachRequested):
                 self.links.append(event.link)
@@ -159,11 +161,11 @@ class Joined:
 
 
 class FrontWorld:
-    """A broker with the queue ``work``, at which the front is tried.
+    """A broker with the queue ``work``, for testing a front.
 
     Args:
-        front: Whom to try.
-        client: Makes a client of it.
+        front: The front to test.
+        client: Creates a client of its protocol.
     """
 
     def __init__(self, front: Front, client: Callable[[], FrontClient]) -> None:
@@ -172,17 +174,17 @@ class FrontWorld:
         self.limits = Limits()
         self.host = BrokerHost(limits=self.limits, clock=self)
         self.host.declare(Queue("work"))
-        #: What is in it; without a store all of it is in memory, and nothing has to be awaited.
+        #: The queue itself; without a store it is in memory, so that no call has to be awaited.
         self.queue: MessageQueue = self.host._queue("work", "")
         self.on_attach: Callable[[Any], None] = self._attach
         self._client = client
 
     def monotonic(self) -> float:
-        """The time, as the broker sees it."""
+        """Return the time of the broker's clock."""
         return self.now
 
     def wall(self) -> float:
-        """The time, as the broker sees it."""
+        """Return the time of the broker's clock."""
         return self.now
 
     def _attach(self, link: Any) -> None:
@@ -190,7 +192,7 @@ class FrontWorld:
             link.refuse(Error("amqp:not-found", "there is no such node"))
 
     def join(self, *, logins: bool = False) -> Joined:
-        """A connection on which nothing has been said; with *logins* one has to log in."""
+        """Create a connection without any octets sent; with *logins* a login is required."""
         options = ServerOptions(
             container_id="judge",
             limits=self.limits,
@@ -201,7 +203,7 @@ class FrontWorld:
         return Joined(self, self.front.server(options, self.now), self._client())
 
     def connect(self, cut: int = 0) -> Joined:
-        """A connection that is open."""
+        """Create a connection and open it."""
         joined = self.join()
         joined.client.open("", "")
         joined.pump(cut)
@@ -218,12 +220,12 @@ class FrontWorld:
             self.host.publish("work", bytes(Message(body).encode()))
 
     def bodies(self) -> list[object]:
-        """What waits in the queue."""
+        """Return the bodies of the messages in the queue."""
         waiting = self.queue.peek(self.queue.available)
         return [Message.decode(entry.payload).body for entry in waiting]
 
     def check_left(self) -> None:
-        """Nobody has a link any more, and nothing is in anybody's hands."""
+        """Check that no link and no acquired message is left."""
         stats = self.host.stats("work")
         assert stats.consumers == 0, "a consumer is left behind"
         assert stats.producers == 0, "a producer is left behind"
@@ -231,15 +233,15 @@ class FrontWorld:
 
 
 def check_front(front: Front, client: Callable[[], FrontClient]) -> None:
-    """Check that *front* is one.
+    """Check that *front* keeps the contract of a front.
 
     Args:
-        front: Makes the engines; see :mod:`amqp_rt.fronts.base`.
-        client: Makes a client of the protocol that has said nothing.
+        front: Creates the engines; see :mod:`amqp_rt.fronts.base`.
+        client: Creates a client of the protocol that has not sent anything.
 
     Raises:
-        AssertionError: It is not; the check in the traceback says what it fails to do. So says
-            whatever else is raised.
+        AssertionError: A check failed; its name is in the traceback. Any other exception is a
+            failure of that check too.
     """
     for check in FRONT_CHECKS:
         check(FrontWorld(front, client))
@@ -440,7 +442,7 @@ def who_says_nothing_is_not_waited_for(world: FrontWorld) -> None:
 
 
 def _session(world: FrontWorld) -> bytes:
-    """All that a client says in a short life."""
+    """Return all octets that a client sends in a short session."""
     world.publish(b"a", b"b")
     joined = world.connect()
     joined.client.subscribe("work", 5)
@@ -495,7 +497,7 @@ def garbage_harms_nobody(world: FrontWorld) -> None:
     assert other.client.accepted == [0], "others suffer for it"
 
 
-#: Each takes a world of its own.
+#: Each check takes a world of its own.
 FRONT_CHECKS: Final[tuple[Callable[[FrontWorld], None], ...]] = (
     it_says_what_it_speaks,
     what_is_sent_is_there,

@@ -1,7 +1,8 @@
-"""Whether a peer does what it says: every option of a terminus, answered and then tried.
+"""Checks that a peer behaves as it answers: every option of a terminus is requested and tried.
 
-By the broker-behaviour paper a broker must not lie: where the protocol has a field for how something
-behaves, its answer is what happens. It may refuse a link; it may answer with less than was asked for.
+According to the broker-behaviour paper a broker must not lie: where the protocol has a field for a
+behaviour, the broker's answer must match it. It may refuse a link, or answer with less than was
+requested.
 """
 
 from __future__ import annotations
@@ -65,21 +66,21 @@ async def assert_honest(
     patience_s: float = 5.0,
     restart: Callable[[], Awaitable[Connection]] | None = None,
 ) -> None:
-    """Attach with every option of a terminus, and compare what is answered with what happens.
+    """Attach with every option of a terminus, and compare the answers with the behaviour.
 
-    It takes a few seconds of the clock, for timeouts that have to run out. Messages that it leaves
-    behind are its own. Cancelled, its links and sessions are left to the end of the connection.
+    The checks take a few seconds of the clock, for timeouts that have to run out. All messages they
+    leave are their own. If cancelled, their links and sessions stay until the connection ends.
 
     Args:
-        peer: A connection to whom is to be tried.
-        queue: Address of an empty queue there that nobody else uses.
+        peer: A connection to the peer under test.
+        queue: Address of an empty queue of the peer without other users.
         topic: Address of a topic, None if there is none.
         patience_s: Seconds that the peer has for each answer.
-        restart: Starts the peer again and gives a connection to it, from the same container as
-            *peer*. Without it nobody can see whether a durable terminus is one.
+        restart: Restarts the peer and returns a connection to it, from the same container as
+            *peer*. Without it the durability of termini is not tested.
 
     Raises:
-        AssertionError: It said one thing and did another; the message says which.
+        AssertionError: The behaviour differs from the answer; the message has both.
         AmqpError: The connection is lost.
     """
     await peer.wait_open()
@@ -101,7 +102,7 @@ async def assert_honest(
 
 
 class _End:
-    """One link, and what was heard on it."""
+    """A link and the events recorded on it."""
 
     def __init__(self, trial: _Trial, link: Any, heard: Recorder) -> None:
         self.trial = trial
@@ -113,7 +114,7 @@ class _End:
         return not self.heard.attached
 
     async def take(self, most: int = 10) -> list[Any]:
-        """What there is for it now, at most so many deliveries."""
+        """Drain the link; return the deliveries that arrive, at most *most*."""
         have = len(self.heard.deliveries)
         self.link.grant(most)
         self.link.drain()
@@ -132,7 +133,7 @@ class _End:
         await self.trial.until(lambda: self.heard.detached, "a detach is not answered")
 
     def remembered(self, state: Any = None) -> UnsettledMap:
-        """What it left, each delivery with *state* said of it."""
+        """Return the unsettled map of the link, with *state* for each delivery."""
         found: UnsettledMap = self.link.remember()
         for tag, known in list(found.items()):
             found[tag] = Unsettled(tag=tag, state=state, payload=known.payload)
@@ -216,7 +217,7 @@ class _Trial:
         return _End(self, link, heard)
 
     async def put(self, address: str, **fields: Any) -> str:
-        """Send a message to *address*; its body."""
+        """Send a message to *address*; return its body."""
         end = await self.sender(address=address)
         assert not end.refused, f"there is nothing to send to at {address!r}"
         body = f"honest {next(self._bodies)}"
@@ -228,7 +229,7 @@ class _Trial:
         return body
 
     async def there(self, address: str) -> list[Message]:
-        """What somebody else can take from *address* now; it is gone then."""
+        """Receive and accept all messages available to another receiver at *address*."""
         core = self.peer.engine.begin()
         end = await self.receiver(core, address=address)
         assert not end.refused, f"nobody may receive from {address!r}"
@@ -335,7 +336,7 @@ class _Trial:
                 continue
             answered = end.link.properties.get(name)
             if answered is not None:
-                # A peer that does not know of it says nothing.
+                # Absent if the peer does not know the option.
                 await self.put(queue)
                 (delivery,) = await end.take()
                 assert delivery.settled == (answered == "at-most-once"), (
@@ -370,7 +371,7 @@ class _Trial:
                     assert wrong not in end.link.source.capabilities, f"{address!r} is no {wrong}"
                     await end.detach()
 
-    # --- what outlives a link ------------------------------------------------------------------
+    # --- --- termini without a link ------------------------------------------------------------
 
     async def expiry(self, queue: str) -> None:
         for policy in _POLICIES:
@@ -488,7 +489,7 @@ class _Trial:
             await again.detach()
             core.end()
 
-    # --- what outlives the peer --------------------------------------------------------------
+    # --- --- restarts of the peer ------------------------------------------------------------
 
     async def durability(
         self, queue: str, topic: str | None, restart: Callable[[], Awaitable[Connection]]
@@ -509,7 +510,7 @@ class _Trial:
                 await end.detach(closed=False)
                 left = end.remembered(ACCEPTED)
                 sources.append((asked, end.link.source.durable, body, left))
-        # From now on nobody takes anything.
+        # From here on nothing is taken from the queue.
         for kind in kinds:
             asked = {"name": f"honest-{next(self._names)}", "rcv_settle_mode": 1, **kind}
             asked |= {"address": queue}
@@ -606,7 +607,7 @@ class _Trial:
         if other is not None and not lives:
             await self.until(lambda: other.heard.detached, f"{said}: its links stay")
         if lives:
-            # A link of ours would keep some of them alive: what is there has to be enough.
+            # A new link would keep some of them alive: those that exist have to suffice.
             if other is not None:
                 await self.until(lambda: not other.heard.detached, f"{said}: it is gone")
                 await other.detach()

@@ -1,7 +1,7 @@
-"""A trace as a ladder: the client on the left, the server on the right, a rung for each frame.
+"""Traces drawn as ladders: the client on the left, the server on the right, a rung for each frame.
 
-What a peer wrote is shown as text and nothing else: neither a terminal nor a browser gets to see a
-control character or a mark-up of its making.
+Text from a peer is escaped: neither a terminal nor a browser receives control characters or mark-up
+of its making.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from .octets import Composite, Frame, Splitter
 
 __all__ = ["Climber", "Rung", "draw_html", "draw_rung", "draw_svg", "draw_text", "rungs"]
 
-#: Characters of one value, and of one rung.
+#: Longest text of one value, and of one rung, in characters.
 _VALUE_MAX: Final = 80
 _TEXT_MAX: Final = 400
 
 
 class Rung(Struct):
-    """One frame, or something else that happened."""
+    """A frame, or another event of a trace."""
 
     at_s: float
-    #: Who did it: the client or the server; None for the recorder.
+    #: Whether the client caused it, else the server; None for the recorder.
     client: bool | None
     text: str
-    #: It is not as it should be.
+    #: Whether it is malformed or unexpected.
     bad: bool = False
-    #: What it says, if it is one.
+    #: The frame, if it is one.
     frame: Frame | None = None
 
 
 class Climber:
-    """Makes rungs of what is recorded, as it is.
+    """Converts trace records to rungs as they are recorded.
 
     Args:
-        client: It was recorded by the side that dialled.
+        client: Whether the side that dialled recorded them.
     """
 
     def __init__(self, *, client: bool) -> None:
         self._client = client
         self._splitters: dict[bool, Splitter | TraceReader] = {True: Splitter(), False: Splitter()}
-        #: The client has begun: what it speaks is known.
+        #: Whether the client's first octets have arrived, which determine the protocol.
         self._begun = False
         self._at_s = 0.0
 
     def climb(self, record: Record) -> list[Rung]:
-        """The frames that are whole now, and whatever else happened."""
+        """Return rungs for the frames that *record* completes, or for another event."""
         kind = record.kind
         self._at_s = record.at_s
         sent = kind in (Kind.SENT, Kind.OMITTED_SENT)
@@ -88,7 +88,7 @@ class Climber:
         return found
 
     def top(self) -> list[Rung]:
-        """What is left when nothing more comes: frames that did not become whole."""
+        """Return rungs for frames still incomplete at the end of the trace."""
         return [
             Rung(
                 self._at_s,
@@ -102,7 +102,7 @@ class Climber:
 
 
 def rungs(trace: Trace) -> list[Rung]:
-    """The frames of *trace* in the order in which they became whole."""
+    """Return rungs for the frames of *trace*, in the order in which they were completed."""
     climber = Climber(client=trace.client)
     found = [rung for record in trace.records for rung in climber.climb(record)]
     found += climber.top()
@@ -142,7 +142,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def _plain(text: str, size: int) -> str:
-    """*text* on one line, with what is no visible character written out."""
+    """Return *text* on one line, with invisible characters escaped."""
     return _cut(printable(text), size)
 
 
@@ -156,7 +156,7 @@ def _title(trace: Trace) -> str:
 
 
 def draw_text(trace: Trace, found: Iterable[Rung], *, width: int = 100, plain: bool = False) -> str:
-    """The ladder for a terminal that is *width* characters wide; *plain* keeps to ASCII."""
+    """Draw the ladder for a terminal of *width* characters; *plain* restricts it to ASCII."""
     inner = max(30, width - 14)
     lines = [_title(trace), f"{'':10}  {'client':<{inner - 4}}server"]
     lines += [draw_rung(rung, width=width, plain=plain) for rung in found]
@@ -165,7 +165,7 @@ def draw_text(trace: Trace, found: Iterable[Rung], *, width: int = 100, plain: b
 
 
 def draw_rung(rung: Rung, *, width: int = 100, plain: bool = False) -> str:
-    """One line of the ladder for a terminal; see :func:`draw_text`."""
+    """Draw one line of the ladder for a terminal; see :func:`draw_text`."""
     rail, dash, left, right = "|-<>" if plain else "│─◀▶"
     inner = max(30, width - 14)
     mark = "! " if rung.bad else ""
@@ -187,7 +187,7 @@ _WIDTH: Final = 1120
 
 
 def draw_svg(trace: Trace, found: Iterable[Rung]) -> str:
-    """The ladder as an SVG picture."""
+    """Draw the ladder as SVG."""
     rows = []
     y = 60
     for rung in found:
@@ -221,7 +221,7 @@ def draw_svg(trace: Trace, found: Iterable[Rung]) -> str:
 
 
 def draw_html(trace: Trace, found: Iterable[Rung]) -> str:
-    """The ladder as a page that loads nothing and runs nothing."""
+    """Draw the ladder as an HTML page without scripts and external resources."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"

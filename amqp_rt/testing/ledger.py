@@ -1,7 +1,8 @@
-"""What became of every message, and whether that is what was promised.
+"""Ledger of all messages of a test, which checks that the promised guarantees were kept.
 
-Each message has a number and a checksum in its body. Whoever sends and receives says so here; the
-ledger raises at once when something cannot be, and :meth:`Ledger.check` looks at what is left.
+Each message has a number and a checksum in its body. Senders and receivers report events to the
+ledger, which raises at once for an impossible one; :meth:`Ledger.check` examines the messages left
+at the end.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ Duplicates: TypeAlias = Literal["allowed", "in doubt", "never"]
 
 
 class Broken(AssertionError):
-    """A promise was not kept."""
+    """A guarantee was not kept."""
 
 
 class Ledger:
     """The messages of one queue or log.
 
-    * Nothing acknowledged is lost: what the sender was told is accepted is consumed, or there.
-    * Nothing settled comes back: a delivery that the broker has settled is not delivered again.
-    * Order is kept: of each sender, messages are first delivered in the order in which they were sent.
-    * Nothing is invented: every body is one that was sent, octet by octet.
+    * Acknowledged messages are not lost: each is consumed, or still there.
+    * Settled messages do not return: a delivery that the broker has settled is not delivered again.
+    * Order is kept: messages of each sender are first delivered in the order in which they were
+      sent.
+    * Bodies are not altered: every body is one that was sent, octet by octet.
 
     Args:
-        what: The name in complaints.
-        duplicates: When a message may be delivered again: whenever its sender or its consumer does not
-            know what became of it, and sends it again (``"allowed"``); as long as its consumer was not
-            told that it is settled (``"in doubt"``); or not even then, because links are resumed
+        what: Name of the node in error messages.
+        duplicates: When a message may be delivered again: if its sender or its consumer is in doubt
+            about the outcome, and repeats it (``"allowed"``); until its consumer has learned that
+            it is settled (``"in doubt"``); or only after it was returned, because links are resumed
             (``"never"``).
-        ordered: One consumer receives the messages, so that their order can be seen.
+        ordered: Whether one consumer receives all messages, so that their order can be checked.
     """
 
     def __init__(
@@ -44,25 +46,26 @@ class Ledger:
         self.what = what
         self.duplicates = duplicates
         self.ordered = ordered
-        #: Bodies in the order in which they were made, each with its sender.
+        #: Sender and number of each body, in the order of creation.
         self.sent: dict[bytes, tuple[str, int]] = {}
-        #: The sender was told that it is accepted; that it is not.
+        #: Bodies accepted, and bodies refused, according to the outcomes that their senders
+        #: received.
         self.acknowledged: set[bytes] = set()
         self.refused: set[bytes] = set()
-        #: It was said to the broker that these are accepted; the broker settled these.
+        #: Bodies for which the consumer sent accepted, and those that the broker has settled.
         self.accepted: set[bytes] = set()
         self.settled: set[bytes] = set()
-        #: How often each was delivered.
+        #: Number of deliveries of each body.
         self.delivered: dict[bytes, int] = {}
-        #: How often each was given back.
+        #: Number of times that each body was returned.
         self.returned: dict[bytes, int] = {}
-        #: Set aside by the store, and reported.
+        #: Bodies that the store set aside as damaged, and reported.
         self.damaged: set[bytes] = set()
         self._numbers: dict[str, int] = {}
         self._latest: dict[str, int] = {}
 
     def body(self, sender: str, size: int = 0) -> bytes:
-        """The next message of *sender*, with at least *size* octets."""
+        """Create the next message of *sender*, with at least *size* octets."""
         number = self._numbers[sender] = self._numbers.get(sender, -1) + 1
         text = f"{sender} {number} ".encode()
         text += bytes(number % 251 for _ in range(size - len(text) - _CRC))
@@ -71,18 +74,18 @@ class Ledger:
         return body
 
     def was_acknowledged(self, body: bytes) -> None:
-        """The sender heard that it was accepted."""
+        """Record that the sender received the outcome accepted."""
         self.acknowledged.add(body)
 
     def was_refused(self, body: bytes) -> None:
-        """The sender heard that it was not."""
+        """Record that the sender received another outcome."""
         self.refused.add(body)
 
     def was_delivered(self, body: object) -> bytes:
-        """A consumer got it; returns the body.
+        """Record a delivery to a consumer; return the body.
 
         Raises:
-            Broken: It was invented, was settled before, or is not in its order.
+            Broken: The body is unknown, was settled before, or is out of order.
         """
         known = self._known(body)
         times = self.delivered[known] = self.delivered.get(known, 0) + 1
@@ -100,26 +103,27 @@ class Ledger:
         return known
 
     def was_accepted(self, body: bytes) -> None:
-        """Its consumer says that it is accepted; whether that arrives is another matter."""
+        """Record that the consumer sent the outcome accepted, which may still be lost."""
         self.accepted.add(body)
 
     def was_settled(self, body: bytes) -> None:
-        """Its consumer heard that the broker has settled it."""
+        """Record that the consumer has learned that the broker settled the delivery."""
         self.settled.add(body)
 
     def was_returned(self, body: bytes) -> None:
-        """Its consumer gave it back: it may come again."""
+        """Record that the consumer returned the message, so that it may be delivered again."""
         self.returned[body] = self.returned.get(body, 0) + 1
 
     def was_damaged(self, body: bytes) -> None:
-        """The store has said that it is lost."""
+        """Record that the store reported the message as lost."""
         self.damaged.add(body)
 
     def check(self, left: Iterable[object]) -> None:
-        """Judge, with what is *left* on the node in the end, in its order.
+        """Check all guarantees, with the bodies *left* on the node at the end, in its order.
 
         Raises:
-            Broken: Something was lost, invented, doubled, out of order, or came back.
+            Broken: A message was lost, altered, duplicated, out of order, or returned after
+                settlement.
         """
         there: dict[bytes, None] = {}
         latest: dict[str, int] = {}

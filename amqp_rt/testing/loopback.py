@@ -1,7 +1,7 @@
 """A broker on a real loopback port, beside the test: the fixture ``amqp_broker``.
 
-It has a thread and an event loop of its own, so that tests of any kind can use it: plain ones, and
-those that run under trio or asyncio, with whatever client in the same process or another one.
+The broker has its own thread and event loop, so that all kinds of tests can use it: plain ones,
+tests under trio or asyncio, with any client in the same process or another one.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ __all__ = [
 T = TypeVar("T")
 S = TypeVar("S", NodeStats, SubscriptionStats)
 
-#: Seconds that clients have to take our close when the test is over. Many of them are not run any
-#: more by then, and nobody is to wait for those.
+#: Seconds that clients have to answer our close at the end of the test. Many clients no longer run
+#: by then, so waiting longer would only delay the test.
 _CLOSE_S: Final = 0.1
-#: Seconds between two looks at a node that a test waits for.
+#: Seconds between two checks of a node that a test waits for.
 _LOOK_S: Final = 0.002
-#: Seconds that a test waits for a node, unless it says otherwise.
+#: Default for the seconds that a test waits for a node.
 PATIENCE_S: Final = 5.0
-#: Messages that a failed wait shows.
+#: Messages shown by a wait that fails.
 _SHOWN: Final = 5
-#: Where one begins to read a log.
+#: Filter to read a log from its first record.
 _FROM_THE_FIRST: Final[dict[object, object]] = {"rabbitmq:stream-offset-spec": "first"}
 _FORCED: Final = Error("amqp:connection:forced", "a test closes all connections")
 
 
 class _Watched(Generic[S]):
-    """Something in the broker that a test looks at, and waits for.
+    """An object in the broker that a test inspects and waits for.
 
-    Every call is a plain one and may come from any thread. Those that wait have a twin whose name
-    begins with ``await_``, for tests that run in an event loop which has to go on meanwhile.
+    All calls are plain and allowed in any thread. Methods that wait have a variant named
+    ``await_…``, for tests whose event loop has to go on meanwhile.
     """
 
     def __init__(self, broker: LoopbackBroker, name: str) -> None:
@@ -65,10 +65,10 @@ class _Watched(Generic[S]):
 
     @property
     def stats(self) -> S:
-        """It in numbers.
+        """Statistics of the object.
 
         Raises:
-            AmqpError: It is not there.
+            AmqpError: It does not exist.
         """
         return self._broker.call(self._stats)
 
@@ -80,7 +80,7 @@ class _Watched(Generic[S]):
 
     @property
     def consumers(self) -> int:
-        """Links that receive from it."""
+        """Number of links that receive from it."""
         return self.stats.consumers
 
     def wait_until(
@@ -90,16 +90,16 @@ class _Watched(Generic[S]):
         timeout_s: float = PATIENCE_S,
         wanted: str = "what the test waits for",
     ) -> S:
-        """Wait until *condition* holds of its numbers; returns those.
+        """Wait until *condition* is true of the statistics; return those.
 
         Args:
             condition: Called in the broker's thread.
             timeout_s: Seconds of real time to wait.
-            wanted: What is waited for, in the sentence of the failure.
+            wanted: Description of the condition, for the failure.
 
         Raises:
-            AssertionError: It did not come to that in time; the sentence says how things stand.
-            AmqpError: It is not there.
+            AssertionError: The condition was not met in time; the text describes the state.
+            AmqpError: The object does not exist.
         """
         __tracebackhide__ = True
         return self._broker.call(self._until, condition, timeout_s, wanted)
@@ -111,16 +111,16 @@ class _Watched(Generic[S]):
         timeout_s: float = PATIENCE_S,
         wanted: str = "what the test waits for",
     ) -> S:
-        """:meth:`wait_until`, for tests under trio or asyncio; can be cancelled."""
+        """Variant of :meth:`wait_until` for tests under trio or asyncio; can be cancelled."""
         __tracebackhide__ = True
         wait = partial(self.wait_until, condition, timeout_s=timeout_s, wanted=wanted)
         return await run_sync(wait, abandon_on_cancel=True)
 
     def wait_consumers(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until *count* links or more receive from it.
+        """Wait until at least *count* links receive from it.
 
         Raises:
-            AssertionError: There were fewer all the time.
+            AssertionError: There were fewer until the timeout.
         """
         __tracebackhide__ = True
         self.wait_until(
@@ -130,7 +130,7 @@ class _Watched(Generic[S]):
         )
 
     async def await_consumers(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> None:
-        """:meth:`wait_consumers`, for tests under trio or asyncio; can be cancelled."""
+        """Variant of :meth:`wait_consumers` for tests under trio or asyncio; can be cancelled."""
         __tracebackhide__ = True
         wait = partial(self.wait_consumers, count, timeout_s=timeout_s)
         await run_sync(wait, abandon_on_cancel=True)
@@ -148,7 +148,7 @@ class _Watched(Generic[S]):
         )
 
     async def _described(self, host: BrokerHost) -> str:
-        """How things stand."""
+        """Return a description of the state, for a failure."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -156,14 +156,14 @@ class _Watched(Generic[S]):
 
 
 class NodeHandle(_Watched[NodeStats]):
-    """A node of the broker, as a test looks at it: plain calls, from any thread."""
+    """A node of the broker, for tests: plain calls, from any thread."""
 
     def _look(self, host: BrokerHost) -> NodeStats:
         return host.stats(self.name)
 
     @property
     def producers(self) -> int:
-        """Links that send to it."""
+        """Number of links that send to it."""
         return self.stats.producers
 
     def send(self, body: object = None, **fields: Any) -> None:
@@ -171,10 +171,10 @@ class NodeHandle(_Watched[NodeStats]):
 
         Args:
             body: The body, or a whole :class:`~amqp_rt.Message`.
-            fields: What else :class:`~amqp_rt.Message` takes, such as ``subject`` and ``ttl_s``.
+            fields: Other arguments of :class:`~amqp_rt.Message`, such as ``subject`` and ``ttl_s``.
 
         Raises:
-            AmqpError: There is no such node, or it has no room.
+            AmqpError: The node does not exist, or has no room.
         """
         message = body if isinstance(body, Message) else Message(body, **fields)
 
@@ -193,14 +193,14 @@ class NodeHandle(_Watched[NodeStats]):
 
 
 class _Backlog(_Watched[S]):
-    """Where messages wait."""
+    """Common part of nodes and subscriptions with a backlog of messages."""
 
     @property
     def messages(self) -> list[Message]:
-        """The messages that wait, in order, decoded; those that a consumer has are not among them.
+        """Messages available, in order, decoded; messages acquired by consumers are not included.
 
         Raises:
-            AmqpError: It is not there.
+            AmqpError: The object does not exist.
         """
         return self._broker.call(self._messages)
 
@@ -210,26 +210,26 @@ class _Backlog(_Watched[S]):
         return [Message.decode(payload) for payload in found]
 
     async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
-        """The first *count* that wait."""
+        """Return the first *count* available messages, encoded."""
         raise NotImplementedError
 
     @property
     def count(self) -> int:
-        """Messages that wait."""
+        """Number of messages available."""
         return self.stats.available
 
     def wait_for(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> list[Message]:
-        """Wait until *count* messages or more wait there; returns them.
+        """Wait until at least *count* messages are available; return all of them.
 
         Raises:
-            AssertionError: There were fewer all the time; the sentence says how things stand.
-            AmqpError: It is not there.
+            AssertionError: There were fewer until the timeout; the text describes the state.
+            AmqpError: The object does not exist.
         """
         __tracebackhide__ = True
         return self._broker.call(self._arrived, count, timeout_s)
 
     async def await_for(self, count: int = 1, *, timeout_s: float = PATIENCE_S) -> list[Message]:
-        """:meth:`wait_for`, for tests under trio or asyncio; can be cancelled."""
+        """Variant of :meth:`wait_for` for tests under trio or asyncio; can be cancelled."""
         __tracebackhide__ = True
         wait = partial(self.wait_for, count, timeout_s=timeout_s)
         return await run_sync(wait, abandon_on_cancel=True)
@@ -240,47 +240,47 @@ class _Backlog(_Watched[S]):
 
 
 class _Consumed(_Backlog[S]):
-    """Where messages wait until they are consumed."""
+    """Common part of queues and subscriptions, which remove messages once consumed."""
 
     @property
     def unsettled(self) -> int:
-        """Messages that consumers have and have not settled."""
+        """Number of messages delivered to consumers and not settled."""
         return self.stats.acquired
 
     @property
     def delayed(self) -> int:
-        """Messages that are not due yet."""
+        """Number of messages that are not due yet."""
         return self.stats.delayed
 
     def wait_empty(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until no message is there, nor with a consumer, nor delayed.
+        """Wait until no message is available, acquired or delayed.
 
         Raises:
-            AssertionError: Some stayed; the sentence says how things stand.
+            AssertionError: Some were left at the timeout; the text describes the state.
         """
         __tracebackhide__ = True
         self.wait_until(_is_empty, timeout_s=timeout_s, wanted="empty queue")
 
     async def await_empty(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """:meth:`wait_empty`, for tests under trio or asyncio; can be cancelled."""
+        """Variant of :meth:`wait_empty` for tests under trio or asyncio; can be cancelled."""
         __tracebackhide__ = True
         wait = partial(self.wait_empty, timeout_s=timeout_s)
         await run_sync(wait, abandon_on_cancel=True)
 
     async def _shown(self, host: BrokerHost) -> str:
-        """The first messages, a line each."""
+        """Format the first messages, a line each."""
         first = await self._peek(host, _SHOWN)
         return "".join(f"\n  {Message.decode(payload)!r}" for payload in first)
 
 
 class QueueHandle(_Consumed[NodeStats], NodeHandle):
-    """A queue of the broker, as a test looks at it."""
+    """A queue of the broker, for tests."""
 
     async def _peek(self, host: BrokerHost, count: int) -> list[bytes]:
         return await host.peek(self.name, count)
 
     def purge(self) -> int:
-        """Drop the messages that wait; how many there were."""
+        """Drop the available messages; return how many there were."""
 
         async def purge() -> int:
             return await self._broker.broker.host.purge(self.name)
@@ -292,12 +292,12 @@ class QueueHandle(_Consumed[NodeStats], NodeHandle):
 
 
 class SubscriptionHandle(_Consumed[SubscriptionStats]):
-    """One subscription of a topic, as a test looks at it.
+    """A subscription of a topic, for tests.
 
     Attributes:
-        topic: The topic's name.
-        name: That of the subscriber's link.
-        container: The subscriber's container-id; None for whichever it is.
+        topic: Name of the topic.
+        name: Name of the subscriber's link.
+        container: The subscriber's container-id; None for any.
     """
 
     def __init__(
@@ -323,14 +323,14 @@ class SubscriptionHandle(_Consumed[SubscriptionStats]):
 
 
 class TopicHandle(NodeHandle):
-    """A topic of the broker, as a test looks at it."""
+    """A topic of the broker, for tests."""
 
     @property
     def subscriptions(self) -> list[SubscriptionHandle]:
-        """Its subscriptions, in the order in which they were made.
+        """Subscriptions of the topic, in the order of creation.
 
         Raises:
-            AmqpError: There is no such topic.
+            AmqpError: The topic does not exist.
         """
         return self._broker.call(self._subscriptions)
 
@@ -341,19 +341,19 @@ class TopicHandle(NodeHandle):
         ]
 
     def subscription(self, name: str, *, container: str | None = None) -> SubscriptionHandle:
-        """The subscription *name*, be it there already or not.
+        """Return a handle of subscription *name*, which need not exist yet.
 
         Args:
-            name: That of its link, or of a shared subscription.
+            name: Name of its link, or of a shared subscription.
             container: The subscriber's container-id, where several have links of that name.
         """
         return SubscriptionHandle(self._broker, self.name, name, container)
 
 
 class LogHandle(_Backlog[NodeStats], NodeHandle):
-    """A log of the broker, as a test looks at it; its messages are all records that it keeps.
+    """A log of the broker, for tests; ``messages`` are all records that it retains.
 
-    ``NAME/partitions/N`` is one partition; of several, one after another comes first.
+    ``NAME/partitions/N`` is one partition; records of several are listed partition by partition.
     """
 
     def _look(self, host: BrokerHost) -> NodeStats:
@@ -382,7 +382,7 @@ def _is_empty(stats: NodeStats | SubscriptionStats) -> bool:
 
 
 class LoopbackBroker:
-    """A broker at a free port of 127.0.0.1, from ``with`` to the end of its block.
+    """A broker at a free port of 127.0.0.1, which runs within a ``with`` block.
 
     ::
 
@@ -391,11 +391,12 @@ class LoopbackBroker:
             run_my_program(broker.url)
             assert [message.body for message in work.wait_for(2)] == ["a", "b"]
 
-    Durable messages are taken without being kept, unless it is given a store. Every protocol that is
-    installed is spoken at its one port. Its calls may come from any thread.
+    Durable messages are accepted without being stored, unless a store is given. The port accepts
+    every protocol that is installed. Calls are allowed in any thread.
 
     Args:
-        options: Those of :class:`~amqp_rt.Broker`, such as ``users``, ``auto_create`` and ``nodes``.
+        options: Options of :class:`~amqp_rt.Broker`, such as ``users``, ``auto_create`` and
+            ``nodes``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -411,7 +412,7 @@ class LoopbackBroker:
         self._token: trio.lowlevel.TrioToken | None = None
         self._calls: trio.Nursery | None = None
         self._stopped = trio.Event()
-        #: Its block is being left.
+        #: Whether the block is being left.
         self.stopping = False
 
     # --- lifetime ------------------------------------------------------------------------
@@ -459,34 +460,34 @@ class LoopbackBroker:
                 await self._stopped.wait()
                 scope.deadline = trio.current_time() + _CLOSE_S
 
-    # --- what a test asks ----------------------------------------------------------------
+    # --- --- calls for tests -------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where it listens: ``amqp://127.0.0.1:PORT``."""
+        """URL of the broker: ``amqp://127.0.0.1:PORT``."""
         self._running()
         return self._url
 
     @property
     def host(self) -> str:
-        """The address at which it listens."""
+        """Address that the broker listens on."""
         return self.url.removeprefix("amqp://").rpartition(":")[0]
 
     @property
     def port(self) -> int:
-        """The port at which it listens."""
+        """Port that the broker listens on."""
         return int(self.url.rpartition(":")[2])
 
     @property
     def broker(self) -> Broker:
-        """The broker itself. It belongs to its own thread: reach it by :meth:`call`."""
+        """The broker itself. It belongs to its own thread: use it through :meth:`call`."""
         self._running()
         assert self._broker is not None
         return self._broker
 
     @property
     def connections(self) -> int:
-        """Connections that clients have opened."""
+        """Number of open connections of clients."""
 
         async def count() -> int:
             return len(self.broker.container.connections)
@@ -494,14 +495,14 @@ class LoopbackBroker:
         return self.call(count)
 
     def declare(self, *nodes: Declaration | str) -> QueueHandle:
-        """Make nodes; the first one as a handle. Declaring the same again changes nothing.
+        """Declare nodes; return a handle of the first. Equal declarations have no effect.
 
         Args:
             nodes: Declarations, such as ``Queue("work", lock_s=30)``; a name is a plain queue, and
-                ``"topic:prices"`` or ``"queue:work?lock_s=30"`` says more.
+                texts such as ``"topic:prices"`` or ``"queue:work?lock_s=30"`` declare others.
 
         Raises:
-            AmqpError: The name is taken by another node, or the text declares none.
+            AmqpError: Another node has the name, or the text is no declaration.
         """
         if not nodes:
             raise TypeError("declare takes at least one node")
@@ -510,26 +511,26 @@ class LoopbackBroker:
         return QueueHandle(self, declared[0].name)
 
     def queue(self, name: str) -> QueueHandle:
-        """The queue *name*, be it there already or not."""
+        """Return a handle of queue *name*, which need not exist yet."""
         return QueueHandle(self, name)
 
     def topic(self, name: str) -> TopicHandle:
-        """The topic *name*, be it there already or not."""
+        """Return a handle of topic *name*, which need not exist yet."""
         return TopicHandle(self, name)
 
     def log(self, name: str) -> LogHandle:
-        """The log *name*, or ``NAME/partitions/N`` of it, be it there already or not."""
+        """Return a handle of log *name*, or of ``NAME/partitions/N``, which need not exist yet."""
         return LogHandle(self, name)
 
     def node(self, name: str) -> NodeHandle:
-        """The node *name* of any kind, be it there already or not."""
+        """Return a handle of node *name* of any kind, which need not exist yet."""
         return NodeHandle(self, name)
 
     def advance(self, seconds: float) -> None:
-        """Move the broker's clocks on, and let it do what is due then before this returns.
+        """Advance the broker's clocks, and complete everything that becomes due before returning.
 
-        Times to live, locks, delays, schedules and transactions follow them. Timers of connections
-        do not: a client that waits in real time is not given up for it.
+        Expiry, locks, delays, schedules and transactions follow these clocks. Timers of connections
+        do not, so that a client waiting in real time runs into no timeout.
 
         Raises:
             ValueError: *seconds* is negative.
@@ -542,9 +543,9 @@ class LoopbackBroker:
         self.call(advance)
 
     def disconnect(self) -> int:
-        """Close every connection with ``amqp:connection:forced``; how many there were.
+        """Close all connections with ``amqp:connection:forced``; return how many there were.
 
-        A client that recovers connects again.
+        Clients that recover will reconnect.
         """
         return self.call(self._disconnect)
 
@@ -555,7 +556,7 @@ class LoopbackBroker:
         return len(connections)
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """What ``await function(*args)`` returns in the broker's thread, under trio.
+        """Run ``await function(*args)`` in the broker's thread, under trio, and return its result.
 
         Raises:
             RuntimeError: The broker does not run, or this is its own thread.
@@ -569,7 +570,7 @@ class LoopbackBroker:
             assert self._token is not None
             self._token.run_sync_soon(self._begin, answered, function, args)
         except trio.RunFinishedError:
-            self._served.result()  # says why, if something broke
+            self._served.result()  # raises the cause, if the broker failed
             raise
         return answered.result()
 
@@ -603,5 +604,5 @@ class LoopbackBroker:
 
 
 def _declaration(text: str) -> Declaration:
-    """What a test may write for a node: a name, or what ``amqp-rt serve --node`` takes."""
+    """Parse a node of a test: a name, or a text as for ``amqp-rt serve --node``."""
     return declared_by(text) if ":" in text else Queue(text)

@@ -1,8 +1,8 @@
-"""A network in memory whose faults are data, and in which what happens is drawn from one seed.
+"""A network in memory with faults given as data, and all randomness drawn from one seed.
 
-Both ends of a connection are the streams that :mod:`amqp_rt.net.memory` gives everybody; a line
-between them takes what one end sends and hands it on as its faults say. Carriers, engines and all
-above run as they do over sockets.
+Both ends of a connection are the streams of :mod:`amqp_rt.net.memory`; a line between them takes
+the octets of one end and passes them to the other with the faults applied. Drivers, engines and all
+layers above run as over sockets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .faults import Corrupt, Cut, Delay, Fault, HalfClose, Slow, Split, Stall
 
 __all__ = ["SimulatedNetwork", "Trace"]
 
-#: Octets that a line takes at a time.
+#: Octets that a line reads at a time.
 _PIECE: Final = 65_536
-#: Seconds that something takes to arrive, at most, if nothing is wrong.
+#: Longest latency without faults, in seconds.
 _LATENCY_S: Final = 0.02
-#: Seconds between the pieces of what is split, so that each is read by itself.
+#: Seconds between pieces of split octets, so that each is read separately.
 _GAP_S: Final = 1e-6
 
-#: Bodies of frames by the code of their descriptor (Part 2 §2.7, Part 5 §5.3.3).
+#: Names of frame bodies by descriptor code (Part 2 §2.7, Part 5 §5.3.3).
 _NAMES: Final = {
     **dict(
         enumerate(
@@ -54,13 +54,16 @@ _NAMES: Final = {
 
 
 class Trace:
-    """What happened, a line for each frame, commit and fault; the same seed gives the same lines."""
+    """Record of a simulation: a line for each frame, commit and fault.
+
+    Equal seeds give equal lines.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def add(self, text: str) -> None:
-        """Note *text* with the time."""
+        """Append *text* with the time."""
         self.lines.append(f"{trio.current_time():12.6f} {text}")
 
     def __str__(self) -> str:
@@ -68,7 +71,7 @@ class Trace:
 
 
 class _Frames:
-    """Finds where the frames of one direction end."""
+    """Finds the ends of frames in one direction."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -77,7 +80,7 @@ class _Frames:
         self._crc = 0
 
     def split(self, data: bytes) -> Iterator[tuple[bytes, str]]:
-        """Parts of *data*, each with what it completes: a frame's name, size and checksum."""
+        """Yield parts of *data*, each with the frame it completes, as name, size and checksum."""
         while data:
             take = self._left or 8 - len(self._head)
             part, data = data[:take], data[take:]
@@ -110,11 +113,11 @@ class _Frames:
 
 
 class _Over(Exception):
-    """Nothing more crosses the line in this direction."""
+    """No more octets pass the line in this direction."""
 
 
 class _Line:
-    """One connection, and what is wrong with it."""
+    """A connection and its faults."""
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class _Line:
     ) -> None:
         self.network = network
         self.number = number
-        #: Who dialled, and who listens.
+        #: The host that dialled, and the one that listens.
         self.hosts = hosts
         self.scope = trio.CancelScope()
         self.over = False
@@ -161,7 +164,7 @@ class _Line:
         return f"#{self.number} {self.hosts[0]}–{self.hosts[1]}"
 
     def cut(self, why: str) -> None:
-        """The connection is gone."""
+        """Close both ends of the connection."""
         if not self.over:
             self.over = True
             self.network.trace.add(f"{self} {why}")
@@ -170,7 +173,7 @@ class _Line:
             self.scope.cancel()
 
     def vanish(self, host: str, why: str) -> None:
-        """*host* is gone, and the other one is not told."""
+        """Close the end of *host* only; the other host does not see the end of the connection."""
         if not self.over:
             self.over = True
             self.network.trace.add(f"{self} {why}")
@@ -178,7 +181,7 @@ class _Line:
             self.scope.cancel()
 
     async def run(self) -> None:
-        """Carry, both ways, until both have ended."""
+        """Carry octets both ways until both directions have ended."""
         with self.scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._carry, False)
@@ -203,7 +206,7 @@ class _Line:
         if not self.over:
             self.network.trace.add(f"{self} {_arrow(back)} end")
             sink.shutdown(SHUT_WR)
-        # Whoever still speaks is not heard, and must not be held up by that.
+        # Read on and discard: a sender must not block because the receiver has gone.
         while await self._take(source):
             pass
 
@@ -244,7 +247,7 @@ class _Line:
                 await trio.sleep(_GAP_S)
 
     async def _trouble(self, fault: Fault, data: bytes) -> bytes:
-        """What becomes of *data* when a fault's time has come."""
+        """Apply a fault that is due; return the octets that remain of *data*."""
         self.network.trace.add(f"{self} {fault}")
         if isinstance(fault, Corrupt):
             return bytes([data[0] ^ fault.mask]) + data[1:]
@@ -269,7 +272,7 @@ def _arrow(back: bool) -> str:
 
 
 class _Door(MemoryNetwork):
-    """The network as one host sees it."""
+    """The network as one host uses it."""
 
     def __init__(self, network: SimulatedNetwork, host: str) -> None:
         super().__init__()
@@ -284,13 +287,13 @@ class _Door(MemoryNetwork):
 
 
 class SimulatedNetwork:
-    """Connects hosts by lines that fail as *faults* say.
+    """Connects hosts by lines with faults.
 
     Args:
-        faults: What goes wrong.
-        luck: A generator of its own for whoever asks with a name.
-        trace: Where what happens is noted.
-        nursery: Where lines run.
+        faults: The faults to inject.
+        luck: Returns an independent random generator for a name.
+        trace: Records the events.
+        nursery: Runs the lines.
     """
 
     def __init__(
@@ -305,7 +308,7 @@ class SimulatedNetwork:
         self.trace = trace
         #: Frames of all connections so far.
         self.frames = 0
-        #: Whether a cut after so many frames of all connections has happened.
+        #: Whether a cut after a number of frames of all connections has happened.
         self.was_cut = False
         self._cuts = {
             fault.frames
@@ -316,18 +319,18 @@ class SimulatedNetwork:
         self._listeners: dict[str, tuple[str, MemoryNetwork]] = {}
         self._lines: list[_Line] = []
         self._dialled = 0
-        #: Hosts that are cut off, and how many times.
+        #: Number of partitions of each host in effect.
         self._apart: dict[str, int] = {}
         self._joined = trio.Event()
-        #: No fault lasts any longer.
+        #: Set when all faults have ended.
         self._calm = trio.Event()
 
     def door(self, host: str) -> MemoryNetwork:
-        """What *host* dials and listens with."""
+        """Return the network for *host* to dial and listen on."""
         return _Door(self, host)
 
     def listen(self, host: str, name: str) -> trio.MemoryReceiveChannel[MemoryStream]:
-        """Claim *name* for *host*."""
+        """Listen at *name* for *host*."""
         known = self._listeners.get(name)
         listening = MemoryNetwork() if known is None or known[0] != host else known[1]
         channel = listening.listen(name)
@@ -335,10 +338,10 @@ class SimulatedNetwork:
         return channel
 
     async def dial(self, host: str, name: str) -> MemoryStream:
-        """Connect *host* to whoever listens at *name*; a partition makes that wait.
+        """Connect *host* to the listener at *name*, waiting for the end of partitions.
 
         Raises:
-            ConnectFailed: Nobody listens there.
+            ConnectFailed: No host listens there.
         """
         await trio.sleep(_LATENCY_S / 10)
         await self.passable((host,))
@@ -357,21 +360,21 @@ class SimulatedNetwork:
         return ours
 
     def forget(self, line: _Line) -> None:
-        """It has ended."""
+        """Remove a line that has ended."""
         self._lines.remove(line)
 
     def count(self) -> bool:
-        """A frame has arrived; whether its connection is to be cut now."""
+        """Count a frame; return whether its connection is to be cut now."""
         self.frames += 1
         if self.frames in self._cuts and not self.is_calm:
             self.was_cut = True
             return True
         return False
 
-    # --- what happens to hosts ---------------------------------------------------------------
+    # --- --- faults of hosts -----------------------------------------------------------------
 
     def drop(self, host: str, *, silent: bool = False) -> None:
-        """Everything that *host* had is gone: it listens nowhere, and its connections are cut."""
+        """Remove the listeners of *host* and cut its connections, unseen by peers if *silent*."""
         for name in [name for name, (owner, _) in self._listeners.items() if owner == host]:
             del self._listeners[name]
         for line in [each for each in self._lines if host in each.hosts]:
@@ -382,7 +385,7 @@ class SimulatedNetwork:
 
     @contextmanager
     def apart(self, host: str) -> Iterator[None]:
-        """Nothing reaches or leaves *host* within the block."""
+        """Cut *host* off from all others within the block."""
         self._apart[host] = self._apart.get(host, 0) + 1
         self.trace.add(f"{host} is cut off")
         try:
@@ -399,15 +402,15 @@ class SimulatedNetwork:
             await self._joined.wait()
 
     async def stalled(self, seconds: float) -> None:
-        """Wait for *seconds*, or until all faults are over."""
+        """Wait for *seconds*, or until all faults have ended."""
         with trio.move_on_after(seconds):
             await self._calm.wait()
 
     @property
     def is_calm(self) -> bool:
-        """Nothing goes wrong any more."""
+        """Whether all faults have ended."""
         return self._calm.is_set()
 
     def calm(self) -> None:
-        """Let no fault last any longer, and no other one begin. What is slow stays so."""
+        """End all faults, and begin no others. Slow connections stay slow."""
         self._calm.set()

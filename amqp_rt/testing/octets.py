@@ -1,8 +1,8 @@
-"""A second, small codec of AMQP 1.0, which can be wrong on purpose.
+"""A second, small codec of AMQP 1.0, which can produce wrong octets on purpose.
 
-The scripted peer writes with it, and drawings of traces read with it. It shares no line with the
-codec of the package, so that what one of them gets wrong does not look right to the other. It knows
-the frames by name, judges nothing, and is in no hurry.
+The scripted peer writes with it, and drawings of traces read with it. It shares no code with the
+codec of the package, so that an error in one is not hidden by the same error in the other. It knows
+frames by name, checks no rules, and is not optimised.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 HEADER: Final = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 
-#: Octets of a frame that are read before they are taken for rubbish.
+#: Largest frame that is read; larger sizes are taken for garbage.
 _FRAME_MAX: Final = 64 * 1024 * 1024
-#: Values inside each other that are read.
+#: Deepest nesting of values that is read.
 _DEPTH_MAX: Final = 64
 
 _CAPABILITIES: Final = "offered-capabilities:symbol* desired-capabilities:symbol* properties:map"
@@ -54,8 +54,8 @@ def _fields(text: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-#: Composite types: name → descriptor and fields, each with its type (Parts 2 to 5). ``symbol*`` may
-#: be one symbol or several.
+#: Composite types: name → descriptor and fields, each with its type (Parts 2 to 5). ``symbol*`` is
+#: one symbol or several.
 TYPES: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     name: (code, _fields(fields))
     for name, code, fields in (
@@ -136,22 +136,22 @@ TYPES: Final[Mapping[str, tuple[int, tuple[tuple[str, str], ...]]]] = {
     )
 }
 _NAMES: Final = {code: name for name, (code, _) in TYPES.items()}
-#: What frames carry; the others lie inside.
+#: Types that frames carry; the others are nested in them.
 FRAMES: Final = tuple(name for name, (code, _) in TYPES.items() if code < 0x19 or code >= 0x40)
 
 
 class Malformed(ValueError):
-    """Octets that are no AMQP 1.0."""
+    """Octets that are not AMQP 1.0."""
 
 
 class Raw(bytes):
-    """Octets that are written as they are, where a value is expected."""
+    """Octets to write unchanged where a value is expected."""
 
     __slots__ = ()
 
 
 class Composite(Struct):
-    """A composite value: its name as in ``TYPES``, and the fields that are there."""
+    """A composite value: its name as in ``TYPES``, and the fields present."""
 
     name: str
     fields: dict[str, Any]
@@ -164,7 +164,7 @@ class Frame(Struct):
     channel: int = 0
     fields: dict[str, Any] = {}
     payload: bytes = b""
-    #: What is wrong with it; the fields are those before the fault.
+    #: Description of the fault, empty if there is none; ``fields`` are those before it.
     fault: str = ""
     size: int = 0
 
@@ -176,7 +176,7 @@ class Frame(Struct):
 
 
 def composite(name: str, /, **fields: Any) -> Composite:
-    """A composite value, such as ``composite("target", address="q", durable=2)``.
+    """Create a composite value, such as ``composite("target", address="q", durable=2)``.
 
     Raises:
         TypeError: There is no such type, or it has no such field.
@@ -214,9 +214,10 @@ _TEXTS: Final = {"binary": (0xA0, 0xB0), "string": (0xA1, 0xB1), "symbol": (0xA3
 
 
 def encode(kind: str, value: Any) -> Raw:
-    """*value* as an AMQP value of type *kind*; lists and maps have Python's types inside.
+    """Encode *value* as an AMQP value of type *kind*.
 
-    ``encode("string", "7")`` is a value that can be put where a uint belongs.
+    Types inside lists and maps follow from the Python types. ``encode("string", "7")`` is a value
+    that can be put where a uint belongs.
     """
     if isinstance(value, Raw):
         return value
@@ -306,7 +307,7 @@ def _state(value: Any) -> Any:
     return composite(value) if isinstance(value, str) else value
 
 
-#: What may be written short: ``role="sender"``, ``source="q"``, ``error="amqp:not-found"``,
+#: Abbreviated values: ``role="sender"``, ``source="q"``, ``error="amqp:not-found"``,
 #: ``state="accepted"``.
 _ABBREVIATIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "role": _role,
@@ -326,15 +327,15 @@ def encode_frame(
     size: int | None = None,
     doff: int = 2,
 ) -> bytes:
-    """A frame, with whatever may be wrong with its header (Part 2 §2.3.1).
+    """Encode a frame, whose header may be wrong on purpose (Part 2 §2.3.1).
 
     Args:
-        frame: What it carries; octets are taken as they are.
-        channel: Of what is no SASL frame.
-        payload: What follows it.
-        kind: The type of the frame, by default that of what it carries.
-        size: The size that its header says, by default the right one.
-        doff: The data offset that its header says; beyond 2 the extended header is zeros.
+        frame: The body; octets are written unchanged.
+        channel: The channel; unused in SASL frames.
+        payload: Octets after the body.
+        kind: The type of the frame, by default that of the body.
+        size: The size in its header, by default the correct one.
+        doff: The data offset in its header; beyond 2 the extended header is zeros.
     """
     body = frame if isinstance(frame, bytes) else bytes(_composite(frame))
     if kind is None:
@@ -348,12 +349,12 @@ def encode_frame(
 
 
 def decode(data: bytes, at: int = 0) -> tuple[Any, int]:
-    """The value at *at* and where it ends.
+    """Decode the value at *at*; return it and its end.
 
-    Composite values that are known become :class:`Composite`; symbols become ``str``.
+    Known composite values become :class:`Composite`; symbols become ``str``.
 
     Raises:
-        Malformed: It is no AMQP value.
+        Malformed: The octets are not an AMQP value.
     """
     return _value(data, at, len(data), 0)
 
@@ -434,7 +435,7 @@ def _array(data: bytes, at: int, end: int, count: int, depth: int) -> list[Any]:
         code = _piece(data, at, end, 1)[0]
         at += 1
     values = []
-    # Of what takes no octets there may be any number: as many as have octets will do.
+    # Items without octets (null, true) may be of any number, so limit them to the octets present.
     for _ in range(min(count, end - at)):
         value, at = _constructed(code, data, at, end, depth + 1)
         values.append(value if descriptor is None else _described(descriptor, value))
@@ -472,13 +473,13 @@ _READ: Final[Mapping[int, Callable[[bytes], Any]]] = {
 
 
 class Splitter:
-    """Cuts octets as they come into headers and frames; the end of one may be yet to come."""
+    """Splits input into headers and frames; the last one may be incomplete."""
 
     def __init__(self) -> None:
         self.held = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now. What cannot be read is a frame with a ``fault``."""
+        """Return the frames that *data* completes. Malformed ones have a ``fault``."""
         held = self.held + data
         found: list[Frame] = []
         at = 0

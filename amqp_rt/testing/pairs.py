@@ -1,6 +1,6 @@
-"""Two engines joined in memory, and endpoints that remember what they heard.
+"""Two engines joined in memory, and endpoints that record events.
 
-No stream, no task and no clock: time is the number that the test passes, so that a whole
+There is no stream, no task and no clock: time is a number that the test passes, so that a whole
 conversation is a few plain calls.
 """
 
@@ -18,11 +18,11 @@ from ..outcomes import ACCEPTED, Error, Outcome
 
 
 class Recorder:
-    """An endpoint for either direction that keeps everything it hears.
+    """An endpoint for either direction that records all its events.
 
     Args:
-        settle: The outcome that each delivery is settled with at once; None leaves them.
-        credit: Granted when the link attaches, and again after each batch; 0 grants none.
+        settle: The outcome that settles each delivery at once; None leaves deliveries unsettled.
+        credit: Credit granted when the link attaches, and again after each batch; 0 grants none.
     """
 
     def __init__(self, *, settle: Outcome | None = None, credit: int = 0) -> None:
@@ -39,13 +39,13 @@ class Recorder:
         self.detached: list[tuple[Error | None, bool]] = []
 
     def on_attached(self, link: Any) -> None:
-        """Both sides are attached."""
+        """Record that both sides are attached."""
         self.attached.append(link)
         if self.credit and link.role == RECEIVER:
             link.grant(self.credit)
 
     def deliver(self, link: Any, deliveries: list[Any]) -> None:
-        """Messages arrived, or on a streaming link began."""
+        """Record messages, or the start of streamed ones."""
         self.deliveries += deliveries
         self.batches.append(len(deliveries))
         if self.settle is not None:
@@ -55,32 +55,32 @@ class Recorder:
             link.grant(self.credit)
 
     def on_data(self, link: Any, deliveries: list[Any]) -> None:
-        """A streamed message went on."""
+        """Record more data of streamed messages."""
         self.progress += deliveries
 
     def on_settled(self, link: Any, deliveries: list[Any]) -> None:
-        """The sender settled."""
+        """Record deliveries settled by the sender."""
         self.settled += deliveries
 
     def on_flow(self, link: Any) -> None:
-        """The sender spoke of its credit."""
+        """Record a flow of the sender."""
         self.flows += 1
 
     def on_credit(self, link: Any) -> None:
-        """The receiver spoke of our credit, or there is room again."""
+        """Record the credit, after a flow of the receiver or when output has room again."""
         self.credits.append(link.credit)
 
     def on_outcomes(self, link: Any, deliveries: list[Any]) -> None:
-        """The receiver spoke of deliveries."""
+        """Record outcomes from the receiver."""
         self.outcomes += deliveries
 
     def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
-        """The link is over."""
+        """Record the end of the link."""
         self.detached.append((error, closed))
 
 
 def accept_with(endpoint: Any) -> Callable[[Any], None]:
-    """An ``on_attach`` that accepts every link with *endpoint*."""
+    """Return an ``on_attach`` callback that accepts every link with *endpoint*."""
 
     def accept(link: Any) -> None:
         link.accept(endpoint)
@@ -89,11 +89,11 @@ def accept_with(endpoint: Any) -> Callable[[Any], None]:
 
 
 class Joined:
-    """A client and a server engine whose output is each other's input.
+    """A client and a server engine, with the output of each as the input of the other.
 
     Args:
-        on_attach: Called for each link that the client asks of the server; by default it
-            is accepted with ``self.endpoint``, which settles everything as accepted.
+        on_attach: Called for each link that the client requests; by default it is accepted with
+            ``self.endpoint``, which settles everything as accepted.
         on_login: Called for each :class:`~amqp_rt.events.LoginRequested`.
     """
 
@@ -118,11 +118,11 @@ class Joined:
         self.on_login = on_login
         self.client_events: list[Event] = []
         self.server_events: list[Event] = []
-        #: Links that the server was asked for.
+        #: Links that the client requested.
         self.links: list[Any] = []
 
     def pump(self, *, cut: int = 0) -> None:
-        """Carry bytes both ways until nobody has more to say.
+        """Carry bytes both ways until both engines are silent.
 
         Args:
             cut: Deliver the bytes in pieces of this size; 0 delivers them as they come.

@@ -1,7 +1,7 @@
-"""The pytest plug-in: fixtures ``amqp``, ``amqp_broker`` and ``amqp_script``; nothing has to be configured.
+"""Plug-in of pytest: fixtures ``amqp``, ``amqp_broker`` and ``amqp_script``, without configuration.
 
-pytest loads this in every run, whether or not a test has to do with AMQP. Hence nothing is imported
-here that the run might not need.
+pytest loads this module in every run, also for tests without AMQP. Hence modules that such a run
+does not need are imported in the fixtures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["amqp", "amqp_broker", "amqp_script"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marks known."""
+    """Register the marks."""
     config.addinivalue_line(
         "markers",
         "amqp_broker(**options): what amqp_rt.Broker takes, for the broker of the fixture "
@@ -43,7 +43,7 @@ def amqp(request: pytest.FixtureRequest) -> VirtualAmqp:
                 "amqp_broker",
                 pytrace=False,
             )
-        # pytest-trio asks the first of these marks who runs the test.
+        # pytest-trio takes the function that runs the test from the first of these marks.
         node.add_marker(pytest.mark.trio(run=run_in_virtual_time), append=False)
     return VirtualAmqp()
 

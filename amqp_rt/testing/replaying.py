@@ -1,4 +1,4 @@
-"""One side of a recorded connection, played again to a live program."""
+"""Replay of one side of a recorded connection against a live program."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .octets import Frame, Splitter
 __all__ = ["Replayed", "record", "replay"]
 
 _READ: Final = 65_536
-#: Frames whose number and place are up to the one who says them.
+#: Frames that may differ in number and position.
 _AT_WILL: Final = frozenset({"empty", "flow"})
 
 
 class Replayed(Struct):
-    """What the live program said, beside what its part was in the trace."""
+    """Frames that the live program sent, and those that its side sent in the trace."""
 
     heard: list[Frame]
     expected: list[Frame]
 
     @property
     def differences(self) -> list[str]:
-        """Where the program said other performatives than in the trace; flows do not count."""
+        """Differences between the sequences of performatives, without flows."""
         heard = [frame.name for frame in self.heard if frame.name not in _AT_WILL]
         expected = [frame.name for frame in self.expected if frame.name not in _AT_WILL]
         found = [
@@ -45,13 +45,16 @@ class Replayed(Struct):
 
 
 def _spoken(frames: list[Frame]) -> int:
-    """How many of *frames* say something. Of empty ones there can be one more or less in a trace
-    than in another, when two timers end in the same moment; nobody waits for them."""
+    """Count the frames that are not empty.
+
+    Traces of equal runs may differ by an empty frame, if two timers expire at the same moment; so
+    no replay waits for empty frames.
+    """
     return sum(frame.name != "empty" for frame in frames)
 
 
 class _Turn(Struct):
-    """A chunk of our side: when it was written, and after how many frames of the other one."""
+    """A chunk of our side: its time, and the number of the other side's frames before it."""
 
     at_s: float
     frames: int
@@ -63,19 +66,19 @@ async def replay(
 ) -> Replayed:
     """Play the client's, or the server's, part of *trace* over *stream*.
 
-    What that side wrote is written at the same times, under a virtual clock in no time, and never
-    before the other side has said as many frames as in the trace. Of a recorded login the
-    responses are missing, so a server must let the client in without; a client has to give its links
-    the names that they have in the trace. The stream stays open.
+    Its octets are sent at the recorded times (instantly under a virtual clock), but not before the
+    other side has sent as many frames as in the trace. Recorded logins lack the responses, so a
+    server must accept the client without them; a client has to give its links the names they have
+    in the trace. The stream stays open.
 
     Args:
-        trace: What was recorded, by whichever side.
-        stream: To the program that plays the other part.
-        client: Whose part is played: the client's or the server's.
-        grace_s: Seconds that the other side may take longer than in the trace.
+        trace: The recording, by either side.
+        stream: Stream to the program that plays the other part.
+        client: Whether the client's part is played, else the server's.
+        grace_s: Seconds that the other side may be slower than in the trace.
 
     Raises:
-        AmqpError: The trace has octets that were not kept.
+        AmqpError: The trace is of another protocol, whose octets were not kept.
     """
     turns, expected = _parts(trace, client)
     splitter = Splitter()
@@ -112,14 +115,14 @@ async def replay(
             try:
                 await stream.send_all(turn.data)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                break  # the differences say what is missing
+                break  # missing frames appear in the differences
         await wait_for(_spoken(expected))
         nursery.cancel_scope.cancel()
     return Replayed(heard, expected)
 
 
 def _parts(trace: Trace, client: bool) -> tuple[list[_Turn], list[Frame]]:
-    """What our side writes, and what the other one wrote."""
+    """Return the chunks that our side sends, and the frames of the other side."""
     ours = Kind.SENT if client == trace.client else Kind.RECEIVED
     splitter = Splitter()
     turns: list[_Turn] = []
@@ -146,16 +149,16 @@ def record(
     address: str = "",
     clock: Clock | None = None,
 ) -> Iterator[ProtocolEngine]:
-    """*engine*, with a trace in the file *path* of what it hears and says within the block.
+    """Yield a wrapper of *engine* that traces its input and output to the file *path*.
 
-    For those who drive engines themselves; a container does it by ``Container(trace=FOLDER)``.
+    For code that drives engines itself; containers have ``Container(trace=FOLDER)``.
 
     Args:
-        engine: Drive what the block gets instead of it.
-        path: Written anew.
-        client: The engine is that of a client.
-        address: The other side, in words.
-        clock: The clock of the engine, by default the system's.
+        engine: The engine; drive the yielded object instead of it.
+        path: The file, which is overwritten.
+        client: Whether the engine is a client's.
+        address: Description of the peer.
+        clock: Clock of the engine, by default the system's.
     """
     with open(path, "wb", buffering=0) as file:
         writer = TraceWriter(file, client=client, address=address, clock=clock or SystemClock())

@@ -1,4 +1,4 @@
-"""A peer that follows a script: what it expects to hear and what it says, in order.
+"""A peer that follows a script: the frames it expects and the frames it sends, in order.
 
 ::
 
@@ -6,9 +6,9 @@
     script.expect.attach(role="receiver", source="q")
     script.send.attach().flow(credit=1)
 
-The script is played against an engine (:meth:`Script.play`), over a trio stream (:meth:`Script.run`),
-or at a loopback port against whatever program connects (:meth:`Script.serve`). It writes with a codec
-of its own and may break every rule there is.
+A script is played against an engine (:meth:`Script.play`), over a trio stream (:meth:`Script.run`),
+or at a loopback port for any program to connect to (:meth:`Script.serve`). It writes with a codec
+of its own and may break every rule.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Script", "ScriptFailed"]
 
-#: Seconds that the other side may take for what is expected, unless a script says otherwise.
+#: Default for the seconds that the other side may take for an expected frame.
 PATIENCE_S: Final = 5.0
 _READ: Final = 65_536
-#: Shorter names of fields.
+#: Abbreviations of field names.
 _SHORT: Final = {"credit": "link_credit", "tag": "delivery_tag", "mechanisms": "sasl_server_mechanisms"}  # fmt: skip
 _WINDOW: Final = 2_048
 
 
 class ScriptFailed(AssertionError):
-    """The other side did something else than the script expects."""
+    """The other side departs from the script."""
 
 
 class _Step(Struct):
-    """One line of a script."""
+    """A step of a script."""
 
-    #: ``send``: returns the octets; ``expect``: judges a frame; ``end``, ``ended``, ``nothing``.
+    #: ``send`` uses ``octets``; ``expect`` checks a frame with ``judge``; also ``end``, ``ended``,
+    #: ``nothing``.
     kind: str
     text: str
     name: str = ""
@@ -67,21 +68,20 @@ class _Step(Struct):
 
 
 class Script:
-    """What a peer expects and says.
+    """Steps of a peer: frames to expect and to send.
 
-    ``expect.NAME(**fields)`` wants the next frame to be that performative, with these values: a
-    value, or a function that is called with the frame's one and returns whether it will do.
-    ``send.NAME(**fields)`` says one; what it needs and is not given follows from what was heard, and
-    None leaves a field out. Names are those of the standard with underscores: ``open``, ``begin``,
-    ``attach``, ``flow``, ``transfer``, ``disposition``, ``detach``, ``end``, ``close``, and
-    ``sasl_init`` and its like. ``role="sender"``, ``source="q"``, ``error="amqp:not-found"``,
-    ``state="accepted"`` and ``credit=5`` are short for what they say. Both return themselves, so
-    that calls are chained.
+    ``expect.NAME(**fields)`` requires the next frame to be that performative with these fields;
+    each is a value, or a function that is called with the frame's value and returns whether it
+    matches. ``send.NAME(**fields)`` sends one; required fields that are not given follow from the
+    frames received, and None omits a field. Names are those of the standard with underscores:
+    ``open``, ``begin``, ``attach``, ``flow``, ``transfer``, ``disposition``, ``detach``, ``end``,
+    ``close``, and those of SASL such as ``sasl_init``. ``role="sender"``, ``source="q"``,
+    ``error="amqp:not-found"``, ``state="accepted"`` and ``credit=5`` are abbreviations. Both return
+    themselves, so that calls can be chained.
 
     Args:
-        ignore: Frames that are passed over where something else is expected; empty frames are
-            what keeps a connection alive.
-        timeout_s: Seconds that the other side may take for what is expected.
+        ignore: Frames that are skipped where others are expected; empty frames keep a connection alive.
+        timeout_s: Seconds that the other side may take for an expected frame.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Script:
                 raise TypeError(f"there is no frame {name!r} to ignore")
         self.ignore = frozenset(ignore)
         self.timeout_s = timeout_s
-        #: Every frame that came, those passed over included.
+        #: All frames received, including those skipped.
         self.heard: list[Frame] = []
         self.send = Saying(self)
         self.expect = Expecting(self)
@@ -102,10 +102,10 @@ class Script:
         self._splitter = Splitter()
         self._deliveries = 0
 
-    # --- what has been heard ---------------------------------------------------------------
+    # --- --- frames received ---------------------------------------------------------------
 
     def last(self, name: str) -> Frame:
-        """The latest frame of that name.
+        """Return the latest frame named *name*.
 
         Raises:
             ScriptFailed: There was none.
@@ -116,7 +116,7 @@ class Script:
         raise ScriptFailed(f"no {name} has been heard")
 
     def hear(self, data: bytes) -> None:
-        """Take octets of the other side."""
+        """Parse octets of the other side."""
         frames = self._splitter.feed(data)
         self.heard += frames
         self._frames += frames
@@ -124,12 +124,12 @@ class Script:
     # --- playing -----------------------------------------------------------------------------
 
     def play(self, engine: ProtocolEngine, now: float = 0.0) -> list[Event]:
-        """Play the steps so far against *engine*; what it reported.
+        """Play all steps added so far against *engine*; return its events.
 
-        More steps may be added then, and played.
+        More steps may be added and played afterwards.
 
         Raises:
-            ScriptFailed: It wrote something else.
+            ScriptFailed: The engine departs from the script.
         """
         events: list[Event] = []
         while self._steps:
@@ -153,10 +153,10 @@ class Script:
         return events
 
     async def run(self, stream: trio.abc.Stream) -> None:
-        """Play the steps so far over *stream*, which stays open.
+        """Play all steps added so far over *stream*, which stays open.
 
         Raises:
-            ScriptFailed: Something else came, or nothing in time.
+            ScriptFailed: Another frame arrived, or none in time.
         """
         while self._steps:
             step = self._steps.popleft()
@@ -194,14 +194,13 @@ class Script:
 
     @contextmanager
     def serve(self) -> Iterator[str]:
-        """Play the script to whoever connects to the URL that this yields, once.
+        """Play the script to the first client that connects to the yielded URL.
 
-        The end of the block waits until the script is through. Connections after the first are
-        refused.
+        The end of the block waits for the end of the script. Later connections are refused.
 
         Raises:
-            ScriptFailed: At the end of the block, also of one that raises, which is its cause then:
-            something else came, nothing in time, or no client connected.
+            ScriptFailed: At the end of the block: another frame arrived, none in time, or no client
+                connected. If the block raises, its exception becomes the cause.
         """
         with socket.create_server(("127.0.0.1", 0)) as listener:
             host, port = listener.getsockname()[:2]
@@ -219,7 +218,7 @@ class Script:
             except Exception as error:
                 left.set()
                 thread.join()
-                # What the client raises may well follow from what the script has seen.
+                # The client's exception is probably a consequence of the failure of the script.
                 if self._connected and not failures.empty():
                     raise failures.get() from error
                 raise
@@ -245,8 +244,7 @@ class Script:
             listener.close()
             with connection:
                 self._over(connection)
-                # What the other side does after the script is its own affair; it is read, so that
-                # it is not reset.
+                # Octets after the script are read and ignored, so that the connection is not reset.
                 connection.settimeout(0.05)
                 while not left.is_set():
                     try:
@@ -275,7 +273,7 @@ class Script:
                     raise ScriptFailed(self._late(step))
 
     def _receive(self, connection: socket.socket, enough: Callable[[], bool], step: _Step) -> bool:
-        """Read until *enough*; False if nothing comes any more for now."""
+        """Read until *enough* returns true; return False at a timeout."""
         while not enough():
             try:
                 data = connection.recv(_READ)
@@ -289,10 +287,14 @@ class Script:
             self.hear(data)
         return True
 
-    # --- judging -----------------------------------------------------------------------------
+    # --- --- checking ------------------------------------------------------------------------
 
     def _judge(self, step: _Step) -> bool:
-        """Whether what *step* expects is there; raises if something else is."""
+        """Check the next frame; return False if none has arrived.
+
+        Raises:
+            ScriptFailed: Another frame has arrived.
+        """
         while self._frames:
             frame = self._frames.popleft()
             if frame.name != step.name and frame.name in self.ignore:
@@ -317,13 +319,13 @@ class Script:
         return f"{step.text} is expected, and nothing came within {self.timeout_s:g} s"
 
     def add(self, step: _Step) -> None:
-        """Add a line."""
+        """Append a step."""
         self._steps.append(step)
 
-    # --- what is said unless the script says otherwise ----------------------------------------
+    # --- --- default fields -------------------------------------------------------------------
 
     def usual(self, name: str) -> dict[str, Any]:
-        """The fields that a *name* needs, as they follow from what was heard."""
+        """Return default fields of performative *name*, derived from the frames received."""
         heard = {frame.name: frame.fields for frame in self.heard}
         if name == "open":
             return {"container_id": "script"}
@@ -337,7 +339,7 @@ class Script:
             }
         if name == "attach":
             theirs = heard.get("attach", {})
-            # Who answers a receiver is the sender.
+            # The answer to a receiver is sent by the sender.
             sends = bool(theirs.get("role", False))
             return {
                 "name": theirs.get("name", "link"),
@@ -377,7 +379,7 @@ class Script:
     def frame(
         self, name: str, fields: dict[str, Any], channel: int, payload: bytes
     ) -> Callable[[], bytes]:
-        """The octets of a frame, worked out when it is its turn."""
+        """Return a function that encodes the frame, for use when its turn comes."""
         known = _known(name, fields)
 
         def octets() -> bytes:
@@ -397,7 +399,7 @@ class Script:
 
 
 def _known(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """*fields* by their full names.
+    """Return *fields* under their full names.
 
     Raises:
         TypeError: The performative has no such field.
@@ -409,7 +411,7 @@ def _known(name: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class Saying:
-    """What the script's side says; see :class:`Script`."""
+    """Adds steps that send; see :class:`Script`."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -426,30 +428,30 @@ class Saying:
         return say
 
     def header(self, octets: bytes = HEADER) -> Saying:
-        """The protocol header of AMQP 1.0, or another one."""
+        """Send the protocol header of AMQP 1.0, or other *octets*."""
         return self.raw(octets)
 
     def sasl_header(self) -> Saying:
-        """The protocol header of the SASL layer."""
+        """Send the protocol header of the SASL layer."""
         return self.raw(SASL_HEADER)
 
     def empty(self, *, channel: int = 0) -> Saying:
-        """An empty frame, which says only that somebody is there."""
+        """Send an empty frame, which only keeps a connection alive."""
         return self.raw(encode_frame(b"", channel=channel))
 
     def raw(self, octets: bytes) -> Saying:
-        """These octets, be they right or wrong; see ``octets.encode_frame``."""
+        """Send octets unchanged, right or wrong; see ``octets.encode_frame``."""
         self._script.add(_Step("send", "octets", octets=lambda: octets))
         return self
 
     def end_of_stream(self) -> Saying:
-        """Nothing more: half of the stream is closed."""
+        """Close our half of the stream."""
         self._script.add(_Step("end", "the end"))
         return self
 
 
 class Expecting:
-    """What the script's side wants to hear; see :class:`Script`."""
+    """Adds steps that expect frames; see :class:`Script`."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -475,7 +477,7 @@ class Expecting:
         return expect
 
     def header(self, octets: bytes = HEADER) -> Expecting:
-        """The protocol header of AMQP 1.0, or another one."""
+        """Expect the protocol header of AMQP 1.0, or other *octets*."""
 
         def judge(frame: Frame) -> None:
             if frame.name != "header" or frame.payload != octets:
@@ -485,11 +487,11 @@ class Expecting:
         return self
 
     def sasl_header(self) -> Expecting:
-        """The protocol header of the SASL layer."""
+        """Expect the protocol header of the SASL layer."""
         return self.header(SASL_HEADER)
 
     def empty(self) -> Expecting:
-        """An empty frame."""
+        """Expect an empty frame."""
 
         def judge(frame: Frame) -> None:
             if frame.name != "empty":
@@ -499,12 +501,12 @@ class Expecting:
         return self
 
     def nothing(self, *, quiet_s: float = 0.1) -> Expecting:
-        """Silence: for *quiet_s* seconds, or of an engine at once."""
+        """Expect no frame: for *quiet_s* seconds, or from an engine at once."""
         self._script.add(_Step("nothing", "nothing", quiet_s=quiet_s))
         return self
 
     def end_of_stream(self) -> Expecting:
-        """The other side has nothing more to say."""
+        """Expect the end of the other side's half of the stream."""
         self._script.add(_Step("ended", "the end"))
         return self
 
@@ -512,7 +514,7 @@ class Expecting:
 def _differences(
     frame: Frame, name: str, wanted: dict[str, Any], channel: int | None, payload: bytes | None
 ) -> str:
-    """In which the frame is not what is wanted; empty if it is."""
+    """Return the differences between *frame* and the expected one as text, empty if none."""
     if frame.name != name:
         return "that name"
     wrong = [

@@ -1,4 +1,4 @@
-"""Brokers, containers and clients in virtual time, over a network and disks that fail, from one seed.
+"""Simulation of brokers, containers and clients in virtual time: network, disks, faults, one seed.
 
 ::
 
@@ -15,8 +15,8 @@
 
     simulate(scenario, seed=7, faults=[Cut(frames=12)])
 
-The same seed and the same faults give the same :class:`Trace`, line by line. No thread runs, nothing
-waits for the real clock, and an hour costs nothing.
+Equal seeds and faults give equal traces (:class:`Trace`), line by line. There are no threads and no
+waits for the real clock, so that hours pass at once.
 """
 
 from __future__ import annotations
@@ -51,41 +51,41 @@ __all__ = [
     "simulate",
 ]
 
-#: What :func:`simulate` runs.
+#: Function that :func:`simulate` runs.
 Scenario: TypeAlias = Callable[["Simulation"], Awaitable[None]]
 
-#: When a simulation begins, by its wall clock.
+#: Wall-clock time at which a simulation begins.
 _EPOCH_S: Final = 1_700_000_000.0
-#: Seconds until a killed process runs again.
+#: Seconds until a killed process is restarted.
 _RESTART_S: Final = 1.0
-#: Runs that making a list of faults shorter may take.
+#: Largest number of runs spent on shortening a list of faults.
 _SHRINKING_MAX: Final = 200
-#: Lines of a trace that a failure prints.
+#: Lines of the trace that a failure prints.
 _LINES_MAX: Final = 200
 
 _log = logging.getLogger("amqp_rt.simulation")
 
 
 class SimulatedClock:
-    """Trio's virtual time, and a wall clock that jumps when a fault says so."""
+    """Virtual time of trio, and a wall clock that faults can move."""
 
     def __init__(self) -> None:
-        #: Seconds by which the wall clock was put forward so far.
+        #: Sum of the jumps of the wall clock, in seconds.
         self.ahead_s = 0.0
 
     def monotonic(self) -> float:
-        """Virtual seconds since the simulation began."""
+        """Return virtual seconds since the start of the simulation."""
         return trio.current_time()
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC, in the simulation's world."""
+        """Return seconds since 1970-01-01 UTC, in the simulation."""
         return _EPOCH_S + trio.current_time() + self.ahead_s
 
 
 class SimulationFailed(AssertionError):
-    """A seed under which a scenario fails, with the fewest faults that were found to do it.
+    """A seed with which a scenario fails, and the shortest list of faults found to cause it.
 
-    The text has all that is needed to see it again.
+    The text contains everything needed to reproduce the failure.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class SimulationFailed(AssertionError):
 
 
 class Host:
-    """A process on a machine of its own: one life of it.
+    """A process on a machine of its own, for one of its lives.
 
     Attributes:
-        name: As faults call it.
+        name: Name of the host, to which faults refer.
         life: 0 at first; 1 after it was killed once.
-        network: What it dials and listens with.
-        store: Its disk, which keeps what earlier lives have written.
-        clock: The time, as it sees it.
+        network: Network to dial and listen on.
+        store: Its disk, with the data of earlier lives.
+        clock: Its clock.
     """
 
     def __init__(self, simulation: Simulation, name: str, life: int, disk: SimulatedDisk) -> None:
@@ -123,7 +123,7 @@ class Host:
         self._simulation = simulation
 
     def broker(self, name: str | None = None, **options: Any) -> Broker:
-        """A broker that runs here, with this host's disk; *options* are those of :class:`Broker`."""
+        """Create a broker on this host, with its disk; *options* are those of :class:`Broker`."""
         options.setdefault("store", self.store)
         return Broker(
             name or self.name,
@@ -134,12 +134,12 @@ class Host:
         )
 
     def container(self, name: str | None = None, **options: Any) -> Container:
-        """A container that runs here; *options* are those of :class:`Container`."""
+        """Create a container on this host; *options* are those of :class:`Container`."""
         return Container(name or self.name, network=self.network, **options)
 
 
 class _Process:
-    """What of a host is there over its lives."""
+    """State of a host across its lives."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
@@ -148,13 +148,13 @@ class _Process:
 
 
 class Simulation:
-    """A world: hosts, a network, disks and clocks.
+    """A simulated world: hosts, a network, disks and clocks.
 
     Attributes:
-        seed: All that is drawn is drawn from it.
-        faults: What goes wrong.
-        trace: What happened.
-        network: Connects the hosts.
+        seed: Seed of all randomness.
+        faults: Faults to inject.
+        trace: Record of the events.
+        network: Network between the hosts.
         clock: The time.
     """
 
@@ -176,11 +176,11 @@ class Simulation:
                 nursery.start_soon(self._make, fault)
 
     def luck(self, name: str) -> Random:
-        """A generator for what is called *name*, which nobody else's draws disturb."""
+        """Return a random generator for *name*, independent of those for other names."""
         return Random(f"{self.seed}/{name}")  # noqa: S311  # it is to be foreseen
 
     def disk(self, host: str) -> SimulatedDisk:
-        """The disk of *host*."""
+        """Return the disk of *host*."""
         return self._process(host).disk
 
     def _process(self, name: str) -> _Process:
@@ -199,9 +199,9 @@ class Simulation:
     # --- hosts -------------------------------------------------------------------------------
 
     def start(self, name: str, main: Callable[[Host], Awaitable[None]]) -> None:
-        """Run *main* as the process of the host *name*; when it is killed it begins again.
+        """Run *main* as the process of host *name*, and again after each kill.
 
-        What *main* raises ends the simulation, unless it was killed before.
+        Exceptions of *main* end the simulation, unless the process was killed before.
         """
         self._nursery.start_soon(self._live, name, main)
 
@@ -216,7 +216,7 @@ class Simulation:
                 except Exception as error:
                     if not host.store.dead:
                         raise
-                    # What it does after its death concerns nobody.
+                    # Exceptions after the kill have no meaning.
                     _log.debug("%s, dead: %s", name, error)
             if not host.store.dead:
                 return
@@ -225,11 +225,12 @@ class Simulation:
             self.trace.add(f"{name} is started again")
 
     def kill(self, name: str, *, silent: bool = False) -> None:
-        """Let the process of *name* die as of ``kill -9``: not a word leaves it, nothing is written.
+        """Kill the process of *name* as by ``kill -9``: it sends and writes nothing more.
 
         Args:
             name: The host.
-            silent: Its connections just fall silent, as if the machine had lost its power.
+            silent: Hide the end of its connections from its peers, as if the machine had lost
+                power.
         """
         process = self._process(name)
         host = process.host
@@ -245,10 +246,10 @@ class Simulation:
     async def connect(
         self, host: str, url: str, *, container: str | None = None, **options: Any
     ) -> AsyncIterator[Connection]:
-        """A client's connection from *host* to *url*; the first attempt is repeated until it works.
+        """Connect as a client from *host* to *url*; repeat the first attempt until it succeeds.
 
         Args:
-            host: Where it comes from, as faults call it.
+            host: Name of the client's host, to which faults refer.
             url: ``memory://…``.
             container: The container-id; by default the name of the host.
             options: See :func:`amqp_rt.connect`.
@@ -286,9 +287,9 @@ class Simulation:
                 await self.network.stalled(fault.seconds)
 
     def calm(self) -> None:
-        """Let no fault last, and none begin: from here on the world is to recover, and can be judged.
+        """End all faults, and begin no others, so that the world recovers and can be checked.
 
-        Who is slow stays slow, and a store that was given up stays so until it is opened anew.
+        Slow connections stay slow, and a store that has failed stays so until it is opened again.
         """
         self.trace.add("calm")
         for process in self._processes.values():
@@ -305,19 +306,19 @@ def simulate(
     within: float = 100_000.0,
     trace: Trace | None = None,
 ) -> Trace:
-    """Run *scenario* in a world of its own; returns what happened.
+    """Run *scenario* in a world of its own; return its trace.
 
-    For tests that are not async themselves: it runs trio, on a virtual clock.
+    For tests that are not async: this function runs trio, with a virtual clock.
 
     Args:
-        scenario: Gets the :class:`Simulation`. When it returns, its hosts are cancelled.
-        seed: The same one gives the same trace.
-        faults: What goes wrong.
-        within: Virtual seconds after which it is said to hang.
-        trace: Filled as it happens, for those who want it after a failure too.
+        scenario: Called with the :class:`Simulation`. When it returns, its hosts are cancelled.
+        seed: Equal seeds give equal traces.
+        faults: Faults to inject.
+        within: Virtual seconds after which the run counts as hanging.
+        trace: Filled during the run, for callers that need it after a failure too.
 
     Raises:
-        AssertionError: It hangs; and whatever *scenario* or a host raises.
+        AssertionError: The run hangs. Exceptions of *scenario* and of hosts are raised as well.
     """
     seen = Trace() if trace is None else trace
 
@@ -342,7 +343,7 @@ def simulate(
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The first of a group that is not a group."""
+    """Return the first exception of a group that is not a group itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -355,10 +356,11 @@ def check_seeds(
     draw: Callable[[Random], Sequence[Fault]] = draw_faults,
     within: float = 100_000.0,
 ) -> int:
-    """Run *scenario* under every seed, with faults that are drawn from it; how many there were.
+    """Run *scenario* with every seed, and faults drawn from it; return the number of seeds.
 
     Raises:
-        SimulationFailed: With the seed, the fewest faults that still make it fail, and the trace.
+        SimulationFailed: A run failed; the error has the seed, the shortest list of faults found,
+            and the trace.
     """
     count = 0
     for seed in seeds:
@@ -375,7 +377,7 @@ def check_seeds(
 def _shrunk(
     scenario: Scenario, seed: int, faults: Sequence[Fault], within: float
 ) -> SimulationFailed:
-    """Leave faults out as long as it still fails."""
+    """Remove faults as long as the scenario still fails."""
 
     def run(tried: Sequence[Fault]) -> SimulationFailed | None:
         trace = Trace()
@@ -414,33 +416,33 @@ def amqp_faults(
     faults: Sequence[Fault] = (),
     within: float = 100_000.0,
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Run an exchange once without a crash, and once for each place where it may crash.
+    """Run an exchange once without a crash, and once for each place of a crash.
 
     ::
 
         @amqp_faults(cut_after_frames=range(1, 200))
         async def test_exactly_once(net: Simulation) -> None: ...
 
-    The function becomes an ordinary one, which pytest runs; what it asks for besides its first
-    argument are fixtures. Places that the exchange never reaches end it: a range may be generous.
+    The function becomes a plain one, for pytest to run; its arguments after the first are fixtures.
+    A range ends at the first place that the exchange does not reach, so it may be generous.
 
     Args:
-        cut_after_frames: The connection that carries this frame, counted over all connections from
-            1, is cut after it.
-        kill_at_commits: At this commit of *host*, from 0, it is killed: before it, and after it.
-        host: Whose commits.
-        seed: Of each of the runs.
-        faults: What goes wrong besides.
-        within: Virtual seconds after which a run is said to hang.
+        cut_after_frames: Numbers of frames, counted over all connections from 1; the connection
+            that carries the frame is cut after it.
+        kill_at_commits: Numbers of commits of *host*, from 0, before and after which it is killed.
+        host: The host whose commits count.
+        seed: Seed of every run.
+        faults: Other faults of every run.
+        within: Virtual seconds after which a run counts as hanging.
 
     Raises:
-        SimulationFailed: Which crash it does not survive.
+        SimulationFailed: The exchange does not survive the crash named in the error.
     """
 
     def decorate(exchange: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         def run(**fixtures: Any) -> None:
             def once(crash: Sequence[Fault]) -> bool:
-                """Whether it came to the crash."""
+                """Run with *crash*; return whether the crash happened."""
                 worlds: list[Simulation] = []
                 trace = Trace()
 

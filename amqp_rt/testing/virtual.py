@@ -22,20 +22,20 @@ T = TypeVar("T")
 def run_in_virtual_time(
     main: Callable[[], Awaitable[T]], *, clock: trio.abc.Clock | None = None, **options: Any
 ) -> T:
-    """``trio.run``, with a clock that jumps ahead when everybody waits, unless it is given another."""
+    """Run ``trio.run`` with a clock that advances while all tasks wait, unless a clock is given."""
     return trio.run(main, clock=clock or trio.testing.MockClock(autojump_threshold=0), **options)
 
 
 class VirtualContainer(Container):
-    """A container that a test can talk to in one line."""
+    """A container with one-line calls for tests."""
 
     async def call(self, address: str, *args: Any, **options: Any) -> Any:
-        """Ask the node at *address*; see :meth:`~amqp_rt.Connection.call`."""
+        """Call the node at *address*; see :meth:`~amqp_rt.Connection.call`."""
         async with self.local() as peer:
             return await peer.call(address, *args, **options)
 
     async def send(self, address: str, body: Any, **options: Any) -> Any:
-        """Send one message to the node at *address*; its outcome.
+        """Send a message to the node at *address*; return its outcome.
 
         Raises:
             DeliveryRejected: The node rejected it.
@@ -45,7 +45,7 @@ class VirtualContainer(Container):
 
 
 class VirtualAmqp:
-    """A network in memory, and containers and brokers that live there.
+    """A network in memory, with containers and brokers on it.
 
     ::
 
@@ -53,12 +53,12 @@ class VirtualAmqp:
             shop = amqp.container(Orders(FakeDb()))
             assert amqp.run(shop.call, "orders/price", "A-1") == 9
 
-    In a test for pytest-trio, which has trio's clock made virtual by this fixture, a container is
-    entered by ``async with`` as anywhere else, and :meth:`run` is not needed.
+    In tests under pytest-trio, whose clock this fixture makes virtual, a container is entered by
+    ``async with`` as elsewhere, and :meth:`run` is not needed.
 
     Attributes:
-        network: Where ``memory://NAME`` is listened on and dialled.
-        clock: Both clocks of brokers: the event loop's time.
+        network: Network on which ``memory://NAME`` is listened on and dialled.
+        clock: Clock of the brokers: the event loop's time.
     """
 
     def __init__(self) -> None:
@@ -67,16 +67,16 @@ class VirtualAmqp:
         self._made: list[Container | Broker] = []
 
     def container(self, *nodes: Any, name: str = "test", **options: Any) -> VirtualContainer:
-        """A container with *nodes*; *options* are those of :class:`~amqp_rt.Container`."""
+        """Create a container with *nodes*; *options* are those of :class:`~amqp_rt.Container`."""
         options.setdefault("network", self.network)
         made = VirtualContainer(name, nodes=nodes, **options)
         self._made.append(made)
         return made
 
     def broker(self, name: str = "broker", **options: Any) -> Broker:
-        """A broker that takes durable messages without keeping them, unless it is given a store.
+        """Create a broker that accepts durable messages without storing them.
 
-        *options* are those of :class:`~amqp_rt.Broker`.
+        *options* are those of :class:`~amqp_rt.Broker`; with a store, messages are stored.
         """
         options.setdefault("volatile", "store" not in options)
         made = Broker(name, clock=self.clock, network=self.network, **options)
@@ -84,10 +84,10 @@ class VirtualAmqp:
         return made
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any, **options: Any) -> T:
-        """What ``await function(*args, **options)`` returns, while all that was made here runs.
+        """Run ``await function(*args, **options)`` and return its result.
 
-        Time is virtual: it passes when everybody waits. A container runs once; make another for
-        another run.
+        All containers and brokers created here run meanwhile. Time is virtual: it advances while
+        all tasks wait. A container runs once; create another for another run.
 
         Raises:
             RuntimeError: An event loop runs here already: await *function* instead.
@@ -112,7 +112,7 @@ class VirtualAmqp:
         try:
             return run_in_virtual_time(main)
         finally:
-            # What *function* has made it has entered by itself.
+            # Objects that *function* created were entered by itself.
             self._made.clear()
 
     def __repr__(self) -> str:

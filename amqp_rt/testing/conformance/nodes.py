@@ -408,7 +408,7 @@ def accepted_in_a_transaction(host: Host) -> None:
 
 @check("R4", "R7", section="4.4.3")
 def accepted_and_rolled_back(host: Host) -> None:
-    """A message accepted in a transaction that is rolled back stays with its receiver."""
+    """A message accepted in a rolled-back transaction is still acquired, and may be released."""
     _, control, source, _ = _fetched(host)
     transaction = control.declare()
     (delivery,) = source.read("x")

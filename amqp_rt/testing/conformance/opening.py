@@ -40,9 +40,7 @@ def _another_header(host: Host, octets: bytes) -> None:
 
 @check("X1", section="2.2")
 def header(host: Host) -> None:
-    """The header of AMQP 1.0 is answered by itself, or by a required one and the end of the
-    stream.
-    """
+    """The header of AMQP 1.0 is answered by itself, or by a required one and the stream's end."""
     peer = host.dial()
     peer.raw(HEADER)
     answer = peer.hear("header")
@@ -212,9 +210,7 @@ def smallest_frames(host: Host) -> None:
 
 @check("X5", section="2.4.1")
 def everything_at_once(host: Host) -> None:
-    """Open, begin, attach, detach, end and close may be sent at once: open and close get
-    answers.
-    """
+    """Open, begin, attach, detach, end and close may be sent at once, and are answered."""
     peer = host.log_in()
     peer.expect_channel(0)
     frames = [

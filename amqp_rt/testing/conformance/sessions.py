@@ -159,9 +159,7 @@ def numbers_wrap(host: Host) -> None:
 
 @check("X12", section="2.6.3")
 def attach(host: Host) -> None:
-    """Attach is answered by attach, with name, the other role, termini and initial-delivery-
-    count.
-    """
+    """Attach is answered by attach: name, the other role, termini and initial-delivery-count."""
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address)
@@ -523,7 +521,7 @@ def _unsettled(tag: bytes, state: Composite | None = None) -> Raw:
 
 @check("M42", section="2.6.1")
 def only_connection(host: Host) -> None:
-    """A container with sole-connection-for-container has one connection; another one is closed."""
+    """A container with sole-connection-for-container keeps one connection; the other is closed."""
     wish = {"container_id": "kit-alone", "desired_capabilities": ["sole-connection-for-container"]}
     first = host.connect(**wish)
     offered = first.greeting.get("offered_capabilities") or []

@@ -456,7 +456,7 @@ def reencode(
 ) -> list[bytes]:
     """Return the buffers to send to the next hop.
 
-    The header is rewritten only if a field changed, and omitted if all fields have their defaults.
+    The header is rewritten only if a field changed, and then omitted if all are at their defaults.
     The received delivery annotations end here (§3.2.2); *delivery_annotations* are ours. Message
     annotations are passed on unchanged (§3.2.3) unless *message_annotations*, an encoded section as
     :func:`~amqp_rt.message.merge_annotations` creates it, replaces them.

@@ -102,8 +102,8 @@ class Delivery:
         """Set *outcome*: settled at once, or after the sender where the link settles second.
 
         Setting the same outcome again has no effect. An outcome that was set within a transaction
-        and not settled may be followed by another. If the link is detached nothing is sent; the
-        outcome is sent when the sender resumes the delivery.
+        and not settled may be followed by another. If the link is detached nothing is sent now;
+        the outcome is sent if the sender resumes the delivery.
 
         Raises:
             LocalProtocolError: Another outcome has been set, or the outcome is larger than the

@@ -30,7 +30,7 @@ FRAME_SIZE_MIN: Final = 512
 
 _HEADER: Final = Packer(">IBBH")
 _ACCEPTED: Final = b"\x00\x53\x24\x45"
-#: Bounds that make any error fit the smallest frame size that a peer may ask for.
+#: Characters of an error that fit the smallest frame size that a peer may request.
 _CONDITION_MAX: Final = 128
 _DESCRIPTION_MAX: Final = 64
 

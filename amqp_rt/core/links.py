@@ -530,7 +530,7 @@ class ReceiverLink(Link):
         *properties* go with the flow, such as the ``txn-id`` of an acquisition (Part 4 §4.4.3).
 
         Raises:
-            LocalProtocolError: *credit* is no unsigned number of 32 bits.
+            LocalProtocolError: *credit* is not an unsigned 32-bit number.
         """
         if credit < 0 or credit > 0xFFFFFFFF:
             raise LocalProtocolError("credit is a number from 0 to 4294967295")
@@ -1213,7 +1213,8 @@ class SenderLink(Link):
 
         Raises:
             LocalProtocolError: No credit, not attached, another message of this link is unfinished,
-                the message is too large for the peer, or ``settled`` contradicts the settle mode.
+                an unsettled map was incomplete, the message is too large for the peer, *settled*
+                contradicts the settle mode, or *tag*, *message_format* or *state* is invalid.
                 Nothing was sent.
             EncodeError: *state* has no encoding.
         """

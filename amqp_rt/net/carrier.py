@@ -59,7 +59,7 @@ class Channel(Protocol):
 
 
 class Host(Protocol):
-    """Waits on behalf of a carrier. Its calls to the carrier come from the host's own context."""
+    """Waiting side of a carrier. Its calls to the carrier come from the host's own context."""
 
     def watch(self, carrier: Carrier) -> None:
         """Note that ``wants_read`` or ``wants_write`` has changed."""

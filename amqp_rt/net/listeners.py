@@ -27,7 +27,7 @@ log = logging.getLogger("amqp_rt.net")
 #: the third is called once the peer has logged in.
 Serve: TypeAlias = Callable[[trio.abc.Stream, str, Callable[[], None]], Awaitable[None]]
 
-#: Errors of a temporary lack of resources. trio's listeners handle all other failures of a single
+#: Errors of a temporary lack of resources. trio's listeners skip all other failures of a single
 #: connection.
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _BACK_OFF_S: Final = 0.1

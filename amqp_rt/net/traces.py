@@ -264,7 +264,7 @@ class Mask:
     """Mask for the login's responses in one direction of a connection.
 
     Until AMQP begins, octets are held back until their frame is complete. Another protocol is
-    masked by the class that its plug-in has registered (``TRACINGS``); without one it is omitted,
+    masked as its plug-in has registered (``TRACINGS``); without one it is omitted,
     since the positions of its passwords are unknown.
 
     Args:

@@ -1,1 +1,1 @@
-"""Where a broker keeps what must outlive its process."""
+"""Storage of a broker's durable data."""

@@ -1,17 +1,17 @@
-"""What a store does for a broker, and what it may be asked for.
+"""The interface between a broker and its store.
 
-A store knows four things and nothing about protocols or queues:
+A store holds four kinds of data and knows nothing about protocols or queues:
 
 * **messages**, each at a place: the number of its node and its sequence number there;
-* **pieces** of messages that are too large to be handed over whole;
+* **pieces** of messages that are too large to be passed as a whole;
 * **logs**: chunks of records, each of which begins at an offset and is never changed;
 * **facts**: small values by kind and key, such as declared nodes, bindings, the states of links,
   cursors of log readers, the epochs of idempotent producers, holds on a log.
 
-Everything changes by :class:`Batch`, and a batch is kept whole or not at all: that is what settles a
-transaction, moves a message from one node to another, and publishes what was staged under a node
-that nobody sees. What came back from :meth:`Store.commit` survives the death of the process and of
-the machine; whoever calls it has promised nothing before.
+All changes are made by a :class:`Batch`, which is committed as a whole or not at all. Committing a
+transaction, moving a message from one node to another and publishing messages staged under a hidden
+node rely on this. A batch that :meth:`Store.commit` has returned from survives a crash of the process
+and of the machine; callers confirm nothing before.
 
 Methods block. A broker calls them from one worker thread, one at a time.
 """
@@ -46,64 +46,63 @@ __all__ = [
     "refuse",
 ]
 
-#: Sequence numbers that one node can give out, and numbers of nodes: together 63 bits.
+#: Highest sequence number of a node and highest node number: together 63 bits.
 SEQUENCE_MAX: Final = 2**40 - 1
 NODE_MAX: Final = 2**23 - 1
-#: Bytes of one head, payload, piece, chunk or fact, and the highest index of a piece.
+#: Bytes of one head, payload, piece, chunk or fact; and the highest index of a piece.
 RECORD_MAX: Final = 64 * 1024 * 1024
 PIECE_MAX: Final = 2**20 - 1
-#: Bytes from which a payload that several messages of a batch share is counted, and should be written,
-#: once. Below, looking it up costs more than writing it again.
+#: Bytes from which a payload shared by several messages of a batch counts once towards its size, and
+#: should be written once. For smaller payloads the look-up costs more than writing them again.
 SHARED_MIN: Final = 1024
 
 
 class StoreFull(AmqpError):
-    """There is no room for a batch. Nothing of it was kept; smaller ones may still be."""
+    """There is no room for a batch. Nothing of it was stored; smaller batches may still fit."""
 
     default_condition = "amqp:resource-limit-exceeded"
 
 
 class StoreFailed(AmqpError):
-    """Reading or writing failed. What a batch in flight came to is unknown until the store has been
-    closed and opened again, which verifies it; until then it takes nothing more."""
+    """Reading or writing failed. Whether a batch in progress was stored is unknown until the store has
+    been closed and opened again, which verifies it; until then it accepts no more batches."""
 
     default_condition = "amqp:internal-error"
 
 
 class StoreRefused(AmqpError):
-    """A batch that no store can keep: a place or a record beyond what there can be, or a chunk that
-    does not begin where its log ends. Nothing of it was kept."""
+    """A batch that no store can keep: a place or a record exceeds a limit, or a chunk does not begin
+    at the end of its log. Nothing of it was stored."""
 
     default_condition = "amqp:not-allowed"
 
 
 class StoreBusy(AmqpError):
-    """Another process has the store."""
+    """The store is in use, by another process for example."""
 
     default_condition = "amqp:resource-locked"
 
 
 class StoreDamaged(AmqpError):
-    """What was read is not what was written, and cannot be told from it."""
+    """Stored data is corrupt and cannot be recovered."""
 
     default_condition = "amqp:internal-error"
 
 
 class Stored(Struct, gc=False):
-    """A message as it was put. ``payload`` is empty if it is kept in pieces."""
+    """Message as it was put. ``payload`` is empty if it is stored in pieces."""
 
     sequence: int
     head: bytes
     payload: bytes
-    #: How many pieces there are.
+    #: Number of pieces.
     pieces: int = 0
-    #: The same positive number for messages whose payload is kept once for all of them; 0 if the store
-    #: does not say.
+    #: Positive number shared by the messages whose payload is stored once for all of them; 0 if unknown.
     body: int = 0
 
 
 class Head(Struct, gc=False):
-    """What is known of a message without reading it."""
+    """Message without its payload."""
 
     sequence: int
     head: bytes
@@ -115,48 +114,47 @@ class Head(Struct, gc=False):
 class Chunk(Struct, gc=False):
     """Consecutive records of a log, as they were appended."""
 
-    #: Offset of the first record, and how many there are.
+    #: Offset of the first record, and the number of records.
     offset: int
     count: int
-    #: Wall-clock time of the first and of the last record, in milliseconds.
+    #: Wall-clock times of the first and of the last record, in milliseconds.
     first_ms: int
     last_ms: int
     data: bytes
 
 
 class Damage(Struct, frozen=True):
-    """Something that could not be read, and was set aside."""
+    """Data that could not be read, and was put aside."""
 
-    #: What it is, such as ``"message"``, ``"chunk"``, ``"fact"`` or ``"page"``.
+    #: Kind of data, such as ``"message"``, ``"chunk"``, ``"fact"`` or ``"page"``.
     what: str
     #: The node or log, -1 if unknown.
     node: int
-    #: The first and the last sequence number or offset that may be concerned, -1 if unknown.
+    #: First and last sequence number or offset that may be affected, -1 if unknown.
     first: int
     last: int
-    #: Why it is thought to be damaged.
+    #: Reason for regarding it as damaged.
     reason: str
 
 
 class Opened(Struct, frozen=True):
-    """What a store found when it was opened."""
+    """Result of opening a store."""
 
-    #: The store was closed in good order.
+    #: Whether the store had been closed cleanly.
     clean: bool
-    #: What was lost; the rest is there.
+    #: Lost data; all other data is available.
     damage: tuple[Damage, ...] = ()
-    #: Where what is damaged was put aside, for whoever wants to look at it.
+    #: Path of the damaged store, which was put aside for inspection.
     aside: str | None = None
 
 
 class Batch:
-    """Changes that are kept together or not at all, each place named at most once.
+    """Changes that are committed as a whole or not at all, each place named at most once.
 
-    What is put and removed before the batch is committed never reaches the store: a message that
-    was consumed while its neighbours were written costs nothing.
+    A message that is put and removed before the batch is committed never reaches the store: if it is
+    consumed while earlier batches are written, it costs nothing.
 
-    Several messages share a payload if it is the same object, as it is when a message goes to several
-    queues.
+    Messages share a payload if it is the same object, as when one message is routed to several queues.
     """
 
     def __init__(self) -> None:
@@ -165,24 +163,24 @@ class Batch:
         #: place → head
         self.updates: dict[tuple[int, int], bytes] = {}
         self.removes: set[tuple[int, int]] = set()
-        #: place, index → data; of messages that are put in this batch or in a later one.
+        #: place, index → data; of messages put in this batch or in a later one.
         self.pieces: dict[tuple[int, int, int], bytes] = {}
-        #: (from place, to place, head): whole messages that change their node.
+        #: (source place, target place, head): messages to move to another place.
         self.moves: list[tuple[tuple[int, int], tuple[int, int], bytes]] = []
-        #: (kind, key) → value, None to forget it.
+        #: (kind, key) → value, None to delete the fact.
         self.facts: dict[tuple[str, bytes], bytes | None] = {}
         self.appends: list[tuple[int, Chunk]] = []
-        #: log → offset; older chunks are dropped once all their records are.
+        #: log → offset; chunks that end at or before it are deleted.
         self.trims: dict[int, int] = {}
-        #: Nodes whose messages and chunks go.
+        #: Nodes whose messages and chunks are deleted.
         self.cleared: set[int] = set()
-        #: Node, first and last place of messages that go.
+        #: Node, first and last sequence number of messages to delete.
         self.dropped: list[tuple[int, int, int]] = []
-        #: Bytes of what is to be written; a shared payload counts once.
+        #: Bytes to write; a shared payload counts once.
         self.size = 0
-        #: A payload of ``SHARED_MIN`` bytes or more was put at several places.
+        #: Whether a payload of ``SHARED_MIN`` bytes or more was put at several places.
         self.shares = False
-        #: The payloads of that size, by identity.
+        #: Payloads of at least ``SHARED_MIN`` bytes, by identity.
         self._large: dict[int, bytes] = {}
 
     def __bool__(self) -> bool:
@@ -202,8 +200,10 @@ class Batch:
     def put(
         self, node: int, sequence: int, head: bytes, payload: bytes, *, spilled: bool = False
     ) -> None:
-        """Keep a message. One that is *spilled* is here only to save memory: it is gone when the
-        store is opened again."""
+        """Store a message.
+
+        A *spilled* one is stored only to save memory, and deleted when the store is opened again.
+        """
         self.puts[node, sequence] = (head, payload, spilled)
         size = len(payload)
         if size >= SHARED_MIN:
@@ -215,15 +215,15 @@ class Batch:
         self.size += len(head) + size
 
     def piece(self, node: int, sequence: int, index: int, data: bytes) -> None:
-        """Keep a piece of the message that will be put, with an empty payload, at this place.
+        """Store a piece of the message that will be put, with an empty payload, at this place.
 
-        Pieces whose message was never put are dropped when the store is opened.
+        Pieces whose message is never put are deleted when the store is opened.
         """
         self.pieces[node, sequence, index] = data
         self.size += len(data)
 
     def update(self, node: int, sequence: int, head: bytes) -> None:
-        """Give a message another head."""
+        """Replace the head of a message."""
         place = node, sequence
         known = self.puts.get(place)
         if known is None:
@@ -233,12 +233,12 @@ class Batch:
         self.size += len(head)
 
     def remove(self, node: int, sequence: int) -> None:
-        """Forget a message and its pieces."""
+        """Delete a message and its pieces."""
         place = node, sequence
         self.updates.pop(place, None)
         known = self.puts.pop(place, None)
         if known is None or not known[1]:
-            # With pieces, or put by an earlier batch.
+            # The message has pieces, or was put by an earlier batch.
             self.removes.add(place)
         else:
             self.size -= len(known[0])
@@ -247,34 +247,33 @@ class Batch:
                 self._large.pop(id(known[1]), None)
 
     def move(self, node: int, sequence: int, to: int, to_sequence: int, head: bytes) -> None:
-        """Give a message that an earlier batch put, with its pieces, another place and head."""
+        """Move a message of an earlier batch, with its pieces, to another place, with a new head."""
         self.updates.pop((node, sequence), None)
         self.moves.append(((node, sequence), (to, to_sequence), head))
         self.size += len(head)
 
     def keep(self, kind: str, key: bytes, value: bytes) -> None:
-        """Keep a fact, in place of what was known by this kind and key."""
+        """Store a fact, replacing an earlier value of the same kind and key."""
         self.facts[kind, key] = value
         self.size += len(key) + len(value)
 
     def forget(self, kind: str, key: bytes) -> None:
-        """Forget a fact, if it is known."""
+        """Delete a fact, if it exists."""
         self.facts[kind, key] = None
         self.size += len(key)
 
     def append(self, log: int, chunk: Chunk) -> None:
-        """Add to the end of a log: *chunk* begins where the last one ended, the first one of a log
-        wherever it likes."""
+        """Append *chunk* to a log. It must begin at the log's next offset; the first one anywhere."""
         self.appends.append((log, chunk))
         self.size += len(chunk.data)
 
     def trim(self, log: int, offset: int) -> None:
-        """Drop chunks of a log that end before *offset*."""
+        """Delete chunks of a log that end at or before *offset*."""
         self.trims[log] = max(offset, self.trims.get(log, 0))
 
     def clear(self, node: int) -> None:
-        """Forget every message, piece and chunk of *node*, and where its log ended, those of this
-        batch included. What was moved away before stays where it is now."""
+        """Delete all messages, pieces and chunks of *node* and the end of its log, those of this batch
+        included. Messages moved to other nodes before stay there."""
         self.cleared.add(node)
         self.removes.update(source for source, to, _ in self.moves if to[0] == node)
         self.moves = [move for move in self.moves if move[1][0] != node]
@@ -286,8 +285,8 @@ class Batch:
         self.trims.pop(node, None)
 
     def drop(self, node: int, first: int, last: int) -> None:
-        """Forget the messages of *node* at the places from *first* to *last* and their pieces, those
-        of this batch included, but none that was moved. However many, it takes no longer than one."""
+        """Delete the messages of *node* with sequence numbers from *first* to *last* and their pieces,
+        those of this batch included, but no moved ones. Takes no longer for many than for one."""
 
         def stays(place: tuple[int, ...]) -> bool:
             return place[0] != node or not first <= place[1] <= last
@@ -300,10 +299,10 @@ class Batch:
 
 
 def refuse(batch: Batch) -> None:
-    """Look whether *batch* can be kept at all, whatever is in a store.
+    """Check that *batch* is within the limits of every store.
 
     Raises:
-        StoreRefused: It cannot.
+        StoreRefused: It is not.
     """
     for place, (head, payload, _) in batch.puts.items():
         if not (0 <= place[0] <= NODE_MAX and 0 <= place[1] <= SEQUENCE_MAX):
@@ -336,66 +335,69 @@ def refuse(batch: Batch) -> None:
 
 
 class Store(Protocol):
-    """Keeps what batches say. ``check_store`` in :mod:`amqp_rt.testing.checks` is its definition."""
+    """Storage of batches. ``check_store`` in :mod:`amqp_rt.testing.checks` is its specification."""
 
     def open(self) -> Opened:
-        """Take hold of the store and verify it, thoroughly if it was not closed in good order.
+        """Lock the store and verify it, completely if it was not closed cleanly.
 
         Raises:
-            StoreBusy: Another process has it.
-            StoreFailed: It cannot be read or written at all; the text says what to do.
+            StoreBusy: Another process has it open.
+            StoreFailed: It cannot be read or written at all; the text has the remedy.
             AmqpError: It was written by a later release.
         """
 
     def commit(self, batch: Batch) -> None:
-        """Keep *batch*: it is on the disk when this returns.
+        """Commit *batch*, which is on the disk when this returns.
 
         Raises:
-            StoreFull: No room. Nothing of it was kept.
-            StoreRefused: It cannot be kept at all. Nothing of it was.
-            StoreFailed: What became of it is unknown.
+            StoreFull: There is no room. Nothing was stored.
+            StoreRefused: The batch cannot be stored by any store. Nothing was stored.
+            StoreFailed: Whether the batch was stored is unknown.
         """
 
     def facts(self, kind: str) -> list[tuple[bytes, bytes]]:
-        """Keys and values of a kind, in order of their keys."""
+        """Return keys and values of a kind, in order of the keys."""
 
     def messages(self, node: int, first: int, count: int, size_max: int) -> list[Stored]:
-        """Messages of *node* from the sequence number *first* on, in order: at most *count*, and no
-        more after their payloads have reached *size_max* bytes. Pieces are not counted."""
+        """Return messages of *node* from the sequence number *first* on, in order: at most *count*, and
+        no more once their payloads have reached *size_max* bytes. Pieces are not counted."""
 
     def read(self, node: int, sequences: Iterable[int]) -> list[Stored]:
-        """The messages of *node* at these places, as far as they exist, in the order asked for."""
+        """Return the existing messages of *node* at *sequences*, in the given order."""
 
     def heads(self, node: int, first: int = 0) -> Iterator[Head]:
-        """What is known of every message of *node* from the sequence number *first* on, in order,
-        without their payloads. Batches may be committed in between; whether it sees what they change
-        is not said."""
+        """Yield the heads of all messages of *node* from the sequence number *first* on, in order.
+
+        Batches may be committed in between; whether their changes are seen is unspecified.
+        """
 
     def summary(self, node: int) -> tuple[int, int, int, int]:
-        """Messages of *node*, bytes of their payloads, and the first and last sequence number; -1
-        for both if there are none."""
+        """Return the number of messages of *node*, the bytes of their payloads, and the first and last
+        sequence number, both -1 without messages."""
 
     def piece(self, node: int, sequence: int, index: int) -> bytes:
-        """A piece of a message; empty if there is none."""
+        """Return a piece of a message; empty if there is none."""
 
     def chunks(self, log: int, offset: int, size_max: int) -> list[Chunk]:
-        """Chunks of *log* from the one that holds *offset* on, or the first after it; at least one
-        if there is any, and no more after their data have reached *size_max* bytes."""
+        """Return chunks of *log* from the one that holds *offset* on, or the first after it; at least
+        one if there is any, and no more once their data have reached *size_max* bytes."""
 
     def chunk_at(self, log: int, time_ms: int) -> Chunk | None:
-        """The first chunk of *log* whose last record is not older than *time_ms*."""
+        """Return the first chunk of *log* whose last record is not older than *time_ms*."""
 
     def extent(self, log: int) -> tuple[int, int, int]:
-        """First offset, next offset and bytes of *log*; 0, 0, 0 if nothing was ever appended. The
-        next offset is remembered when everything has been trimmed."""
+        """Return first offset, next offset and bytes of *log*; 0, 0, 0 if nothing was ever appended.
+
+        The next offset is kept when all records have been trimmed.
+        """
 
     def tidy(self) -> bool:
-        """Do a bounded piece of housekeeping, such as giving space back to the file system. Whether
-        there is more of it to do.
+        """Do a bounded amount of housekeeping, such as returning space to the file system; return
+        whether more is left.
 
         Raises:
             StoreFull, StoreFailed: As of :meth:`commit`.
         """
 
     def close(self) -> None:
-        """Let go of it in good order."""
+        """Close the store cleanly."""

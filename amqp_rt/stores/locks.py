@@ -1,4 +1,4 @@
-"""Locks between processes that end with the process that holds them, however it ends."""
+"""Locks between processes, which are released when their process ends, even by a crash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 if sys.platform == "win32":
     import msvcrt
 
-    #: Beyond everything that is written to a lock file: on Windows what is locked cannot be read.
+    #: Beyond the contents of a lock file, since locked bytes cannot be read on Windows.
     _LOCKED_BYTE = 1 << 30
 else:
     import fcntl
@@ -18,14 +18,15 @@ __all__ = ["FileLock"]
 
 
 class FileLock:
-    """A lock file. It stays where it is: to delete it would let two processes lock two files."""
+    """Lock file. It is never deleted, since two processes could then lock two different files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = -1
 
     def acquire(self) -> bool:
-        """Take the lock, if nobody has it: neither another process nor another object here."""
+        """Acquire the lock unless it is held by another process or another object; return whether it
+        was acquired."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
             if sys.platform == "win32":
@@ -42,11 +43,11 @@ class FileLock:
             os.ftruncate(file, 0)
             os.write(file, b"%d\n" % os.getpid())
         except OSError:
-            pass  # The disk is full: nobody will know who has it.
+            pass  # The disk is full: the holder will be unknown to others.
         return True
 
     def holder(self) -> str:
-        """Who has it, as far as is known."""
+        """Return a description of the holder, as far as it is known."""
         try:
             pid = self.path.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError):

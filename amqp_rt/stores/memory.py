@@ -1,7 +1,7 @@
-"""Keeps what batches say in memory: for tests, for simulation, and as what a store must do.
+"""Store in memory, for tests and simulations, and as the reference of a store's behaviour.
 
-Nothing survives the process. Within it, the object itself stands for the disk: what was committed
-is there when it is opened again.
+Nothing survives the process. Within it, the object stands for the disk: committed data is there
+when it is opened again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .base import (
 
 __all__ = ["MemoryStore"]
 
-#: Entries of an index that may be stale before it is made anew.
+#: Stale entries of an index before it is rebuilt.
 _STALE_MAX: Final = 1024
 
 
@@ -38,7 +38,7 @@ class _Node:
     def __init__(self) -> None:
         #: sequence → head, payload, spilled
         self.messages: dict[int, tuple[bytes, bytes, bool]] = {}
-        #: Sequence numbers in order, some of which may be gone.
+        #: Sequence numbers in order, some of which may have been removed.
         self.order: list[int] = []
 
     def put(self, sequence: int, message: tuple[bytes, bytes, bool]) -> None:
@@ -69,18 +69,18 @@ class _Log:
 
 
 class MemoryStore:
-    """A :class:`~amqp_rt.stores.base.Store` that is as lasting as the object.
+    """:class:`~amqp_rt.stores.base.Store` that lasts as long as the object.
 
     Args:
-        size_max: Bytes that it holds before it is full, for those who test a full disk. What
-            brings no message, piece or chunk is always kept.
+        size_max: Bytes that it holds before it is full, for tests of a full disk. Batches without
+            messages, pieces and chunks are always accepted.
     """
 
     def __init__(self, *, size_max: int | None = None) -> None:
         self.size_max = size_max
         #: Bytes of messages, pieces, chunks and facts; a shared payload counts once.
         self.size = 0
-        #: identity of a payload of ``SHARED_MIN`` bytes or more → messages that have it
+        #: identity of a payload of ``SHARED_MIN`` bytes or more → number of messages that share it
         self._sharers: dict[int, int] = {}
         self._open = False
         self._clean = True
@@ -108,7 +108,7 @@ class MemoryStore:
             self._open, self._clean = False, True
 
     def abandon(self) -> None:
-        """Leave it as the death of a process does: to be opened anew, and not clean."""
+        """Drop the lock as a crash of the process would: the store can be opened again, but is not clean."""
         self._open = False
 
     def _check(self) -> None:
@@ -258,7 +258,7 @@ class MemoryStore:
                 facts[key] = value
                 self.size += len(key) + len(value)
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def facts(self, kind: str) -> list[tuple[bytes, bytes]]:
         self._check()

@@ -1,14 +1,13 @@
 """Checksums for every page of an SQLite file, by a VFS between SQLite and the operating system.
 
-SQLite believes what it reads. Here each page of the database ends in a CRC-32 of its content that
-starts from its number, so that a flipped bit, a page of zeros and a page that was written somewhere
-else are found when the page is read, and never served. SQLite's own write-ahead log has checksums,
-which SQLite looks at when it recovers and never again: what was written to the log, or recovered
-from it, is therefore remembered here and compared whenever it is read, above all when it is copied
-into the database.
+SQLite does not verify the pages that it reads. Here each page of the database ends in a CRC-32 of its
+content, seeded with its number, so that a flipped bit, a page of zeros and a page written to the wrong
+place are detected when the page is read. The frames of SQLite's write-ahead log (WAL) have checksums,
+but SQLite checks them only during recovery. So the checksums of frames that were written or recovered
+are kept here and compared at each read, above all when frames are copied into the database.
 
-WAL needs shared memory, which a VFS of apsw does not offer: the database has to be in
-``locking_mode=EXCLUSIVE`` before its log is touched.
+WAL needs shared memory, which a VFS of apsw does not offer: the database must be in
+``locking_mode=EXCLUSIVE`` before its WAL is used.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ import apsw
 
 __all__ = ["PAGE", "PENDING_PAGE", "RESERVED", "USABLE", "Files", "PageDamaged", "intact"]
 
-#: Bytes of a page, how many at its end are the checksum's, and how many are left.
+#: Bytes of a page, of the checksum at its end, and of the usable rest.
 PAGE: Final = 4096
 RESERVED: Final = 4
 USABLE: Final = PAGE - RESERVED
-#: The page that SQLite locks and never writes.
+#: The page in which SQLite keeps its locks, and which it never writes.
 PENDING_PAGE: Final = 0x40000000 // PAGE + 1
 #: Octets before a page in the log, and before the first of them.
 FRAME_HEADER: Final = 24
@@ -42,12 +41,12 @@ def _sum(page: bytes | memoryview, number: int) -> bytes:
 
 
 def intact(page: bytes | memoryview, number: int) -> bool:
-    """Whether *page* is what was written as page *number* (from 1) of a database."""
+    """Return whether *page* has the checksum of page *number* (from 1) of a database."""
     return len(page) == PAGE and bytes(page[USABLE:]) == _sum(page, number)
 
 
 class PageDamaged(apsw.IOError):
-    """A page is not what was written."""
+    """The checksum of a page is wrong."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -55,21 +54,21 @@ class PageDamaged(apsw.IOError):
 
 
 class _Database(apsw.VFSFile):
-    """The database itself."""
+    """File of the database."""
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
         if amount == PAGE and not offset % PAGE:
             data = super().xRead(PAGE, offset)
-            if data:  # else beyond the end, where a new page will be
+            if data:  # empty beyond the end of the file, where a new page will be written
                 number = offset // PAGE + 1
                 if not intact(data, number):
                     raise PageDamaged(f"page {number} is damaged")
             return data
         if offset + amount <= _HEAD:
-            # SQLite looks for the size of a page before it recovers its log, which may have a first
-            # page to replace one that was torn. It reads the whole page before it believes anything.
+            # SQLite reads the page size before it recovers the WAL, which may hold a new version of a
+            # torn first page. It reads the whole page later, before it relies on its content.
             return super().xRead(amount, offset)
-        # A part of a page, or of several: those are read whole.
+        # For a part of a page or of several, the whole pages are read and verified.
         first = offset // PAGE
         start = first * PAGE
         data = super().xRead(-(-(offset + amount - start) // PAGE) * PAGE, start)
@@ -87,12 +86,12 @@ class _Database(apsw.VFSFile):
 
 
 class _Log(apsw.VFSFile):
-    """The write-ahead log of the database."""
+    """WAL of the database."""
 
     def __init__(self, files: Files, base: str, name: Any, flags: list[int]) -> None:
         super().__init__(base, name, flags)
         self._files = files
-        #: Of each frame, by its number: the checksum of its page, and whether it is known.
+        #: For each frame, by its number: the checksum of its page, and whether it is known.
         self._sums = array("I")
         self._known = bytearray()
 
@@ -111,7 +110,7 @@ class _Log(apsw.VFSFile):
             if frame < len(self._known) and self._known[frame] and self._sums[frame] != crc32(data):
                 raise PageDamaged(f"frame {frame} of the log is damaged")
         elif amount == _FRAME and not at and len(data) == _FRAME:
-            # Recovery: SQLite itself verifies it.
+            # Read during recovery, in which SQLite verifies the frame itself.
             self._learn(frame, memoryview(data)[FRAME_HEADER:])
         return data
 
@@ -126,16 +125,16 @@ class _Log(apsw.VFSFile):
                 self._learn(frame, data)
             self._files.frames = frame + 1
         elif at >= FRAME_HEADER and 0 <= frame < len(self._known):
-            self._known[frame] = 0  # A part of a page: what the whole is, is not known.
+            self._known[frame] = 0  # A partial write: the checksum of the page is unknown.
 
 
 class Files(apsw.VFS):
-    """Opens the files of one store: the database at *path* and its log are watched over.
+    """VFS for the files of one store, which verifies the database at *path* and its WAL.
 
     Args:
-        name: Under which SQLite knows it; unique in the process.
-        path: Of the database.
-        base: The VFS underneath, "" for that of the platform.
+        name: SQLite's name of the VFS, unique in the process.
+        path: Path of the database.
+        base: Name of the underlying VFS, "" for that of the platform.
     """
 
     def __init__(self, name: str, path: str, base: str = "") -> None:
@@ -143,7 +142,7 @@ class Files(apsw.VFS):
         self.name = name
         self._path = path
         self._base = base
-        #: Frames in the log, as far as it was written since it last began anew.
+        #: Frames in the WAL since it last restarted.
         self.frames = 0
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802

@@ -1,14 +1,14 @@
-"""Reads what can be read of a damaged store, without SQLite, page by page.
+"""Recovery of readable data from a damaged store, page by page, without SQLite.
 
-A page whose checksum holds is trusted, so the tables are walked from their roots and an unreadable
-page costs what was on it: the page above it tells which rows those are. If that page itself cannot be
-read, those below it are found through the pointer map, in which SQLite notes the parent of every page
-(``auto_vacuum``); it also tells pages in use from free ones, in which old rows still lie that must
-not come back.
+Pages with a correct checksum are trusted, so the tables are walked from their roots, and an unreadable
+page costs only its own rows, whose range is known from its parent page. If an interior page cannot be
+read, its children are found by the pointer map, in which SQLite records the parent of every page
+(``auto_vacuum``). The pointer map also distinguishes pages in use from free ones, whose old rows must
+not reappear.
 
-The write-ahead log is read here as well, to tell a torn end, which was never promised to anybody,
-from damage. Each frame's checksum continues that of the frame before, so a frame can be verified
-although one before it cannot. Formats: "Database File Format" of SQLite, sections 1.5 to 1.8 and 4.
+The write-ahead log (WAL) is read here as well, to distinguish a torn end, which was never confirmed,
+from damage. Each frame's checksum continues that of the frame before, so a frame can be verified even
+if an earlier one cannot. Formats: "Database File Format" of SQLite, sections 1.5 to 1.8 and 4.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ __all__ = ["Pages", "Tail", "copy", "free_name", "is_store", "read_tail"]
 _MAGIC: Final = b"SQLite format 3\0"
 _FRAME: Final = FRAME_HEADER + PAGE
 _WORD: Final = 0xFFFFFFFF
-#: Kinds of pages: of a table's tree with rows below, and with rows.
+#: Types of pages in a table's B-tree: interior pages and leaves.
 _INTERIOR: Final = 0x05
 _LEAF: Final = 0x0D
-#: Deeper than any tree of SQLite.
+#: Depth that no tree of SQLite reaches.
 _DEPTH_MAX: Final = 24
-#: In the pointer map: a page of a tree, with the page above it.
+#: Entry type in the pointer map: a page of a tree, followed by its parent page.
 _BELOW: Final = b"\x05"
 _MAPPED: Final = USABLE // 5
-#: The lowest and the highest row of a table.
+#: Lowest and highest possible row id of a table.
 _FIRST: Final = -(2**63)
 _LAST: Final = 2**63 - 1
 _BITS: Final = SEQUENCE_MAX.bit_length()
 _PIECE_BITS: Final = PIECE_MAX.bit_length()
-#: Rows and bytes that are written together.
+#: Rows and bytes that are written in one transaction.
 _ROWS: Final = 1000
 _BYTES: Final = 8 * 1024 * 1024
 
 
 def is_store(path: Path, application_id: int) -> bool:
-    """Whether *path* is, or once was, a store. An empty file may have been one."""
+    """Return whether *path* is, or once was, a store. An empty file may have been one."""
     with path.open("rb") as file:
         page = file.read(PAGE)
         if not page:
@@ -65,14 +65,14 @@ def is_store(path: Path, application_id: int) -> bool:
 
 
 def version(path: Path) -> int | None:
-    """Which schema the store at *path* has, if its first page can be read."""
+    """Return the schema version of the store at *path*, None if its first page cannot be read."""
     with path.open("rb") as file:
         page = file.read(PAGE)
     return int.from_bytes(page[60:64], "big") if intact(page, 1) else None
 
 
 def free_name(path: Path) -> Path:
-    """A name beside *path* that says when it was found to be damaged."""
+    """Return an unused path beside *path* that contains the time of the discovery of the damage."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     name = base = path.with_name(f"{path.name}.damaged-{stamp}")
     number = 1
@@ -82,15 +82,15 @@ def free_name(path: Path) -> Path:
     return name
 
 
-# -- the log -----------------------------------------------------------------------------------------
+# -- the write-ahead log -----------------------------------------------------------------------------
 
 
 class Tail(NamedTuple):
-    """What a log has that SQLite did not recover."""
+    """Part of a WAL that SQLite did not recover."""
 
-    #: Number of a page → where its content begins in the log.
+    #: Page number → offset of its content in the WAL.
     pages: dict[int, int]
-    #: Pages whose content was in a frame that cannot be read.
+    #: Pages whose content was in an unreadable frame.
     lost: frozenset[int]
     damage: tuple[Damage, ...]
     path: Path
@@ -98,14 +98,14 @@ class Tail(NamedTuple):
 
 class _Frame(NamedTuple):
     good: bool
-    #: The page that is in it; of a frame that is wrong, each that may be.
+    #: The page in the frame; for a damaged frame, all pages that it may hold.
     pages: tuple[int, ...]
-    #: Pages of the database once the transaction is done, if this is its last frame.
+    #: Number of pages of the database after the transaction, if this is its last frame, else 0.
     commit: int
 
 
 def _add(order: str, data: bytes, first: int, second: int) -> tuple[int, int]:
-    """Continue a checksum of the log over *data*."""
+    """Continue a checksum of the WAL over *data*."""
     words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
     for one, two in zip(words, words, strict=True):
         first = (first + one + second) & _WORD
@@ -116,8 +116,10 @@ def _add(order: str, data: bytes, first: int, second: int) -> tuple[int, int]:
 def _header_before(
     order: str, data: bytes, before: tuple[int, int], after: tuple[int, int]
 ) -> tuple[int, int]:
-    """Page and commit that a frame's header must have named if *data* is its page: the checksum,
-    run backwards from what it became to what it was."""
+    """Return the page and commit fields that a frame's header must have had if *data* is its page.
+
+    Computes the checksum backwards, from its value after the frame to that before it.
+    """
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     first, second = after
     for at in range(len(words) - 2, -1, -2):
@@ -130,15 +132,15 @@ def _header_before(
 
 
 def read_tail(path: Path, start: int, *, everything: bool = False) -> Tail:
-    """What lies in the log at *path* from frame *start* on, where SQLite found its end; or
-    *everything* in it, if SQLite did not get that far.
+    """Read the WAL at *path* from frame *start* on, where SQLite found its end, or *everything* in
+    it if SQLite did not get that far.
 
-    * Frames of an earlier use of the file, garbage, zeros, a copy of frames: nothing.
-    * Frames of a transaction without its last frame: nothing; it was never committed.
-    * A frame that is wrong, with frames behind it that were written after it had been synchronized:
-      damage. What is right is to be applied, and the page in the wrong frame is lost.
-    * A frame that is wrong in the last transaction, the end of which is right: that transaction is
-      dropped as a whole, as it may be torn, and named, as it may have been promised.
+    * Frames of an earlier use of the file, garbage, zeros or a copy of frames are ignored.
+    * Frames of a transaction without its last frame are ignored: it was never committed.
+    * A damaged frame followed by frames that were written after it had been synchronized is
+      damage: the intact frames are to be applied, and the page in the damaged one is lost.
+    * A damaged frame in the last transaction, whose end is intact: the transaction is dropped as a
+      whole, since it may be torn, and reported, since it may have been confirmed.
     """
     nothing = Tail({}, frozenset(), (), path)
     if not path.exists():
@@ -173,14 +175,14 @@ def read_tail(path: Path, start: int, *, everything: bool = False) -> Tail:
             chained = (not frames or frames[-1].good) and stored == after[0]
             if stored in after and head[16:] not in seen and (chained or head[8:16] == salts):
                 if frames and not frames[-1].good and stored != after[0]:
-                    # Nothing but the checksum of the frame before was wrong.
+                    # Only the checksum of the frame before was damaged.
                     frames[-1] = _Frame(True, frames[-1].pages[:1], frames[-1].commit)
                 frames.append(_Frame(True, (page,), commit))
                 seen.add(head[16:])
                 sums = [stored]
                 continue
-            # If nothing but its header is wrong, another page is in it than that says. The checksum
-            # is too weak to tell whether that is so: both are lost.
+            # If only the header of the frame is damaged, it may hold another page than the header names.
+            # The checksum is too weak to decide, so both pages are lost.
             others = [_header_before(order, data, one, stored)[0] for one in sums]
             frames.append(_Frame(False, (page, *others), commit))
             sums = [stored, after[0]]
@@ -229,7 +231,7 @@ def _judge(frames: list[_Frame], start: int, path: Path, *, everything: bool) ->
 
 
 class Lost(NamedTuple):
-    """Rows that cannot be read."""
+    """Range of rows that cannot be read."""
 
     first: int
     last: int
@@ -237,14 +239,14 @@ class Lost(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One that can."""
+    """Readable row."""
 
     id: int
     values: tuple[Any, ...]
 
 
 class Pages:
-    """The pages of a store, as the database and the tail of its log have them."""
+    """Pages of a store, from the database and from the tail of its WAL."""
 
     def __init__(self, path: Path, tail: Tail | None = None) -> None:
         self._file = path.open("rb")
@@ -261,7 +263,7 @@ class Pages:
             self._log.close()
 
     def page(self, number: int) -> bytes | None:
-        """A page without its checksum, None if it cannot be read."""
+        """Return a page without its checksum, None if it cannot be read."""
         if self._log is not None and number in self._newer:
             return _at(self._log, self._newer[number], USABLE)
         if number not in self._lost and 0 < number <= self.count:
@@ -272,7 +274,7 @@ class Pages:
         return None
 
     def rows(self, root: int) -> Iterator[Row | Lost]:
-        """The rows of the table that begins at page *root*, in order, and those that are lost."""
+        """Yield the rows of the table with the root page *root*, in order, and the lost ranges."""
         return self._walk(root, _FIRST, _LAST, 0)
 
     def _walk(self, number: int, first: int, last: int, depth: int) -> Iterator[Row | Lost]:
@@ -296,7 +298,7 @@ class Pages:
         yield from self._walk(struct.unpack_from(">I", page, at + 8)[0], first, last, depth + 1)
 
     def _orphans(self, number: int, first: int, last: int, depth: int) -> Iterator[Row | Lost]:
-        """What is below a page that cannot be read."""
+        """Yield the rows below an unreadable page."""
         reason = f"page {number} is damaged"
         below, complete = self._below(number)
         if depth > _DEPTH_MAX or not below:
@@ -316,7 +318,7 @@ class Pages:
             yield from self._walk(child, key, end - 1, depth + 1)
 
     def _below(self, number: int) -> tuple[list[int], bool]:
-        """The pages directly below a page of a tree by the pointer map, and whether all of that
+        """Return the children of an interior page by the pointer map, and whether the whole map
         could be read."""
         wanted = _BELOW + number.to_bytes(4, "big")
         found: list[int] = []
@@ -341,7 +343,7 @@ class Pages:
         if page[0] == _INTERIOR:
             place = struct.unpack_from(">H", page, 12)[0]
             child = self._first_key(struct.unpack_from(">I", page, place)[0], depth + 1)
-            # A page that lost its first child still begins no later than this.
+            # If the first child is unreadable, its last key still bounds the first key of this page.
             return _varint(page, place + 4)[0] if child is None else child
         place = struct.unpack_from(">H", page, 8)[0]
         _, at = _varint(page, place)
@@ -374,7 +376,7 @@ class Pages:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of SQLite, and where it ends."""
+    """Decode a variable-length integer of SQLite; return it and its end."""
     value = 0
     for _ in range(8):
         byte = data[at]
@@ -387,7 +389,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _record(data: bytes) -> list[Any]:
-    """The values of a row."""
+    """Return the values of a row."""
     end, at = _varint(data, 0)
     place = end
     values: list[Any] = []
@@ -412,7 +414,7 @@ def _record(data: bytes) -> list[Any]:
 
 # -- saving ------------------------------------------------------------------------------------------
 
-#: Table → what its rows are to whoever reads about their loss, and by what their keys go.
+#: Table → kind of its rows in :class:`Damage`.
 _WHAT: Final[dict[str, str]] = {
     "messages": "message",
     "chunks": "chunk",
@@ -422,7 +424,7 @@ _WHAT: Final[dict[str, str]] = {
 }
 
 
-#: Tables in the order in which they are read, and how many columns they have.
+#: Tables in the order in which they are read → number of their columns.
 _COLUMNS: Final[dict[str, int]] = {
     "messages": 5,
     "bodies": 2,
@@ -435,18 +437,18 @@ _COLUMNS: Final[dict[str, int]] = {
 
 
 def copy(pages: Pages, roots: dict[str, int], db: apsw.Connection | None) -> list[Damage]:
-    """Copy what can be read of *pages* into the empty store *db*; without one, only look.
+    """Copy the readable data of *pages* into the empty store *db*; without one, only check them.
 
     Returns:
-        What is lost.
+        The losses.
     """
     damage: list[Damage] = []
     lost_pieces: list[Lost] = []
     lost_bodies: list[Lost] = []
-    scratch = apsw.Connection("")  # which lies on the disk if it is large
+    scratch = apsw.Connection("")  # a temporary database, on the disk if it grows large
     try:
-        # Places of messages with pieces, or -1 for a shared body, which has one; and how many pieces of
-        # each body were read.
+        # For messages: the number of pieces of each that has some, or -1 for a shared body, which has one
+        # piece. For bodies: the number of pieces that were read.
         scratch.execute("CREATE TABLE whole (body INTEGER PRIMARY KEY, pieces INTEGER NOT NULL)")
         for table in _COLUMNS:
             lost = _copy_table(pages, table, roots[table], db, scratch)
@@ -512,7 +514,7 @@ def _copy_table(
 
 
 def _named(table: str, lost: Lost) -> Iterable[Damage]:
-    """*lost* in the terms of a store."""
+    """Describe *lost* by nodes and sequence numbers."""
     what = _WHAT[table]
     first, last, reason = lost
     if table == "cleared":
@@ -542,7 +544,7 @@ def _incomplete(
     lost_bodies: list[Lost],
     lost_pieces: list[Lost],
 ) -> Iterator[Damage]:
-    """Drop messages of which pieces are missing, and pieces that belong to nothing."""
+    """Delete messages with missing pieces, and pieces without a message; yield the losses."""
     reasons = {one.reason for one in (*lost_bodies, *lost_pieces)}
     reason = "; ".join(sorted(reasons)) or "pieces of it are missing"
     broken: list[Any] = scratch.execute(
@@ -564,7 +566,7 @@ def _incomplete(
 
 
 def _mend_logs(db: apsw.Connection) -> None:
-    """Say again where logs begin and end whose row was lost."""
+    """Restore lost rows of logs from their chunks."""
     with db:
         db.execute(
             "INSERT INTO logs SELECT place >> ?1, min(place & ?2), max((place & ?2) + count),"

@@ -1,16 +1,16 @@
-"""The durable store: one SQLite file, written through apsw.
+"""Durable store: one SQLite file, written through apsw.
 
 A commit is on the disk when it returns (WAL, ``synchronous=FULL``; there is no other mode). Every
-page carries a checksum (:mod:`.pages`). A store that was not closed in good order is verified when it
-is opened; what is damaged is put aside, what can be read is saved, what cannot is named
-(:mod:`.salvage`). Decision 0015 says what is detected and what is not.
+page carries a checksum (:mod:`.pages`). A store that was not closed cleanly is verified when it is
+opened. A damaged store is put aside, readable data is copied to a new one, and lost data is listed
+(:mod:`.salvage`). ``docs/decisions/0015`` lists the kinds of damage that are detected.
 
-Where a message is makes its row: ``node << 40 | sequence``, so that what is appended to one node lies
-together. What goes in masses, such as a node of a million messages or a message of a gigabyte, is
-marked as gone in the commit and deleted by :meth:`SQLiteStore.tidy` in steps.
+The node and the sequence number of a message form the key of its row, ``node << 40 | sequence``, so
+that messages of one node are stored together. Large deletions, such as a node of a million messages
+or a message of a gigabyte, are only recorded in the commit and done by :meth:`SQLiteStore.tidy` in steps.
 
 A payload that several messages share is written once, as the only piece of a body to which each of
-them refers, and is deleted with the last of them (decision 0031).
+them refers, and is deleted with the last of them (``docs/decisions/0031``).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ __all__ = ["MIGRATIONS", "VERSION", "SQLiteStore", "backup", "check", "upgrade"]
 
 _log = logging.getLogger("amqp_rt.store")
 
-#: ``AMQP``: what ``file`` shows of a store, and what tells it from other SQLite files.
+#: ``AMQP``: identifies a store among SQLite files, also to the command ``file``.
 APPLICATION_ID: Final = 0x414D5150
 #: Bits of a sequence number and of the index of a piece.
 _BITS: Final = SEQUENCE_MAX.bit_length()
 _PIECE_BITS: Final = PIECE_MAX.bit_length()
 
-#: Several messages may have one body. With the last of them its first piece is deleted at once, as the
-#: payload of any message is; what has more pieces is large, and is deleted in steps.
+#: Several messages may share one body. With the last of them the body's first piece is deleted at once,
+#: like the payload of any message; a body of more pieces is large, and the rest is deleted in steps.
 _SHARED_BODIES: Final = f"""
 CREATE INDEX bodies_by_body ON bodies (body);
 CREATE TRIGGER body_freed AFTER DELETE ON bodies
@@ -74,12 +74,12 @@ BEGIN
         );
 END;
 """  # noqa: S608
-#: What turns a store of version n, counted from 1, into one of version n + 1, in order. New tables come
-#: after all others, so that tables begin at the same pages as in a new store (:func:`roots`).
+#: Scripts that upgrade a store from version n, counted from 1, to n + 1, in order. New tables come after
+#: all others, so that the existing ones begin at the same pages as in a new store (:func:`roots`).
 MIGRATIONS: Final[tuple[str, ...]] = (_SHARED_BODIES,)
 VERSION: Final = 1 + len(MIGRATIONS)
 
-#: Each table has a plain rowid: pages of such a table can be understood one by one.
+#: Tables have plain rowids, so that their pages can be interpreted one by one during salvage.
 SCHEMA: Final = (
     """
 CREATE TABLE state (id INTEGER PRIMARY KEY, clean INTEGER NOT NULL) STRICT;
@@ -111,7 +111,7 @@ INSERT INTO state VALUES (1, 1);
     + _SHARED_BODIES
 )
 
-#: The same columns as in the store itself, in a file that lives as long as it is open.
+#: Table for messages that need not last, with the columns of messages, in a file deleted on close.
 _SPILL_SCHEMA: Final = """
 CREATE TABLE spill.spilled (
     place INTEGER PRIMARY KEY, pieces INTEGER NOT NULL, size INTEGER NOT NULL,
@@ -119,47 +119,46 @@ CREATE TABLE spill.spilled (
 ) STRICT;
 """
 
-#: In place of the number of pieces: the payload is the first piece of a body that others may have too.
+#: Value of ``pieces`` if the payload is the first piece of a body that several messages may share.
 _SHARED: Final = -1
-#: Frames in the log before they are copied into the database.
+#: Frames in the WAL before they are checkpointed, that is, copied into the database.
 CHECKPOINT_FRAMES: Final = 1000
-#: Bytes of a log file that stay allocated once its frames have been copied.
+#: Bytes of the WAL file that stay allocated after a checkpoint.
 _LOG_BYTES: Final = 16 * 1024 * 1024
-#: Bytes that are set aside on the disk: what is given back when it is full, so that what has been
-#: consumed can still be taken away.
+#: Bytes reserved on the disk. They are released when it is full, so that consumed messages can still
+#: be deleted.
 _RESERVE_BYTES: Final = 8 * 1024 * 1024
 #: Bytes of the page cache.
 _CACHE_BYTES: Final = 16 * 1024 * 1024
-#: Rows and bytes that are deleted at once, and heads that are read at once.
+#: Rows and bytes deleted in one step; the rows also bound the heads read at a time.
 _STEP_ROWS: Final = 1000
 _STEP_BYTES: Final = 4 * 1024 * 1024
-#: Free pages that a store may have, and how many are given back at once.
+#: Free pages that a store may have, and the number released in one step.
 _FREE_PAGES: Final = 1024
 _VACUUM_PAGES: Final = 256
-#: A store that was closed in good order is verified as well if it is no larger than this.
+#: A store that was closed cleanly is verified too if it is no larger than this.
 _VERIFIED_ANYWAY_BYTES: Final = 64 * 1024 * 1024
-#: Seconds that a backup waits for another one, or for the store to copy its log into its database,
-#: and between two looks.
+#: Seconds that a backup waits for another backup or a checkpoint, and seconds between two attempts.
 _COPY_PATIENCE_S: Final = 30.0
 _LOCK_POLL_S: Final = 0.002
-#: Bytes that are copied at once.
+#: Bytes copied at a time.
 _COPY_BYTES: Final = 1024 * 1024
-#: Two kinds of places that can be cleared.
+#: Kinds of rows that can be cleared.
 _MESSAGES: Final = 0
 _CHUNKS: Final = 1
-#: How the operating system says that there is no room.
+#: Error numbers of the operating system for a full disk.
 _NO_ROOM: Final = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 _Row = tuple[Any, ...]
 
 
 class SQLiteStore:
-    """A :class:`~amqp_rt.stores.base.Store` in the file *path*, with ``-wal``, ``.lock`` and others
+    """:class:`~amqp_rt.stores.base.Store` in the file *path*, with ``-wal``, ``.lock`` and other files
     beside it while it is open.
 
     Args:
-        path: Of the file. It is made if it is not there; its folder has to be.
-        vfs: SQLite's name for the VFS underneath, for those who test what happens when it fails.
+        path: Path of the file. The file is created if it does not exist; its folder must exist.
+        vfs: SQLite's name of the underlying VFS, for tests of failures.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, vfs: str = "") -> None:
@@ -168,23 +167,23 @@ class SQLiteStore:
         self._lock = FileLock(_beside(self.path, ".lock"))
         self._files: Files | None = None
         self._db: apsw.Connection | None = None
-        #: Why nothing more is taken.
+        #: Reason why the store accepts no more calls.
         self._failed = ""
-        #: Something damaged was read: what is there has to be verified.
+        #: Whether damaged data was read; the store must be verified when it is opened next.
         self._damaged = False
-        #: The disk was full, and what was set aside has been given back.
+        #: Whether the disk was full and the reserve has been released.
         self._full = False
         self._forget()
 
     def _forget(self) -> None:
-        #: kind, node → first and last sequence number of what is gone but not deleted yet
+        #: kind, node → first and last sequence number of rows that are cleared but not deleted yet
         self._cleared: dict[tuple[int, int], tuple[int, int]] = {}
         #: Logs with chunks that are trimmed but not deleted yet.
         self._trimmed: set[int] = set()
         self._has_bodies = False
         self._next_body = 0
-        #: identity → payload and body, of those that the last batch with messages shared: a message that
-        #: goes to many queues may take several batches.
+        #: identity → payload and body, of payloads shared in the last batch with messages: a message
+        #: that is routed to many queues may take several batches.
         self._shared: dict[int, tuple[bytes, int]] = {}
         self._spilling = False
 
@@ -234,7 +233,7 @@ class SQLiteStore:
         return opened
 
     def _verified(self) -> Opened:
-        """Connect to a store that can be trusted: this one, or what could be saved of it."""
+        """Connect to a verified store: this one, or a new one with the data salvaged from it."""
         clean, reason, tail = self._examine()
         if not reason:
             return Opened(clean, tail.damage)
@@ -247,11 +246,14 @@ class SQLiteStore:
         return Opened(False, damage, aside)
 
     def _examine(self) -> tuple[bool, str, salvage.Tail]:
-        """Connect and read. Whether the store was closed in good order, what is wrong with it, and
-        what its log has that SQLite passed over."""
+        """Connect and verify the store.
+
+        Returns whether it was closed cleanly, the damage (empty if there is none), and the part of its
+        WAL that SQLite skipped.
+        """
         log = _beside(self.path, "-wal")
         if self.path.stat().st_size < PAGE:
-            # SQLite would take it for a new file, and its log for an old one.
+            # SQLite would treat the file as new, and its WAL as obsolete.
             return False, "the file is empty", salvage.read_tail(log, 0, everything=True)
         try:
             self._connect()
@@ -268,7 +270,7 @@ class SQLiteStore:
                 _log.warning("%s was not closed in good order: reading %d bytes", self.path, size)
             return clean, _verify(db, self.path), tail
         except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
-            # Whatever SQLite has copied from the log, to apply it once more changes nothing.
+            # Applying frames that SQLite has already checkpointed once more is harmless.
             return False, str(error), salvage.read_tail(log, 0, everything=True)
 
     def _connect(self) -> None:
@@ -283,7 +285,7 @@ class SQLiteStore:
         return db
 
     def _load(self) -> None:
-        """Learn what is kept in memory from what is kept in the store."""
+        """Read the state kept in memory from the store."""
         db = self._connection
         spilling = self._spilling
         self._forget()
@@ -307,7 +309,7 @@ class SQLiteStore:
         )
 
     def _drop_orphans(self) -> None:
-        """Forget pieces of messages that were never put, or were only spilled."""
+        """Delete bodies of messages that were never put, or were only spilled."""
         db = self._connection
         orphans = list(
             _column(
@@ -334,7 +336,7 @@ class SQLiteStore:
                 finally:
                     lock.release()
         except (apsw.Error, OSError) as error:
-            # It was not left in good order, and will be verified.
+            # The store is not marked as clean, and will be verified when it is opened.
             _log.error("%s could not be closed in good order: %s", self.path, error)
         finally:
             self._let_go()
@@ -350,7 +352,7 @@ class SQLiteStore:
                 files.unregister()
 
     def _let_go(self) -> None:
-        """Let go of everything as it is, without another word to the disk."""
+        """Release all resources without writing to the database."""
         try:
             self._disconnect(checkpoint=False)
         except apsw.Error as error:
@@ -361,7 +363,7 @@ class SQLiteStore:
         self._lock.release()
 
     def inspect(self) -> Contents:
-        """What :func:`check` says."""
+        """Do the work of :func:`check`."""
         if not self.path.is_file():
             raise StoreFailed(f"there is no store {self.path}")
         refuse_foreign(self.path)
@@ -399,7 +401,7 @@ class SQLiteStore:
             self._let_go()
 
     def migrate(self, migrations: tuple[str, ...] = MIGRATIONS) -> tuple[int, int]:
-        """What :func:`upgrade` does, with the steps in order."""
+        """Do the work of :func:`upgrade` with *migrations*."""
         if not self.path.is_file():
             raise StoreFailed(f"there is no store {self.path}")
         refuse_foreign(self.path)
@@ -416,11 +418,10 @@ class SQLiteStore:
             self._let_go()
 
     def _migrate(self, db: apsw.Connection, migrations: tuple[str, ...]) -> int:
-        """Take those of *migrations* that are left, in one transaction, and return the version that the
-        store had before.
+        """Apply the remaining *migrations* in one transaction, and return the previous version.
 
         Raises:
-            AmqpError: It was written by a later release.
+            AmqpError: The store was written by a later release.
         """
         version: int = db.pragma("user_version")
         _refuse_version(self.path, version, 1 + len(migrations))
@@ -431,7 +432,7 @@ class SQLiteStore:
                 db.pragma("user_version", 1 + len(migrations))
         return version
 
-    # -- trouble -----------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------
 
     def _usable(self) -> apsw.Connection:
         db = self._connection
@@ -440,7 +441,7 @@ class SQLiteStore:
         return db
 
     def _refused(self, error: apsw.Error) -> AmqpError:
-        """What it means that a batch or a piece of housekeeping ran into *error*."""
+        """Roll back after *error* in a batch or in housekeeping; return the exception to raise."""
         db = self._connection
         full = isinstance(error, apsw.FullError) or (
             isinstance(error, apsw.IOError) and db.system_errno in _NO_ROOM
@@ -458,7 +459,7 @@ class SQLiteStore:
         return StoreFailed(f"{self.path} cannot be written: {self._failed}")
 
     def _set_aside(self) -> bool:
-        """Take room on the disk. Whether there is some."""
+        """Reserve room on the disk; return whether there was enough."""
         path = _beside(self.path, ".reserve")
         try:
             with path.open("wb") as file:
@@ -472,12 +473,12 @@ class SQLiteStore:
             return False
 
     def _has_room(self, db: apsw.Connection, size: int) -> bool:
-        """Whether there are so many free pages inside the file that it need not grow."""
+        """Return whether the file has enough free pages to take *size* bytes without growing."""
         return bool(db.pragma("freelist_count") * USABLE >= size + _RESERVE_BYTES)
 
     def _give_back(self, db: apsw.Connection) -> None:
-        """Give room back that was set aside, and use it to begin the log anew: what only takes away
-        needs no more than the log has then."""
+        """Release the reserve and checkpoint, so that the WAL starts anew: batches that only delete need
+        no more room than the WAL has then."""
         self._full = True
         _beside(self.path, ".reserve").unlink(missing_ok=True)
         self._checkpoint(db)
@@ -502,7 +503,7 @@ class SQLiteStore:
         refuse(batch)
         if not batch:
             return
-        # Facts are small, and say how far readers have come: they are kept as long as possible.
+        # Facts are small and hold the positions of readers: they are accepted as long as possible.
         adds = batch.puts or batch.pieces or batch.appends
         if self._full and adds:
             self._full = not self._set_aside()
@@ -526,7 +527,7 @@ class SQLiteStore:
             raise
 
     def _checkpoint(self, db: apsw.Connection) -> None:
-        """Copy what is in the log into the database, unless somebody is copying that."""
+        """Checkpoint the WAL, unless a backup or another process is copying the database."""
         lock = FileLock(_beside(self.path, ".copying"))
         try:
             if not lock.acquire():
@@ -540,12 +541,12 @@ class SQLiteStore:
             lock.release()
 
     def _spill(self) -> None:
-        """Make room for what need not last: a file of its own that is never synchronized."""
+        """Attach a file for messages that need not last, which is never synchronized."""
         db = self._connection
         path = _beside(self.path, ".spill")
         _make(path)
         db.execute("ATTACH ? AS spill", (str(path),))
-        # In memory, so that a batch is undone as a whole.
+        # A journal in memory, so that a batch is rolled back as a whole.
         db.execute("PRAGMA spill.journal_mode = MEMORY; PRAGMA spill.synchronous = OFF")
         db.execute(_SPILL_SCHEMA)
         self._spilling = True
@@ -557,7 +558,7 @@ class SQLiteStore:
             if not self._is_gone(*source)
         ]
         for at, (source, _, _, _) in enumerate(moves):
-            # Out of the way first: their old node may be cleared.
+            # Moved out of the way first, since the source node may be cleared in the same batch.
             self._rename(db, source, -1 - at)
         for node in batch.cleared:
             self._clear(db, node)
@@ -607,7 +608,7 @@ class SQLiteStore:
             self._trim(db, log, offset)
 
     def _tables(self) -> tuple[str, ...]:
-        """Where messages are."""
+        """Return the tables that hold messages."""
         return ("messages", "spilled") if self._spilling else ("messages",)
 
     def _rename(self, db: apsw.Connection, place: int, to: int) -> None:
@@ -657,7 +658,7 @@ class SQLiteStore:
     def _share(
         self, db: apsw.Connection, puts: dict[tuple[int, int], tuple[bytes, bytes, bool]]
     ) -> None:
-        """Write the payloads that several of *puts* have, or that the batch before has written."""
+        """Write the payloads that several of *puts* share, or that the batch before has written."""
         counts: dict[int, int] = {}
         large: dict[int, bytes] = {}
         for _, payload, _ in puts.values():
@@ -671,7 +672,7 @@ class SQLiteStore:
             elif counts[key] > 1:
                 self._shared[key] = payload, self._next_body
                 self._next_body += 1
-        # What is there stays; what the batch before has written may have gone with its last message.
+        # Existing pieces stay; those of the batch before may have been deleted with their last message.
         db.executemany(
             "INSERT OR IGNORE INTO pieces VALUES (?, ?)",
             [(body << _PIECE_BITS, payload) for payload, body in self._shared.values()],
@@ -680,7 +681,7 @@ class SQLiteStore:
     # -- pieces ------------------------------------------------------------------------------------
 
     def _body(self, db: apsw.Connection, place: int) -> int | None:
-        """The number under which the pieces of a message are kept."""
+        """Return the number of the body that holds the pieces of a message, or None."""
         row = db.execute("SELECT body FROM bodies WHERE place = ?", (place,)).fetchone()
         return None if row is None else int(row[0])
 
@@ -710,7 +711,7 @@ class SQLiteStore:
             rows.append((body << _PIECE_BITS | index, data))
         db.executemany("INSERT OR REPLACE INTO pieces VALUES (?, ?)", rows)
 
-    # -- what goes in masses -----------------------------------------------------------------------
+    # -- large deletions ---------------------------------------------------------------------------
 
     def _is_gone(self, node: int, sequence: int) -> bool:
         first, last = self._cleared.get((_MESSAGES, node), (0, -1))
@@ -729,17 +730,17 @@ class SQLiteStore:
             last = max((top for top in tops if top is not None), default=None)
             if last is not None:
                 self._set_cleared(db, kind, node, 0, last & SEQUENCE_MAX)
-                # Little is deleted at once.
+                # Small nodes are deleted completely at once.
                 self._delete_some(db, kind, node)
         db.execute("DELETE FROM logs WHERE log = ?", (node,))
         self._trimmed.discard(node)
 
     def _drop(self, db: apsw.Connection, node: int, first: int, last: int) -> None:
         while (_MESSAGES, node) in self._cleared:
-            # Of each node one stretch is remembered.
+            # Only one range is remembered for each node.
             self._delete_some(db, _MESSAGES, node)
         self._set_cleared(db, _MESSAGES, node, first, last)
-        # Little is deleted at once.
+        # Small ranges are deleted completely at once.
         self._delete_some(db, _MESSAGES, node)
 
     def _set_cleared(
@@ -754,14 +755,14 @@ class SQLiteStore:
             db.execute("INSERT OR REPLACE INTO cleared VALUES (?, ?, ?)", (key, first, last))
 
     def _reclaim(self, db: apsw.Connection, kind: int, node: int, sequence: int) -> None:
-        """Delete what is in the way of something new at *sequence*."""
+        """Delete cleared rows up to *sequence*, before a new row is written there."""
         while (bounds := self._cleared.get((kind, node))) and bounds[0] <= sequence <= bounds[1]:
             self._delete_some(db, kind, node, sequence)
 
     def _delete_some(
         self, db: apsw.Connection, kind: int, node: int, until: int = SEQUENCE_MAX
     ) -> None:
-        """Delete a bounded part of what was cleared, as far as *until*."""
+        """Delete a bounded number of cleared rows, at most up to *until*."""
         first, last = self._cleared[kind, node]
         until = min(last, until)
         start, end = _place(node, first), _place(node, until)
@@ -870,14 +871,14 @@ class SQLiteStore:
             )
             self._trimmed.add(log)
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def facts(self, kind: str) -> list[tuple[bytes, bytes]]:
         rows = self._rows("SELECT key, value FROM facts WHERE kind = ? ORDER BY key", (kind,))
         return [(key, value) for key, value in rows]
 
     def _segments(self, node: int, first: int) -> Iterator[tuple[int, int]]:
-        """From and to which place there can be messages of *node*, from *first* on."""
+        """Yield the ranges of places that can hold messages of *node* from *first* on."""
         gone = self._cleared.get((_MESSAGES, node))
         if gone is None:
             yield _place(node, first), _place(node, SEQUENCE_MAX)
@@ -888,7 +889,7 @@ class SQLiteStore:
             yield _place(node, max(first, gone[1] + 1)), _place(node, SEQUENCE_MAX)
 
     def _select(self, columns: str, limit: str = "") -> str:
-        """A query for messages between two places, which are bound once for every table."""
+        """Return a query for messages between two places, which are bound once for all tables."""
         parts = [
             f"SELECT {columns} FROM {table} WHERE place BETWEEN ?1 AND ?2"  # noqa: S608
             for table in self._tables()
@@ -939,10 +940,10 @@ class SQLiteStore:
         return found
 
     def _read_shared(self, db: apsw.Connection, place: int, head: bytes) -> Stored:
-        """Read a message the payload of which others may have too.
+        """Read a message whose payload other messages may share.
 
         Raises:
-            StoreDamaged: The payload is not there.
+            StoreDamaged: The payload is missing.
         """
         row = db.execute(
             "SELECT data, body FROM bodies JOIN pieces ON id = body << ? WHERE place = ?",
@@ -957,7 +958,7 @@ class SQLiteStore:
         return Stored(place & SEQUENCE_MAX, head, row[0], 0, row[1])
 
     def heads(self, node: int, first: int = 0) -> Iterator[Head]:
-        # By pages, so that no reader is left open between two calls.
+        # Read in pages, so that no cursor stays open between two calls.
         self._usable()
         while True:
             rows: list[_Row] = []
@@ -1033,8 +1034,8 @@ class SQLiteStore:
     def chunk_at(self, log: int, time_ms: int) -> Chunk | None:
         first, end, _ = self.extent(log)
         low, high = _place(log, first), _place(log, end)
-        # The first chunk up to which the latest record is not older: found by halving, as the
-        # latest never decreases. If the clock was set back, it need not be the chunk's own.
+        # Binary search for the first chunk whose ``latest_ms``, the maximum so far, is not before the
+        # time. If the clock was set back, that time need not occur in the chunk itself.
         while low < high:
             middle = (low + high) // 2
             rows = self._rows(
@@ -1075,7 +1076,7 @@ def _column(db: apsw.Connection, sql: str, bindings: _Row = ()) -> Iterator[Any]
 def _step_end(
     db: apsw.Connection, table: str, size: str, start: int, end: int, *, key: str = "place"
 ) -> int:
-    """As far towards *end* as rows of *table* can be deleted in one step."""
+    """Return the last key towards *end* up to which rows of *table* may be deleted in one step."""
     total = 0
     cursor = db.execute(
         f"SELECT {key}, {size} FROM {table} WHERE {key} BETWEEN ? AND ? ORDER BY {key}",  # noqa: S608
@@ -1093,11 +1094,11 @@ def _step_end(
 
 
 class _CopyLock:
-    """Nobody copies the files while this is held, and nobody copies the log into the database.
+    """Lock that prevents backups and checkpoints while it is held.
 
     Args:
-        path: Of the store.
-        patience_s: How long to wait for whoever holds it.
+        path: Path of the store.
+        patience_s: Seconds to wait for the current holder.
     """
 
     def __init__(self, path: Path, patience_s: float = 0.0) -> None:
@@ -1117,10 +1118,10 @@ class _CopyLock:
 
 
 def _refuse_folder(path: Path, what: str) -> None:
-    """Check that the folder of *path* is there. None is made, since the path may be mistyped.
+    """Check that the folder of *path* exists. It is not created, since the path may be mistyped.
 
     Raises:
-        StoreFailed: It is not; *what* says what cannot be done.
+        StoreFailed: The folder does not exist; the text begins with *what*.
     """
     if not path.parent.is_dir():
         raise StoreFailed(
@@ -1139,7 +1140,7 @@ def _take(lock: FileLock, path: Path) -> None:
 
 
 def connect(files: Files, path: Path) -> apsw.Connection:
-    """A connection to the database at *path*, which is there, through *files*."""
+    """Connect to the existing database at *path* through *files*."""
     db = apsw.Connection(str(path), vfs=files.name, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
@@ -1147,10 +1148,10 @@ def connect(files: Files, path: Path) -> apsw.Connection:
         db.pragma("synchronous", "FULL")
         db.pragma("journal_size_limit", _LOG_BYTES)
         db.pragma("cache_size", -_CACHE_BYTES // 1024)
-        # A row of bodies that is replaced frees its body as one that is deleted.
+        # Makes a replaced row of bodies fire the trigger that a deleted one does.
         db.pragma("recursive_triggers", True)
         db.wal_autocheckpoint(0)
-        # macOS: only this waits for the disk itself.
+        # macOS: without these, syncs do not wait for the disk itself.
         db.pragma("fullfsync", True)
         db.pragma("checkpoint_fullfsync", True)
         db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
@@ -1161,13 +1162,13 @@ def connect(files: Files, path: Path) -> apsw.Connection:
 
 
 def disconnect(db: apsw.Connection, *, checkpoint: bool) -> None:
-    """Close *db*, with or without copying its log into the database first."""
+    """Close *db*, with or without a checkpoint first."""
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0 if checkpoint else 1)
     db.close(True)
 
 
 def create(path: Path, vfs: str = "") -> None:
-    """Make an empty store. It is there as a whole or not at all."""
+    """Create an empty store atomically."""
     made = _beside(path, ".new")
     build(made, vfs)
     os.replace(made, path)
@@ -1175,7 +1176,7 @@ def create(path: Path, vfs: str = "") -> None:
 
 
 def build(path: Path, vfs: str = "") -> None:
-    """Make an empty store at *path*, where a former attempt may have left something."""
+    """Create an empty store at *path*, replacing the remains of an earlier attempt."""
     for suffix in ("", "-wal", "-journal"):
         _beside(path, suffix).unlink(missing_ok=True)
     _make(path)
@@ -1198,29 +1199,29 @@ def build(path: Path, vfs: str = "") -> None:
 
 
 def _make(path: Path) -> None:
-    """Make an empty file that nobody else can read; SQLite gives its log the same mode."""
+    """Create an empty file that only its owner can read; SQLite gives its WAL the same mode."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def prepare(db: apsw.Connection) -> None:
-    """Settings that are part of the file."""
+    """Set the options that are stored in the file."""
     db.pragma("page_size", PAGE)
     db.pragma("auto_vacuum", "INCREMENTAL")
     db.pragma("application_id", APPLICATION_ID)
 
 
 def refuse_foreign(path: Path) -> None:
-    """Look whether *path* is a store at all.
+    """Check that *path* is a store.
 
     Raises:
-        StoreFailed: It is something else, which is left alone.
+        StoreFailed: It is another kind of file, and is left unchanged.
     """
     if not salvage.is_store(path, APPLICATION_ID):
         raise StoreFailed(f"{path} is no store: give another path, or move that file away")
 
 
 def _refuse_version(path: Path, version: int | None, latest: int = VERSION) -> None:
-    """Check that this release can read a store of schema *version*, None if that is not known.
+    """Check that this release can read a store of schema *version*, None if it is unknown.
 
     Raises:
         AmqpError: It cannot.
@@ -1239,7 +1240,7 @@ def _refuse_version(path: Path, version: int | None, latest: int = VERSION) -> N
 
 
 def _verify(db: apsw.Connection, path: Path) -> str:
-    """Read everything. What is wrong, "" if nothing is."""
+    """Read everything; return the damage, "" if there is none."""
     pages = db.pragma("page_count")
     if path.stat().st_size < pages * PAGE:
         return f"the file is shorter than its {pages} pages"
@@ -1258,11 +1259,11 @@ def _harmless(reason: str) -> Damage:
     return Damage("page", -1, -1, -1, f"{reason}; nothing that is kept was on it")
 
 
-# -- what is damaged ---------------------------------------------------------------------------------
+# -- damage ------------------------------------------------------------------------------------------
 
 
 def described(damage: Damage) -> str:
-    """A sentence on *damage*."""
+    """Return a sentence that describes *damage*."""
     where = "" if damage.node < 0 else f" of node {damage.node}"
     if damage.first < 0:
         return f"{damage.what}{where}: {damage.reason}"
@@ -1271,10 +1272,10 @@ def described(damage: Damage) -> str:
 
 
 def save(path: Path, pages: salvage.Pages, vfs: str) -> tuple[list[Damage], str]:
-    """Put the store at *path* aside and what can be read of it in its place.
+    """Put the store at *path* aside and a new one with its readable data in its place.
 
     Returns:
-        What is lost, and where the old file is.
+        The losses, and the new path of the old file.
     """
     fresh = _beside(path, ".new")
     build(fresh, vfs)
@@ -1299,10 +1300,10 @@ def save(path: Path, pages: salvage.Pages, vfs: str) -> tuple[list[Damage], str]
 
 
 def finish_salvage(path: Path, aside: Path | None = None) -> None:
-    """Do the last steps of :func:`save`, which may have been interrupted before them.
+    """Finish a :func:`save` that was interrupted in its last steps.
 
-    While the damaged file is in its place it has to be read again; from then on what was saved
-    counts, and the log of the damaged file must not be applied to it.
+    While the damaged file is in its place, it has to be read again; afterwards the saved file is the
+    store, and the WAL of the damaged file must not be applied to it.
     """
     saved = _beside(path, ".saved")
     if not saved.exists():
@@ -1318,7 +1319,7 @@ def finish_salvage(path: Path, aside: Path | None = None) -> None:
 
 
 def roots() -> dict[str, int]:
-    """Where the tables of a store begin: in every one of this version at the same pages."""
+    """Return the root pages of the tables, which are the same in every store of this version."""
     db = apsw.Connection(":memory:")
     try:
         db.reserve_bytes("main", RESERVED)
@@ -1331,11 +1332,11 @@ def roots() -> dict[str, int]:
         db.close()
 
 
-# -- what the command line does ----------------------------------------------------------------------
+# -- operations of the command line ------------------------------------------------------------------
 
 
 class Contents(NamedTuple):
-    """What there is in a store, and what is wrong with it."""
+    """Counts of a store's contents, and its damage."""
 
     version: int
     clean: bool
@@ -1348,24 +1349,25 @@ class Contents(NamedTuple):
 
 
 def check(path: str | os.PathLike[str]) -> Contents:
-    """Read everything in the store at *path*, which nobody has open, and change nothing.
+    """Read everything in the store at *path*, which must not be open, and change nothing.
 
     Raises:
-        StoreBusy: Somebody has it open.
-        StoreFailed: It is no store, or cannot be read.
+        StoreBusy: The store is open.
+        StoreFailed: *path* is not a store, or cannot be read.
     """
     store = SQLiteStore(path)
     return store.inspect()
 
 
 def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
-    """Copy the store at *path* into the new file *to*, consistent as of one batch, while a broker may
-    be running on it: meanwhile that does not touch the database, and its log grows.
+    """Copy the store at *path* into the new file *to*, consistent as of one batch.
+
+    A broker may be running on the store: meanwhile it does not checkpoint, and its WAL grows.
 
     Raises:
-        StoreBusy: Somebody else copies it.
-        StoreDamaged: What was copied is damaged.
-        StoreFailed: It is no store, cannot be read, or *to* cannot be written or is there already.
+        StoreBusy: Another process is copying the store.
+        StoreDamaged: The copied data is damaged.
+        StoreFailed: *path* is not a store or cannot be read, or *to* exists or cannot be written.
     """
     source, target = Path(os.path.abspath(path)), Path(os.path.abspath(to))
     if not source.is_file():
@@ -1413,13 +1415,13 @@ def _copy_file(source: Path, target: Path) -> None:
         ):
             new.write(data)
             if old.tell() == locked:
-                # SQLite's locks lie there: on Windows it cannot be read, and nothing is in it.
+                # The page of SQLite's locks: it holds no data, and cannot be read on Windows.
                 old.seek(PAGE, os.SEEK_CUR)
                 new.seek(PAGE, os.SEEK_CUR)
 
 
 def _copy_log(source: Path, target: Path) -> None:
-    """Copy a log to which frames are being added, and which may begin anew once."""
+    """Copy a WAL to which frames are being added, and which may restart once."""
     while True:
         try:
             with source.open("rb") as old, target.open("wb") as new:
@@ -1435,14 +1437,14 @@ def _copy_log(source: Path, target: Path) -> None:
 
 
 def upgrade(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Bring the store at *path* up to the schema of this release, in one transaction.
+    """Upgrade the store at *path* to the schema of this release, in one transaction.
 
     Returns:
-        The version it had, and the one it has.
+        The previous version and the current one.
 
     Raises:
-        StoreBusy: Somebody has it open.
-        StoreFailed: It is no store, or cannot be read or written.
-        AmqpError: It was written by a later release.
+        StoreBusy: The store is open.
+        StoreFailed: *path* is not a store, or cannot be read or written.
+        AmqpError: The store was written by a later release.
     """
     return SQLiteStore(path).migrate()

@@ -1,1 +1,1 @@
-"""Operations on a running broker, over AMQP."""
+"""Management of a running broker over AMQP."""

@@ -1,13 +1,13 @@
-"""Epochs at ``<node>/$management``: who may send to a node may publish there by epochs.
+"""Epochs at ``<node>/$management``: peers with the right to send can publish a node's messages by epochs.
 
 ``COMMIT-EPOCH`` takes a map with *producer*, *run*, *epoch* and *parts*, a list of ``[part, attempt,
-count, crc]``, and says whether this published anything, or had been done before. The map may also have
-*write*, *query*, *plan* and *content*, by which the broker sees whether an epoch that is committed already is
-repeated, or is another one under the same number; the latter is refused with ``amqp_rt:epoch-different``, unless
-*skip_different* is true. ``EPOCH`` takes the application-property *producer* and says which epoch it has
-committed last, -1 for none, and the query of that. ``STAGE`` takes a map with *producer*, *run*, *epoch*, *part* and
-*attempt*, and says how many messages that attempt has staged (*count*) and what their checksum is (*crc*): a sender
-whose connection was lost goes on from there.
+count, crc]``, and replies whether this published the messages or an earlier commit had. The map may
+also have *write*, *query*, *plan* and *content*, by which the broker distinguishes a repeated commit of an
+epoch from another epoch under the same number; the latter is refused with ``amqp_rt:epoch-different``,
+unless *skip_different* is true. ``EPOCH`` takes the application-property *producer* and returns its last
+committed epoch, -1 for none, and the query of that. ``STAGE`` takes a map with *producer*, *run*, *epoch*,
+*part* and *attempt*, and returns the number of messages staged by that attempt (*count*) and their checksum
+(*crc*), from which a sender continues after its connection was lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READ_STAGE: Final = "STAGE"
 
 
 class Epochs(Protocol):
-    """What of a broker is asked here."""
+    """Methods of a broker that are used here."""
 
     async def commit_epoch(
         self,
@@ -49,7 +49,7 @@ class Epochs(Protocol):
         skip_different: bool = False,
         virtual_host: str = "",
     ) -> bool:
-        """Publish what was staged, once; whether that was not done before."""
+        """Publish the staged messages once; return False if an earlier commit had."""
 
     async def count_staged(
         self,
@@ -62,17 +62,17 @@ class Epochs(Protocol):
         *,
         virtual_host: str = "",
     ) -> tuple[int, int]:
-        """Return how many messages an attempt has staged, and their checksum."""
+        """Return the number of messages that an attempt has staged, and their checksum."""
 
     def committed_epoch(self, address: str, producer: str, *, virtual_host: str = "") -> int:
-        """The epoch that was committed last, -1 for none."""
+        """Return the last committed epoch, -1 for none."""
 
     def committed_query(self, address: str, producer: str, *, virtual_host: str = "") -> str:
-        """The query of that epoch, empty if it is not known."""
+        """Return the query of the last committed epoch, empty if it is unknown."""
 
 
 class _Commit(Struct, forbid_unknown_fields=True):
-    """The body of a commit."""
+    """Body of ``COMMIT-EPOCH``."""
 
     producer: str
     run: str
@@ -86,7 +86,7 @@ class _Commit(Struct, forbid_unknown_fields=True):
 
 
 class _Staged(Struct, forbid_unknown_fields=True):
-    """The body of a question about an attempt."""
+    """Body of ``STAGE``."""
 
     producer: str
     run: str
@@ -96,7 +96,7 @@ class _Staged(Struct, forbid_unknown_fields=True):
 
 
 def add_epochs(management: Management, epochs: Epochs) -> None:
-    """Let *management* answer for what is staged at the nodes of *epochs*."""
+    """Add the operations on epochs at the nodes of *epochs* to *management*."""
 
     async def commit(entity: str, message: Message, peer: Peer) -> Message:
         try:
@@ -152,7 +152,7 @@ def add_epochs(management: Management, epochs: Epochs) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A body as msgspec takes it: without the types of AMQP."""
+    """Convert a body for msgspec: AMQP types to plain Python types."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,11 +1,12 @@
-"""Leases at ``<queue>/$management``: who may receive from a queue may take messages of it aside.
+"""Leases at ``<queue>/$management``: peers with the right to receive can lease messages of a queue.
 
-``OPEN-LEASE`` (*group*, *seconds* if it is to end), ``LEASE-STATE`` (*group*), ``LEASE`` (*group*,
-*generation*, *count*), ``ACCEPT-LEASE`` (*group*, *generation*, *to*), ``RETURN-LEASE`` (*group*,
-*generation*, and a body that lists the ranges ``[from, to]`` that go back) and ``RELEASE-LEASE`` (*group*)
-take application-properties, and answer with the state of the group: *generation*, *first*, *next*,
-*available*, *id*. All but the first and the last take that *id*, too: a group that was released, or has ended,
-and was opened again is another one, and asking for the old one is refused.
+The operations ``OPEN-LEASE`` (*group*, and *seconds* if it is to expire), ``LEASE-STATE`` (*group*),
+``LEASE`` (*group*, *generation*, *count*), ``ACCEPT-LEASE`` (*group*, *generation*, *to*),
+``RETURN-LEASE`` (*group*, *generation*, and a body that lists the ranges ``[from, to]`` to return) and
+``RELEASE-LEASE`` (*group*) take application-properties. All but the last reply with the state of the
+group: *generation*, *first*, *next*, *available*, *id*; the last with the number of messages *released*.
+All but the first and the last also take that *id*: a group that was released or has expired, and was
+opened again, has a new one, and requests with the old one are refused.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ RELEASE_LEASE: Final = "RELEASE-LEASE"
 
 
 class State(Protocol):
-    """How far a group has come."""
+    """State of a group."""
 
     @property
     def generation(self) -> int: ...
@@ -55,7 +56,7 @@ class State(Protocol):
 
 
 class Leases(Protocol):
-    """What of a broker is asked here."""
+    """Methods of a broker that are used here."""
 
     async def open_lease(
         self, address: str, group: str, ttl_s: float | None = None, *, virtual_host: str = ""
@@ -87,7 +88,7 @@ class Leases(Protocol):
 
 
 def add_leases(management: Management, leases: Leases) -> None:
-    """Let *management* answer for what is leased of the queues of *leases*."""
+    """Add the operations on leases of the queues of *leases* to *management*."""
 
     async def opens(entity: str, message: Message, peer: Peer) -> Any:
         seconds = message.application_properties.get("seconds")
@@ -107,7 +108,7 @@ def add_leases(management: Management, leases: Leases) -> None:
         )
 
     def current(entity: str, message: Message, peer: Peer) -> State:
-        """The state of the group, which is the one that is meant."""
+        """Return the state of the group, after checking the request's *id*."""
         group, id_ = text_of(message, "group"), message.application_properties.get("id")
         return leases.lease_state(entity, group, id_, virtual_host=peer.virtual_host)
 
@@ -178,10 +179,10 @@ def _hook(
 
 
 def _ranges(body: Any) -> list[tuple[int, int]]:
-    """The pairs of numbers that *body* lists.
+    """Return the pairs of numbers that *body* lists.
 
     Raises:
-        AmqpError: It does not.
+        AmqpError: The body has another form.
     """
     found = []
     for each in body if isinstance(body, list) else [body]:

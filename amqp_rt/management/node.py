@@ -1,8 +1,8 @@
-"""``$management``: a request names an operation, a type and an entity; the reply says how it went.
+"""The management node, ``$management``: requests for operations on entities, and their replies.
 
-The request/response form of the AMQP Management drafts that deployed brokers speak:
-application-properties ``operation``, ``type`` and ``name`` in, ``statusCode`` and
-``statusDescription`` out, maps as amqp-value bodies.
+The request/response form of the AMQP Management drafts, as deployed brokers use it: requests have the
+application-properties ``operation``, ``type`` and ``name``, replies ``statusCode`` and
+``statusDescription``, and bodies are maps as amqp-value.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ..values import Int, Symbol
 
 ADDRESS: Final = MANAGEMENT
 
-#: Type of the entities that hold messages, and of the node itself.
+#: Types of the entities that hold messages, and of the management node itself.
 NODE_TYPE: Final = "amqp_rt.node"
 SELF_TYPE: Final = "org.amqp.management"
 #: Type of virtual hosts, as the ``entityType`` of a QUERY.
 VIRTUAL_HOST_TYPE: Final = "amqp_rt.virtual-host"
 
-#: Messages that one PEEK returns at most, and bytes of their bodies together.
+#: Maximum number of messages that one PEEK returns, and of the bytes of their bodies together.
 PEEK_MAX: Final = 100
 PEEK_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _DESCRIPTION_MAX: Final = 500
-#: The highest number that a request may mean.
+#: Largest number in a request.
 WHOLE_MAX: Final = 2**63 - 1
 
 _STATUS: Final = {
@@ -53,37 +53,37 @@ _STATUS: Final = {
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A node as it is to be declared, and the ways that messages will take because of it."""
+    """Declaration of a node, and the paths of messages that result from it."""
 
     declared: Declaration
     passages: Sequence[Passage]
 
 
 class Managed(Protocol):
-    """What of a broker is managed here: the nodes of one virtual host."""
+    """The nodes of one virtual host, as management needs them."""
 
     def virtual_hosts(self) -> list[Mapping[str, Any]]:
-        """This virtual host; seen from the default one, all of them."""
+        """Return the row of this virtual host; those of all virtual hosts for the default one."""
 
     def names(self) -> list[str]:
-        """Return the names of all nodes, in the order in which they were made."""
+        """Return the names of all nodes, in the order of their creation."""
 
     def kind(self, name: str) -> str | None:
-        """Return the kind of a node, None if there is none."""
+        """Return the kind of a node, None if there is no such node."""
 
     def node(self, name: str) -> Mapping[str, Any]:
-        """One node in numbers; an error if there is none."""
+        """Return the declaration and the statistics of a node; raises if there is no such node."""
 
     def details(self, name: str) -> Mapping[str, Any]:
-        """The same, with how far a log goes; or one partition of a log."""
+        """Return the same with the extent of a log, or the statistics of one partition of a log."""
 
     def cursor(self, name: str, group: str) -> Mapping[int, int]:
-        """Where a group goes on in a log: partition → offset."""
+        """Return the cursor of a group in a log: partition → offset."""
 
     async def set_cursor(
         self, name: str, group: str, offsets: Mapping[int, int], incarnation: str | None
     ) -> None:
-        """Remember where a group goes on."""
+        """Set the cursor of a group in a log."""
 
     async def hold(
         self,
@@ -93,33 +93,35 @@ class Managed(Protocol):
         for_s: float,
         incarnation: str | None,
     ) -> None:
-        """Keep records of a log for a while."""
+        """Protect records of a log from deletion for some time."""
 
     def planned(self, name: str, attributes: Mapping[str, Any], *, new: bool) -> Plan:
-        """What declaring a *new* node, or one that there is otherwise, would come to. Of the latter,
-        what is not in *attributes* stays as it is."""
+        """Return the plan for a *new* node, or for an existing one with changed *attributes*."""
 
     def create(self, declared: Declaration) -> Mapping[str, Any]:
-        """Declare a node."""
+        """Declare a new node."""
 
     def update(self, declared: Declaration) -> Mapping[str, Any]:
-        """Let a node that there is go on as *declared*."""
+        """Change an existing node to *declared*."""
 
     def delete(self, name: str) -> int:
-        """Delete a node; returns the messages that went with it."""
+        """Delete a node; return the number of its messages."""
 
     async def peek(self, name: str, count: int, bytes_max: int) -> list[bytes]:
-        """The first messages, encoded, without taking them: so many bytes at most, but one."""
+        """Return the first messages, encoded, without acquiring them.
+
+        Stops before *bytes_max* is exceeded, but returns at least one message.
+        """
 
     async def purge(self, name: str) -> int:
-        """Drop what waits; returns how many."""
+        """Delete the waiting messages; return their number."""
 
     async def move(self, name: str, to: str, count: int) -> int:
-        """Move what waits to another node; returns how many."""
+        """Move waiting messages to another node; return their number."""
 
 
 class _Failed(Exception):
-    """An operation that ends with a status of its own."""
+    """Failure of an operation with a status code of its own."""
 
     def __init__(self, status: int, description: str) -> None:
         super().__init__(description)
@@ -130,7 +132,7 @@ class _Failed(Exception):
 def reply_of(
     status: int, body: Any, description: str = "OK", condition: str | None = None
 ) -> Message:
-    """The answer to a request."""
+    """Return the reply to a request."""
     said: dict[str, Any] = {
         "statusCode": Int(status),
         "statusDescription": description[:_DESCRIPTION_MAX],
@@ -146,7 +148,7 @@ def _request(message: Message, name: str) -> Any:
 
 
 def whole_of(message: Message, name: str, default: int | None = None, most: int = WHOLE_MAX) -> int:
-    """The property *name* of a request, a whole number; what exceeds *most* is that."""
+    """Return the property *name* of a request, a whole number, limited to *most*."""
     value = _request(message, name)
     if value is None and default is not None:
         return default
@@ -156,7 +158,7 @@ def whole_of(message: Message, name: str, default: int | None = None, most: int 
 
 
 class Collection(Protocol):
-    """The entities of one type, other than nodes."""
+    """Entities of one type other than nodes."""
 
     type_name: str
     #: Operation → its arguments.
@@ -164,39 +166,39 @@ class Collection(Protocol):
 
     @property
     def attributes(self) -> type[msgspec.Struct]:
-        """The Struct whose fields are the attributes."""
+        """Struct whose fields are the attributes."""
 
     def rows(self, virtual_host: str) -> Iterator[Mapping[str, Any] | None]:
-        """Yield every entity with its ``name``, or None where the walk passed something else.
+        """Yield the row of every entity, or None for a step of the walk without one.
 
-        Entities may come and go between two of them.
+        Entities may be created and deleted in between.
         """
 
     def find(self, name: str, virtual_host: str) -> Mapping[str, Any] | None:
-        """Return the entity *name* without looking at the others, None if there is none."""
+        """Return the row of the entity *name* without visiting the others, None if there is none."""
 
     async def create(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        """Make one."""
+        """Create an entity."""
 
     async def update(self, name: str, attributes: Mapping[str, Any], virtual_host: str) -> None:
-        """Change one that there is."""
+        """Change an existing entity."""
 
     async def delete(self, name: str, virtual_host: str) -> None:
-        """Delete one that there is."""
+        """Delete an existing entity."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request, and who it is from."""
+    """Request with its peer and the nodes that it is about."""
 
     message: Message
     peer: Peer
     managed: Managed
-    #: Of the node ``<entity>/$management``; empty at ``$management``.
+    #: Entity of the management node ``<entity>/$management``; empty at ``$management``.
     entity: str = ""
 
     @property
     def name(self) -> str:
-        """The entity that the request names; at its own management node it need not."""
+        """Name of the entity in the request, which may be omitted at its own management node."""
         name = _request(self.message, "name")
         if name is None:
             name = _request(self.message, "identity")
@@ -211,9 +213,9 @@ class Asked(msgspec.Struct, frozen=True):
         return self.entity or name
 
 
-#: ``await hook(entity, message, peer)``: answers an operation of a profile at ``<entity>/$management``.
+#: ``await hook(entity, message, peer)``: answers a custom operation at ``<entity>/$management``.
 EntityHook: TypeAlias = Callable[[str, Message, Peer], Awaitable[Message]]
-#: Why a peer may not declare what lets messages take those ways; None if it may.
+#: Returns the error if a peer may not declare nodes with these passages, None if it may.
 MayDeclare: TypeAlias = Callable[[Peer, Sequence[Passage]], Awaitable[Error | None]]
 
 #: Types of nodes, each of which extends :data:`NODE_TYPE`.
@@ -246,17 +248,17 @@ _ENTITY_OPERATIONS: Final = ("CREATE", "READ", "UPDATE", "DELETE")
 
 
 class Management:
-    """Answers management requests.
+    """Handler of management requests.
 
-    Every operation on a node takes the right to manage that node, and on anything else the right
-    to manage ``$management``. A query of nodes gives those that the peer may manage.
+    An operation on a node needs the right to manage that node, an operation on anything else the right
+    to manage ``$management``. A query for nodes returns those that the peer may manage.
 
     Args:
-        managed: Gives the nodes of a virtual host.
-        decide: Who may do what; by default everybody everything.
-        may_declare: Who may let messages go where; by default as *decide* says.
+        managed: Returns the nodes of a virtual host.
+        decide: Decides the rights of peers; by default every peer may do everything.
+        may_declare: Decides on passages of declarations; by default by *decide*.
         collections: Entities of further types.
-        limits: Rows of one answer, and nodes that may be registered.
+        limits: Maximum numbers of rows in one reply and of registered nodes.
     """
 
     def __init__(
@@ -275,8 +277,8 @@ class Management:
         self._collections = {each.type_name: each for each in collections}
         self._hooks: dict[str, tuple[Rights, EntityHook]] = {}
         self._registered: dict[str, None] = {}
-        #: Held for one turn of a query. However many queries run, one pass of the event loop has one
-        #: of these turns, and trio's lock serves those that wait in order.
+        #: Held for one turn of a query, so that each pass of the event loop has only one such turn
+        #: however many queries run. trio's lock serves waiting queries in order.
         self._turn = trio.Lock()
         self._operations: dict[str, Callable[[Asked], tuple[int, Any]]] = {
             "GET-TYPES": self._get_types,
@@ -291,7 +293,7 @@ class Management:
             "DELETE": self._delete,
             "CURSOR": self._cursor,
         }
-        #: Those that wait, for what they read or until what they did is kept.
+        #: Operations that wait, for data to be read or for changes to be stored.
         self._lasting: dict[str, Callable[[Asked], Awaitable[tuple[int, Any]]]] = {
             "CREATE": self._create,
             "UPDATE": self._update,
@@ -304,7 +306,7 @@ class Management:
         }
 
     def add_hook(self, operation: str, hook: EntityHook, *, rights: Rights = Rights.MANAGE) -> None:
-        """Answer *operation* at ``<entity>/$management``, for those who have *rights* at the entity.
+        """Answer *operation* at ``<entity>/$management``, for peers with *rights* at the entity.
 
         Raises:
             ValueError: There is such an operation already.
@@ -314,9 +316,9 @@ class Management:
         self._hooks[operation] = rights, hook
 
     async def answer(self, message: Message, peer: Peer, entity: str = "") -> Message:
-        """The reply to *message*, sent to the management node of *entity*, if to one's.
+        """Return the reply to *message*, which was sent to the management node of *entity*, if given.
 
-        What cannot be done is said in it.
+        Failures are reported in the reply.
         """
         try:
             operation = _request(message, "operation")
@@ -363,7 +365,7 @@ class Management:
             raise refused.raised_as(AmqpError)
 
     def _check_type(self, asked: Asked) -> None:
-        """The type, where one is given, is one of nodes."""
+        """Check that the type in the request, if any, is a type of nodes."""
         given = _text_or(asked.message, "type")
         if given and given != NODE_TYPE and given not in NODE_TYPES:
             raise _Failed(400, f"there is no type {given!r:.50}")
@@ -406,11 +408,11 @@ class Management:
         return 200, _node_row(asked.managed.update(await self._planned(asked, given, new=False)))
 
     async def _planned(self, asked: Asked, given: Mapping[str, Any], *, new: bool) -> Declaration:
-        """The node that is asked for, which lets messages go nowhere that the peer may not."""
+        """Return the requested declaration, after checking the peer's rights to its passages."""
         plan = asked.managed.planned(asked.name, given, new=new)
         if plan.passages and self._may_declare is not None:
             refused = await self._may_declare(asked.peer, plan.passages)
-            # A token may have expired meanwhile.
+            # A token may have expired while waiting.
             self._check(asked.peer, Rights.MANAGE, asked.name)
             if refused is None and asked.managed.planned(asked.name, given, new=new) != plan:
                 raise _Failed(
@@ -502,9 +504,9 @@ class Management:
     ) -> list[Mapping[str, Any]]:
         """Return the rows of *count* entities from *offset*, in turns of bounded work.
 
-        Rows are made for this page only, and the walk ends with it. The page is shorter than asked
-        for where its values, *columns* a row or those that it has, would exceed ``_VALUES_MAX``: encoding
-        them is one step.
+        Rows are computed for this page only, and the walk ends with it. The page is shorter than
+        requested if its values, *columns* for each row or as many as it has, would exceed
+        ``_VALUES_MAX``, since encoding them is one step.
         """
         page: list[Mapping[str, Any]] = []
         skipped = values = 0
@@ -532,8 +534,8 @@ class Management:
     def _entities(self, asked: Asked, wanted: str) -> Iterator[_RowOf | None]:
         """Return an iterator over the entities of a type, or of all types.
 
-        It yields a function that makes the row, or None for an entity that does not count, so that
-        its user can bound the work between two rows too.
+        Yields a function that computes the row, or None for an entity that is left out, so that the
+        caller can bound the work between two rows too.
         """
         peer = asked.peer
         every = wanted == ""
@@ -570,7 +572,7 @@ class Management:
             yield partial(_row_if_there, managed, name) if counts else None
 
     def _types(self, asked: Asked) -> dict[str, type[msgspec.Struct] | None]:
-        """The types that a request is about, and what their attributes are the fields of."""
+        """Return the types that a request is about, with the Structs of their attributes."""
         found: dict[str, type[msgspec.Struct] | None] = {
             NODE_TYPE: None,
             SELF_TYPE: None,
@@ -610,7 +612,7 @@ class Management:
         return {**_NODE_OPERATIONS, **{operation: [] for operation in self._hooks}}
 
     def _get_schema(self, asked: Asked) -> tuple[int, Any]:
-        """JSON Schema of the attributes, made from the classes themselves (G7)."""
+        """Return the JSON Schemas of the attributes, generated from their classes."""
         return 200, {
             name: msgspec.json.schema(kind)
             for name, kind in self._types(asked).items()
@@ -635,15 +637,15 @@ class Management:
         return 200, {}
 
 
-#: Makes the row of an entity; None if the entity has gone meanwhile.
+#: Computes the row of an entity; None if the entity has been deleted meanwhile.
 _RowOf: TypeAlias = Callable[[], Mapping[str, Any] | None]
 
-#: Names of attributes that one query may ask for.
+#: Names of attributes that one query may request.
 _NAMES_MAX: Final = 200
-#: Values in the rows of one answer, after which it ends with the row. Encoding takes a few hundred
+#: Values in the rows of one reply, after which it ends at the current row. Encoding takes a few hundred
 #: nanoseconds for each of them, in one step.
 _VALUES_MAX: Final = 10_000
-#: Entities that a query looks at in one turn, and how many of them making a row is worth.
+#: Work of a query in one turn: 1 for each entity visited, and so much more for each row.
 _TURN: Final = 200
 _ROW_WORK: Final = 9
 
@@ -678,7 +680,7 @@ def _node_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_or(message: Message, name: str) -> str:
-    """A property that may be left out; an empty text then."""
+    """Return an optional property, empty if absent."""
     value = _request(message, name)
     if value is None:
         return ""
@@ -688,7 +690,7 @@ def _text_or(message: Message, name: str) -> str:
 
 
 def text_of(message: Message, name: str) -> str:
-    """The property *name* of a request, a text."""
+    """Return the property *name* of a request, a text that is not empty."""
     value = _request(message, name)
     if not isinstance(value, str) or not value:
         raise _Failed(400, f"set the property {name} to a text")
@@ -700,7 +702,7 @@ def _incarnation(message: Message) -> str | None:
 
 
 def _offsets(message: Message) -> dict[int, int]:
-    """The body: a map of partitions and offsets."""
+    """Return the body of a request, a map of partitions and offsets."""
     body = message.body
     if not isinstance(body, Mapping) or not all(
         isinstance(number, int) and not isinstance(number, bool)
@@ -712,6 +714,6 @@ def _offsets(message: Message) -> dict[int, int]:
 
 
 def attributes(struct: msgspec.Struct) -> dict[str, Any]:
-    """A struct's fields as a map that any AMQP peer can read; absent values are left out."""
+    """Return a struct's fields as a map that any AMQP peer can decode, without absent values."""
     built = msgspec.to_builtins(struct)
     return {name: value for name, value in built.items() if value is not None}

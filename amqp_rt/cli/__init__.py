@@ -1,8 +1,8 @@
-"""The command ``amqp-rt``: serve a broker, and talk to one from a terminal.
+"""The command ``amqp-rt``: run a broker, and use or manage one from a terminal.
 
-A user's mistake is one sentence on standard error and exit code 1 or 2, never a traceback.
+A user's mistake is reported as one sentence on standard error with exit code 1 or 2, never as a traceback.
 
-A command is imported when it is used, so that ``--help`` and completion are there at once. A plug-in
+A command is imported when it is used, so that ``--help`` and completion are fast. A plug-in
 adds a command by an entry point of the group ``amqp_rt.commands``, whose name is the command's and
 whose object is a ``click.Command``.
 """
@@ -18,7 +18,7 @@ import click
 
 _COMMANDS: Final = "amqp_rt.commands"
 
-#: Our commands: the module of this package, where each is found under its own name, and what it does.
+#: Our commands: name → module of this package that defines it, and short help.
 _OURS: Final = {
     "serve": ("serve", "Run a broker, or the nodes of a file."),
     "send": ("messages", "Send a message to an address."),
@@ -30,12 +30,12 @@ _OURS: Final = {
     "trace": ("trace", "Draw the frames of a connection as a ladder."),
 }
 
-#: Commands of plug-ins that are not installed, and the distribution that brings each.
+#: Commands of plug-ins that may not be installed: name → distribution that provides it, and short help.
 _ELSEWHERE: Final = {"pipeline": ("amqp-rt-spark[all]", "Jobs of Apache Spark over nodes.")}
 
 
 class _Commands(click.Group):
-    """The commands by their names, each imported when it is asked for."""
+    """Group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_OURS, *sorted(_installed() | dict.fromkeys(_ELSEWHERE))]
@@ -60,7 +60,7 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            # click would compare with commands that have been imported.
+            # click would suggest only commands that have been imported.
             for meant in get_close_matches(args[0], self.list_commands(ctx), 1):
                 said = f"{error.message} Did you mean {meant!r}?"
                 raise click.UsageError(said, error.ctx) from None
@@ -99,12 +99,12 @@ def _print_versions(context: click.Context, _parameter: click.Parameter, asked: 
     help="Show the version, and whether it is compiled.",
 )
 def main() -> None:
-    """AMQP from the command line: a broker, its nodes, and messages in and out.
+    """AMQP from the command line: run a broker, manage its nodes, send and receive messages.
 
     \b
     In one terminal:   amqp-rt serve --dev
     In another one:    amqp-rt send orders '{"sku": "A-1"}'
                        amqp-rt receive orders --count 1
 
-    The broker to talk to is --url, else $AMQP_URL, else amqp://127.0.0.1:5672.
+    The broker to connect to is --url, else $AMQP_URL, else amqp://127.0.0.1:5672.
     """  # noqa: D301  # click takes \b for "do not wrap"

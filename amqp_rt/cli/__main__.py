@@ -1,4 +1,4 @@
-"""``python -m amqp_rt.cli`` is ``amqp-rt``."""
+"""Entry point of ``python -m amqp_rt.cli``, which is the same as ``amqp-rt``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Commands whose options may stand in a TOML file (``--config``).
+"""Commands whose options may also be given in a TOML file (``--config``).
 
-The file says what the command line would: its keys are the names of the options, such as
-``tls_cert = "server.pem"``; an option that may be repeated is a list. What stands on the command line
-goes before. A mistake is said with file and line.
+The keys of the file are the names of the options, such as ``tls_cert = "server.pem"``; an option that
+may be repeated is a list. The command line overrides the file. Mistakes are reported with file and line.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import msgspec
 
 from ..settings import SettingsError, Where, mistake, read_settings
 
-#: Where a context has the name of the file and its text.
+#: Key in a context's ``meta`` for the name and the text of the file.
 _META: Final = "amqp_rt.config"
-#: Where it has the tables of the file that are no options.
+#: Key in a context's ``meta`` for the tables of the file that are not options.
 _TABLES: Final = "amqp_rt.config.tables"
 
 
 class ConfiguredCommand(click.Command):
-    """A command with ``--config FILE``.
+    """Command with the option ``--config FILE``.
 
     Args:
-        args: As for any command.
+        args: Arguments of ``click.Command``.
         tables: Tables that the file may have beside options: name → Struct; see :func:`table_of`.
-        kwargs: As for any command.
+        kwargs: Arguments of ``click.Command``.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class ConfiguredCommand(click.Command):
     def _read(self, context: click.Context, _: click.Parameter, file: str | None) -> None:
         if file is None:
             return
-        # A table of the same name takes the place of an option.
+        # A table replaces an option of the same name.
         options = [
             option
             for option in self.params
@@ -75,7 +74,7 @@ class ConfiguredCommand(click.Command):
         context.meta[_TABLES] = {name: getattr(found, name) for name in self._tables}
 
     def invoke(self, context: click.Context) -> Any:
-        """As any command; what is wrong with an option of the file is said with its line."""
+        """Invoke the command; report a mistake in an option of the file with its line."""
         try:
             return super().invoke(context)
         except click.BadParameter as error:
@@ -91,19 +90,19 @@ class ConfiguredCommand(click.Command):
 
 
 def table_of(context: click.Context, name: str) -> dict[str, Any]:
-    """Return what the table *name* of the file says, with what it leaves out left out."""
+    """Return the table *name* of the file without absent keys, empty if there is none."""
     found = context.meta.get(_TABLES, {}).get(name)
     return {} if found is None else msgspec.to_builtins(found)
 
 
 def mistake_in(context: click.Context, where: Where, what: str) -> click.UsageError:
-    """Return the error for *what* is wrong at *where* in the file."""
+    """Return the error for the mistake *what* at *where* in the file."""
     file, text = context.meta[_META]
     return click.UsageError(mistake(file, text, where, what).description)
 
 
 def _key(option: click.Parameter) -> str:
-    """What an option is called in the file."""
+    """Return the key of an option in the file."""
     return option.opts[0].lstrip("-").replace("-", "_")
 
 

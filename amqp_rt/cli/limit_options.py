@@ -1,4 +1,4 @@
-"""Limits and tokens as operators give them: ``--limit NAME=VALUE``, ``[limits]``, ``--cbs``, ``[cbs]``."""
+"""Limits and token settings from operators: ``--limit NAME=VALUE``, ``[limits]``, ``--cbs``, ``[cbs]``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _UNITS: Final = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
 
 
 def limit_value(name: str, given: object) -> int | float:
-    """Return the value of the limit *name*: a number, or a text with one.
+    """Return the value of the limit *name*, given as a number or a text.
 
     Whole numbers may have the unit KiB, MiB or GiB.
 
     Raises:
-        ValueError: There is no such limit, or *given* is no value for it.
+        ValueError: There is no such limit, or *given* is not a valid value for it.
     """
     if name not in _TYPES:
         close = get_close_matches(name, _TYPES, 1)
@@ -70,10 +70,10 @@ LimitsTable: Final = msgspec.defstruct(
 
 
 def limits_of(context: click.Context, texts: Iterable[str]) -> Limits:
-    """Return the limits of the table ``[limits]`` and, before those, of ``NAME=VALUE`` *texts*.
+    """Return the limits in the table ``[limits]``, overridden by ``NAME=VALUE`` *texts*.
 
     Raises:
-        click.UsageError: One of them is wrong.
+        click.UsageError: A limit is unknown, or its value is invalid.
     """
     values: dict[str, Any] = {}
     for name, value in table_of(context, "limits").items():
@@ -93,7 +93,7 @@ def limits_of(context: click.Context, texts: Iterable[str]) -> Limits:
 
 
 class SasRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A rule of shared access: keys as texts or ``@FILE``."""
+    """Rule of shared access: keys as texts or ``@FILE``."""
 
     keys: tuple[str, ...]
     rights: tuple[str, ...] = ("send", "listen")
@@ -121,7 +121,7 @@ class SwtTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class CbsTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which tokens are taken: those of each table that is there."""
+    """Accepted tokens: one table for each kind."""
 
     sas: dict[str, SasRule | str] = {}
     jwt: JwtTable | None = None
@@ -129,10 +129,10 @@ class CbsTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 def cbs_of(context: click.Context, texts: Iterable[str], limits: Limits) -> Cbs | None:
-    """Return what judges tokens by the table ``[cbs]`` and, before it, ``NAME=VALUE`` *texts*.
+    """Return the validators in the table ``[cbs]``, overridden by ``NAME=VALUE`` *texts*.
 
     Raises:
-        click.BadParameter: Something of it cannot be used.
+        click.BadParameter: A setting cannot be used.
     """
     wanted = table_of(context, "cbs")
     try:
@@ -172,12 +172,12 @@ def cbs_of(context: click.Context, texts: Iterable[str], limits: Limits) -> Cbs 
         raise click.BadParameter(said, param_hint="--cbs") from None
 
 
-#: Fields that are lists: on the command line they are named again for each item.
+#: Fields that are lists: on the command line they are repeated for each item.
 _LISTS: Final = ("audience", "keys", "rights")
 
 
 def _set(wanted: dict[str, Any], path: list[str], value: str) -> None:
-    """Put *value* where *path* leads; a list gets it as a further item."""
+    """Set the entry at *path* to *value*, or append *value* if it is a list."""
     *tables, last = path
     for name in tables:
         inner = wanted.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""``amqp-rt trace URL``: stands between a client and a server, and draws what they say as they say it."""
+"""``amqp-rt trace URL``: relay connections between clients and a server, and draw their frames live."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from .running import signalled
 
 __all__ = ["Drawing", "trace_live"]
 
-#: Seconds until the server has to answer a dial.
+#: Seconds in which the server must accept a connection.
 _DIAL_S: Final = 30.0
-#: Performatives that say what went wrong, if anything did.
+#: Performatives that carry an error, if there was one.
 _ENDS: Final = ("close", "end", "detach")
-#: Errors that the summary names.
+#: Maximum number of distinct errors in the summary.
 _NAMED_MAX: Final = 20
-#: Characters of each that are shown.
+#: Characters shown of each of them.
 _ERROR_MAX: Final = 200
 
 
 class Drawing(Struct, kw_only=True, frozen=True):
-    """How it is drawn."""
+    """Options of the drawing."""
 
     width: int
-    #: Keep to ASCII.
+    #: Use ASCII only.
     plain: bool
-    #: Rungs that are drawn, of all connections together; None for all.
+    #: Maximum number of rungs drawn, for all connections together; None for all.
     frames: int | None = None
 
 
 class _Side:
-    """What one side of all connections has said."""
+    """Totals of one side of all connections."""
 
     def __init__(self) -> None:
         self.frames = 0
@@ -61,13 +61,13 @@ class _Side:
 
 
 class _Live:
-    """All connections that go through here.
+    """Relay of all connections.
 
     Args:
-        url: Where they are passed on to.
-        tls: Whom to believe there.
-        drawing: How it is drawn.
-        kept: Where the first connection's trace is written, None for nowhere.
+        url: URL of the server.
+        tls: Trusted authorities and our certificate for connections to it.
+        drawing: Options of the drawing.
+        kept: File for the trace of the first connection, None for none.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class _Live:
     async def serve(
         self, client: trio.abc.Stream, address: str, logged_in: object, *, nursery: trio.Nursery
     ) -> None:
-        """Pass one connection on until both of its sides have ended."""
+        """Relay one connection until both of its sides have ended."""
         self.connections += 1
         heard = _Heard(self, self.connections, address)
         try:
@@ -104,22 +104,24 @@ class _Live:
             heard.close()
 
     def writer(self, number: int, address: str) -> TraceWriter | None:
-        """What keeps connection *number*; of the first one in the file that was named.
+        """Return the writer for the trace of connection *number*, None without a file.
+
+        The first connection is written to the given file, others to files beside it.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         if self._kept is None:
             return None
         path = self._kept
         if number > 1:
             path = path.with_name(f"{path.stem}-{number}{path.suffix}")
-        # It has messages in it: nobody else may read it.
+        # The trace contains messages, so only the owner may read it.
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", 0)
         return TraceWriter(file, client=False, address=address, clock=SystemClock())
 
     def draw(self, number: int, rung: Rung) -> None:
-        """One more rung of connection *number*."""
+        """Draw and count one more rung of connection *number*."""
         frame = rung.frame
         if rung.client is not None and frame is not None:
             side = self.sides[rung.client]
@@ -142,7 +144,7 @@ class _Live:
             self.errors[error] += 1
 
     def summary(self) -> str:
-        """What there was in all."""
+        """Return the totals of all connections and their errors."""
         lines = [
             f"connections: {self.connections}",
             f"from clients: {self.sides[True]}",
@@ -158,7 +160,7 @@ class _Live:
 
 
 class _Heard:
-    """What was heard on one connection."""
+    """Traffic of one connection: its trace and its drawing."""
 
     def __init__(self, live: _Live, number: int, address: str) -> None:
         self._live = live
@@ -175,7 +177,7 @@ class _Heard:
             self.note(f"the trace is not kept: {error.filename}: {error.strerror}", bad=True)
 
     def heard(self, data: bytes, *, client: bool) -> None:
-        """The client, or the server, wrote *data*; nothing for the end of its stream."""
+        """Process *data* from the client or the server; empty for the end of its stream."""
         self._live.sides[client].octets += len(data)
         if self._writer is not None:
             if not data:
@@ -198,11 +200,11 @@ class _Heard:
             self._draw(rung)
 
     def note(self, text: str, *, bad: bool = False) -> None:
-        """Something that neither of them said."""
+        """Draw an event that is not a frame."""
         self._draw(Rung(self._at_s, None, text, bad))
 
     def close(self) -> None:
-        """It is over."""
+        """Draw the rest, and close the trace."""
         for rung in self._climber.top():
             self._draw(rung)
         self.note("the connection is over")
@@ -218,7 +220,7 @@ class _Heard:
 
 
 async def _pass_on(client: trio.abc.Stream, server: trio.abc.Stream, heard: _Heard) -> None:
-    """Carry octets both ways until both have ended; an end is passed on where a stream can."""
+    """Relay octets in both directions until both streams end; half-close where a stream supports it."""
 
     async def carry(source: trio.abc.Stream, sink: trio.abc.Stream, is_client: bool) -> None:
         try:
@@ -244,10 +246,10 @@ async def _pass_on(client: trio.abc.Stream, server: trio.abc.Stream, heard: _Hea
 async def trace_live(
     url: Url, listen: Url, *, tls: ClientTls | None, drawing: Drawing, kept: Path | None
 ) -> None:
-    """Listen at *listen*, pass what comes on to *url*, and draw it, until the first signal.
+    """Listen at *listen*, relay connections to *url*, and draw them, until the first signal.
 
     Raises:
-        ConnectFailed: It cannot listen there.
+        ConnectFailed: *listen* cannot be listened on.
     """
     live = _Live(url, tls, drawing, kept)
     door = Door(DEFAULT_LIMITS)

@@ -1,4 +1,4 @@
-"""``amqp-rt send``, ``receive`` and ``request``: messages in and out of a terminal."""
+"""``amqp-rt send``, ``receive`` and ``request``: send and receive messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .running import Seconds, Where, client_options, run
 
 
 def body_of(text: str | None, content_type: str | None) -> tuple[Any, str | None]:
-    """The payload for what the user typed, or for standard input.
+    """Return payload and content-type for *text* or, without it, for standard input.
 
-    JSON is sent as JSON; other text as a text value, unless a content-type says what it is.
+    JSON is sent as JSON; other text as a text value, unless *content_type* is given.
     """
     if text is None or text == "-":
         octets = sys.stdin.buffer.read()
@@ -39,7 +39,7 @@ def body_of(text: str | None, content_type: str | None) -> tuple[Any, str | None
 
 
 def shown(message: Message, *, whole: bool) -> str:
-    """A message as one line: its body as text, or with *whole* everything as JSON."""
+    """Return a message as one line: its body as text, or with *whole* all of it as JSON."""
     body = message.body
     if not whole:
         if isinstance(body, bytes):
@@ -62,12 +62,12 @@ def shown(message: Message, *, whole: bool) -> str:
 
 
 def for_stdout(text: str) -> str:
-    """*text* of a peer as it is, unless standard output is a terminal, which would follow its escapes."""
+    """Return *text* of a peer for standard output, with escape sequences disarmed on a terminal."""
     return printable(text, keep="\n\t") if sys.stdout.isatty() else text
 
 
 def _plain(value: Any) -> Any:
-    """*value* in terms of JSON."""
+    """Convert *value* to JSON types."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -157,9 +157,9 @@ def receive(
     browse: bool,
     whole: bool,
 ) -> None:
-    """Receive messages from ADDRESS, one a line on standard output, and accept them.
+    """Receive messages from ADDRESS, one per line on standard output, and accept them.
 
-    Exits 1 if --timeout passes before --count messages have come.
+    Exits with 1 if --timeout passes before --count messages have arrived.
     """
     seen = 0
 

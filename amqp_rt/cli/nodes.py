@@ -1,4 +1,4 @@
-"""``amqp-rt node``: the nodes of a running broker, through its ``$management``."""
+"""``amqp-rt node``: manage the nodes of a running broker through its ``$management``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..values import Described, Symbol
 from .messages import for_stdout, shown
 from .running import Where, client_options, run
 
-#: The columns of the list.
+#: Columns of the list.
 _COLUMNS = ("name", "kind", "available", "acquired", "consumers", "producers", "enqueued")
 
 
 def _manage(where: Where, operation: str, **arguments: Any) -> Any:
-    """One management operation; its body."""
+    """Perform a management operation; return the body of the reply."""
     kind = SELF_TYPE if operation == "QUERY" else NODE_TYPE
     asked = {"operation": operation, "type": kind, **arguments}
 
@@ -38,7 +38,7 @@ def _manage(where: Where, operation: str, **arguments: Any) -> Any:
 
 
 def _query(where: Where, kind: str) -> Mapping[str, Any]:
-    """Every entity of a type, page by page."""
+    """Return all entities of a type, queried page by page."""
     found: Mapping[str, Any] = _manage(where, "QUERY", entityType=kind)
     names = found["attributeNames"]
     results = page = found["results"]
@@ -53,7 +53,7 @@ def _query(where: Where, kind: str) -> Mapping[str, Any]:
 
 
 def _cell(value: object) -> str:
-    """Return *value* for a terminal: peers choose the names of nodes."""
+    """Return *value* escaped for a terminal, since peers choose the names of nodes."""
     return printable(str(value))
 
 
@@ -71,7 +71,7 @@ def _table(rows: list[list[Any]], heads: tuple[str, ...]) -> str:
 
 
 def _records(where: Where, name: str, count: int) -> list[bytes]:
-    """The first records of a log, read as anybody would."""
+    """Return the first records of a log, received over a link."""
     begin: dict[object, object] = {
         Symbol("begin"): Described(Symbol("rabbitmq:stream-offset-spec"), "first")
     }
@@ -89,7 +89,7 @@ def _records(where: Where, name: str, count: int) -> list[bytes]:
 
 @click.group()
 def node() -> None:
-    """Look at the nodes of a running broker, and tidy them up."""
+    """Inspect and manage the nodes of a running broker."""
 
 
 @node.command("list")
@@ -111,7 +111,7 @@ def list_(where: Where, everything: bool) -> None:
 @node.command()
 @client_options
 def hosts(where: Where) -> None:
-    """List virtual hosts: from the default one all, from others that one."""
+    """List virtual hosts: all of them from the default one, otherwise the current one."""
     found = _manage(where, "QUERY", entityType=VIRTUAL_HOST_TYPE)
     names = [str(name) for name in found["attributeNames"]]
     heads = ("name", "nodes")
@@ -123,7 +123,7 @@ def hosts(where: Where) -> None:
 @click.argument("name")
 @client_options
 def show(name: str, where: Where) -> None:
-    """Show one node in numbers."""
+    """Show the declaration and statistics of a node."""
     found: Mapping[str, Any] = _manage(where, "READ", name=name)
     width = max((len(_cell(key)) for key in found), default=0)
     for key, value in found.items():
@@ -138,7 +138,7 @@ def show(name: str, where: Where) -> None:
 )
 @click.option("--json", "whole", is_flag=True, help="Show whole messages, one JSON object a line.")
 def peek(name: str, where: Where, count: int, whole: bool) -> None:
-    """Show the first messages of a queue, or records of a log, without taking them."""
+    """Show the first messages of a queue, or records of a log, without acquiring them."""
     found = _manage(where, "READ", name=name)
     if found["kind"] == LOG:
         payloads = _records(where, name, min(count, found["available"]))
@@ -156,9 +156,9 @@ def peek(name: str, where: Where, count: int, whole: bool) -> None:
 @client_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def purge(name: str, where: Where, yes: bool) -> None:
-    """Drop every message that waits in a queue, or the records of a log. They are gone."""
+    """Delete all waiting messages of a queue, or the records of a log. This cannot be undone."""
     if not yes:
-        # A name that is mistyped is an error before it is a question.
+        # Report a mistyped name before asking for confirmation.
         _manage(where, "READ", name=name)
         click.confirm(f"Drop every message that waits in {name}?", abort=True)
     click.echo(f"{_cell(_manage(where, 'PURGE', name=name)['messages'])} messages dropped")

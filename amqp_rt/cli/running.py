@@ -1,4 +1,4 @@
-"""What every command needs: trio under click, errors as sentences, logs on standard error."""
+"""Shared parts of the commands: running trio, reporting errors, logging to standard error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.FloatRange):
-    """The type of options that say how long: 0 or more, and a number."""
+    """Option type for durations in seconds: 0 or more, but not NaN."""
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -50,18 +50,18 @@ class Seconds(click.FloatRange):
 
 
 class Where(NamedTuple):
-    """The peer that a command talks to, and whom it believes to be that peer."""
+    """The peer to connect to, and how to verify its certificate."""
 
     url: str
     tls: ClientTls | None
 
     def connect(self, container: Container) -> AbstractAsyncContextManager[Connection]:
-        """Connect, once."""
+        """Connect without reconnecting."""
         return container.connect(self.url, tls=self.tls, reconnect=None)
 
 
 def client_options(command: F) -> F:
-    """The options that say where to connect to; the command gets them as ``where``."""
+    """Add the options for the connection to a command, which gets them as ``where``."""
 
     @wraps(command)
     def with_where(*args: Any, url: str, tls: ClientTls | None, **options: Any) -> Any:
@@ -71,7 +71,7 @@ def client_options(command: F) -> F:
 
 
 def tls_options(command: F) -> F:
-    """The options that say whom to believe; the command gets them as ``tls``."""
+    """Add the options for certificates to a command, which gets them as ``tls``."""
 
     @wraps(command)
     def with_tls(
@@ -104,7 +104,8 @@ def tls_options(command: F) -> F:
 
 
 class _LineFormatter(logging.Formatter):
-    """One line a message, and what a peer says in it shown; a traceback follows in lines of its own."""
+    """Log format with one line per message, invisible characters escaped; a traceback follows in its
+    own lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         record.message = printable(record.message)
@@ -112,7 +113,7 @@ class _LineFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Log format with one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -127,7 +128,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str, form: str) -> None:
-    """Send the logs of the package to standard error."""
+    """Send the log messages of the package to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if form == "json":
         handler.setFormatter(_JsonFormatter())
@@ -137,7 +138,7 @@ def set_up_logs(level: str, form: str) -> None:
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that says most in a group: the first that is ours, else the first of all."""
+    """Return the most useful error of a group: the first expected one, else the first of all."""
     flat: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:
@@ -153,7 +154,7 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     """Run *work* under trio.
 
     Raises:
-        click.ClickException: What went wrong, in one sentence.
+        click.ClickException: The work failed; the text is one sentence.
     """
     try:
         return trio.run(work)
@@ -162,9 +163,9 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         if isinstance(error, KeyboardInterrupt):
             raise click.exceptions.Exit(130) from None
         if isinstance(error, SystemExit | BrokenPipeError):
-            raise error from None  # Nobody reads any more: click ends without a word.
+            raise error from None  # The reader of our output has gone: click exits silently.
         if isinstance(error, AmqpError) and isinstance(error.__cause__, OSError):
-            # The system said why. No peer has named a condition.
+            # The error comes from the system, so there is no condition of a peer to show.
             raise click.ClickException(error.description) from None
         if isinstance(error, AmqpError | OSError):
             raise click.ClickException(str(error)) from None

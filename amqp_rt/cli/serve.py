@@ -1,4 +1,4 @@
-"""``amqp-rt serve``: a broker, with an application's nodes if it is given one."""
+"""``amqp-rt serve``: run a broker, optionally with the nodes of an application."""
 
 from __future__ import annotations
 
@@ -247,10 +247,10 @@ def serve(
     quiet: bool,
     log_format: str,
 ) -> None:
-    """Run a broker until SIGINT or SIGTERM, which let running work finish.
+    """Run a broker until SIGINT or SIGTERM, after which running work may finish.
 
-    FILE.py:container adds the nodes of a container that a Python file defines. Once listening, one
-    line on standard output says where: ready {"listeners": [...], "pid": ...}.
+    FILE.py:container adds the nodes of a container that a Python file defines. Once listening, a
+    line on standard output has the addresses: ready {"listeners": [...], "pid": ...}.
     """
     if verbose and quiet:
         raise click.UsageError("-v shows more and -q shows less: give one of them")
@@ -321,7 +321,7 @@ def serve(
         sasl += ["PLAIN", *(f"SCRAM-{each}" for each in known.scram_hashes)]
     if cbs is not None:
         sasl += ["AMQPCBS", "MSSBCBS", "OAUTHBEARER", "XOAUTH2"]
-    # Who brings a token need not log in, and has no rights before it.
+    # Clients with a token need not log in, and have no rights before they put it.
     sasl += ["ANONYMOUS"] if anonymous or not (known or tls_client_ca) else []
     try:
         access = None if rules is None else Access.load(rules)
@@ -374,7 +374,7 @@ def serve(
         broker.container.traces = _traces(trace, broker.container)
 
     async def main() -> None:
-        # The signals are heard until the very end: a second one stops the waiting.
+        # Signals are handled until the very end, so that a second one can end the wait.
         async with trio.open_nursery() as nursery:
             await nursery.start(signalled, broker.stop)
             if tls is not None:
@@ -385,8 +385,8 @@ def serve(
                     await broker.declare_from(file)
                 bound = await broker.listen(*urls)
                 ready = json.dumps({"listeners": bound, "pid": os.getpid()})
-                # What was loaded stays: looking at it again would hold everybody up in each full
-                # collection.
+                # Loaded modules stay for good: exempt them from full collections, which would otherwise
+                # delay all connections.
                 gc.collect()
                 gc.freeze()
                 print(f"ready {ready}", flush=True)
@@ -411,7 +411,7 @@ def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> S
 async def _reload_on_hangup(
     tls: ServerTls, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Read the certificates again at each SIGHUP; connections that stand stay as they are (L7)."""
+    """Reload the certificates at each SIGHUP; existing connections keep theirs."""
     if not hasattr(signal, "SIGHUP"):
         task_status.started()
         return
@@ -427,7 +427,7 @@ async def _reload_on_hangup(
 
 
 def declared_in(option: str, text: str) -> Declaration:
-    """What an option's value declares, or the user's mistake."""
+    """Return the declaration in an option's value; a mistake becomes an error of the option."""
     try:
         return declared_by(text)
     except Exception as error:
@@ -445,7 +445,7 @@ def _place(url: str) -> Url:
         raise click.BadParameter(error.description, param_hint="--listen") from None
 
 
-#: Options that contradict ``--dev``: who may connect and do what, and what is kept.
+#: Options that contradict ``--dev``, which admits all clients and stores nothing.
 _NOT_DEV: Final = (
     *("application", "users", "users_file", "sasl_policy", "rules", "store"),
     *("tls_client_ca", "tls_required", "given_cbs"),
@@ -453,10 +453,10 @@ _NOT_DEV: Final = (
 
 
 def _check_dev(places: list[Url]) -> None:
-    """Refuse ``--dev`` where others could connect, or where an option contradicts it.
+    """Refuse ``--dev`` if other machines could connect, or if an option contradicts it.
 
     Raises:
-        click.UsageError: Says which address or option.
+        click.UsageError: Names the address or the option.
     """
     for place in places:
         if not _is_local(place):
@@ -475,7 +475,7 @@ def _check_dev(places: list[Url]) -> None:
 
 
 def _is_local(place: Url) -> bool:
-    """Whether only this machine can connect there."""
+    """Return whether only this machine can connect there."""
     if place.scheme in ("amqp+unix", "memory") or place.host == "localhost":
         return True
     try:
@@ -485,7 +485,7 @@ def _is_local(place: Url) -> bool:
 
 
 def _traces(folder: str, container: Container) -> Traces:
-    """Traces in *folder*, which there has to be before the first connection is."""
+    """Return traces in *folder*, which is created now to report failures early."""
     traces = Traces(folder, limits=container.limits)
     try:
         traces.make_folder()
@@ -497,7 +497,7 @@ def _traces(folder: str, container: Container) -> Traces:
 
 
 def load(application: str) -> Container:
-    """The container that ``FILE.py:name`` names."""
+    """Return the container that ``FILE.py:name`` names."""
     path, colon, name = application.rpartition(":")
     if not colon or not path:
         raise click.BadParameter(

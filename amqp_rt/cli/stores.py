@@ -1,4 +1,4 @@
-"""``amqp-rt store``: look at the file of a durable broker, copy it, bring it up to date."""
+"""``amqp-rt store``: check, copy and upgrade the file of a durable broker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def _path(text: str) -> Path:
-    """PATH, also as ``sqlite:PATH``, the way ``serve`` takes it."""
+    """Return PATH, or the path in ``sqlite:PATH``, the form that ``serve`` uses."""
     return Path(text.removeprefix("sqlite:"))
 
 
 def _ask(call: Callable[[], T]) -> T:
-    """The result of *call*; what is wrong with a store is a sentence."""
+    """Return the result of *call*; failures of the store become errors of the command."""
     try:
         return call()
     except AmqpError as error:
@@ -31,17 +31,17 @@ def _ask(call: Callable[[], T]) -> T:
 
 @click.group()
 def store() -> None:
-    """Look at the file in which a broker keeps its messages, copy it, upgrade it."""
+    """Check, copy or upgrade the file in which a broker stores its messages."""
 
 
 @store.command()
 @click.argument("path", type=_path)
 def check(path: Path) -> None:
-    """Read everything that is in store PATH and name what is damaged.
+    """Read everything in store PATH and list the damage.
 
     No broker may be running on it; to check one that is in use, check a backup of it. Nothing is
-    changed: a broker that opens a damaged store saves what can be read and puts the old file aside.
-    The exit code is 1 if anything is damaged.
+    changed: a broker that opens a damaged store recovers the readable data and puts the old file
+    aside. The exit code is 1 if anything is damaged.
     """
     found = _ask(lambda: sqlite.check(path))
     click.echo(f"{path}: {found.size} bytes, schema version {found.version}")
@@ -60,10 +60,10 @@ def check(path: Path) -> None:
 @click.argument("path", type=_path)
 @click.argument("to", type=_path)
 def backup(path: Path, to: Path) -> None:
-    """Copy store PATH into the new file TO, also while a broker is running on it.
+    """Copy store PATH into the new file TO, even while a broker is running on it.
 
-    The copy is what was on the disk after one of the broker's commits, and has been verified. While
-    it is made the broker goes on, and the log beside its store grows.
+    The copy is the state after one of the broker's commits, and has been verified. While it is made
+    the broker continues, and the write-ahead log beside its store grows.
     """
     _ask(lambda: sqlite.backup(path, to))
     click.echo(f"{to}: {to.stat().st_size} bytes")
@@ -72,10 +72,10 @@ def backup(path: Path, to: Path) -> None:
 @store.command()
 @click.argument("path", type=_path)
 def upgrade(path: Path) -> None:
-    """Bring store PATH, written by an earlier release, up to this one.
+    """Upgrade store PATH, written by an earlier release, to this one.
 
-    A broker does the same when it opens the store. It cannot be undone: make a backup before. No broker may
-    be running on it.
+    A broker does the same when it opens the store. An upgrade cannot be undone: make a backup before.
+    No broker may be running on the store.
     """
     old, new = _ask(lambda: sqlite.upgrade(path))
     if old == new:

@@ -1,4 +1,4 @@
-"""``amqp-rt trace``: what a connection heard and said, as a ladder of frames."""
+"""``amqp-rt trace``: draw the frames of connections as a ladder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..testing.ladder import draw_html, draw_svg, draw_text, rungs
 from .live import Drawing, trace_live
 from .running import run, tls_options
 
-#: Frames of a file that are drawn unless it is said otherwise.
+#: Maximum number of frames of a file that are drawn without ``--frames``.
 _FRAMES: Final = 2_000
 
 
@@ -61,16 +61,16 @@ def trace(
     width: int | None,
     tls: ClientTls | None,
 ) -> None:
-    """Draw the ladder of frames in FILE, as serve --trace has recorded it, or of connections to URL,
-    as they pass through here.
+    """Draw the ladder of frames in FILE, recorded by serve --trace, or of connections to URL, relayed
+    by this command.
 
-    With a URL, connect the client to --listen instead of its server. What passes is drawn until
-    Ctrl-C, and then summed up; it is passed on as it is, in clear on this side, whatever the URL.
-    Passwords are not shown, nor are messages.
+    With a URL, connect the client to --listen instead of its server. Frames are drawn until
+    Ctrl-C, and then summed up. They are relayed unchanged, and unencrypted on the client's side even if
+    the URL uses TLS. Neither passwords nor messages are shown.
 
-    Of a file that is damaged what comes before the damage is drawn, and the exit code is 1.
+    A damaged file is drawn up to the damage, and the exit code is 1.
     """
-    # Plug-ins know how connections of their protocols are drawn.
+    # Loads the plug-ins, which register how their protocols are drawn.
     installed_fronts()
     encoding = str(sys.stdout.encoding)
     drawing = Drawing(
@@ -101,7 +101,7 @@ def trace(
 
 
 def _place(text: str) -> Url:
-    """Where to listen; of a port alone, for this machine."""
+    """Return the address to listen on; a port alone means this machine only."""
     if text.isdigit():
         text = f":{text}"
     url = parse_url(f"127.0.0.1{text}" if text.startswith(":") else text, listening=True)
@@ -111,7 +111,7 @@ def _place(text: str) -> Url:
 
 
 def _draw(file: Path, page: str | None, picture: str | None, drawing: Drawing) -> None:
-    """The ladder of a trace that was kept."""
+    """Draw the ladder of a trace file."""
     try:
         found = read_trace(file)
     except AmqpError as error:

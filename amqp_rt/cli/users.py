@@ -1,4 +1,4 @@
-"""``amqp-rt user``: the file of those who may log in."""
+"""``amqp-rt user``: files of users who may log in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HASHES = {"sha-1": "SHA-1", "sha-256": "SHA-256", "sha-512": "SHA-512"}
 
 @click.group()
 def user() -> None:
-    """Who may log in: files for serve --users. Passwords are kept as hashes only."""
+    """Manage files of users for serve --users. Passwords are stored as hashes only."""
 
 
 @user.command()
@@ -28,10 +28,10 @@ def user() -> None:
     "the file guesses it faster then. Repeatable.",
 )
 def add(file: Path, name: str, scram: tuple[str, ...]) -> None:
-    """Add a user to FILE, or change the password of one.
+    """Add a user to FILE, or change a user's password.
 
-    The password comes from the terminal or, with NAME:@PATH, from a file; NAME:- reads standard
-    input; what stands on the command line is seen by others.
+    The password is read from the terminal or, with NAME:@PATH, from a file; NAME:- reads standard
+    input; a password on the command line is visible to others.
     """
     if ":" in str(file) and ":" not in name and not file.exists():
         raise click.UsageError(
@@ -52,7 +52,7 @@ def add(file: Path, name: str, scram: tuple[str, ...]) -> None:
 @click.argument("file", type=click.Path(path_type=Path, exists=True))
 @click.argument("name")
 def remove(file: Path, name: str) -> None:
-    """Remove a user from FILE. Who is connected stays until the connection ends."""
+    """Remove a user from FILE. Existing connections of the user stay open."""
     if not _rewrite(file, name, None):
         raise click.UsageError(f"there is no user {name!r} in {file}")
 
@@ -60,7 +60,7 @@ def remove(file: Path, name: str) -> None:
 @user.command("list")
 @click.argument("file", type=click.Path(path_type=Path, exists=True))
 def list_(file: Path) -> None:
-    """List the users of FILE, and how each may log in."""
+    """List the users of FILE with the mechanisms by which they can log in."""
     users = Users()
     try:
         users.load(file)

@@ -1,4 +1,4 @@
-"""The lines of ``amqp-rt --version``: versions, and whether the hot modules are compiled."""
+"""Output of ``amqp-rt --version``: versions, and whether performance-critical modules are compiled."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import click
 
 from .. import __version__
 
-#: Where setup.py says why a build is plain.
+#: File in which setup.py notes why a build is plain Python.
 _NOTE: Final = "not_compiled.txt"
-#: Plug-ins that bring a protocol or a command may have compiled modules, too.
+#: Entry point groups of plug-ins with a protocol or a command, which may have compiled modules too.
 _GROUPS: Final = ("amqp_rt.fronts", "amqp_rt.commands")
 
 
 def print_versions(context: click.Context) -> None:
-    """Print a line for amqp_rt and one for each plug-in that brings a protocol or a command, and exit."""
+    """Print a line for amqp_rt and one for each plug-in with a protocol or a command, and exit."""
     click.echo(f"amqp-rt, version {__version__} ({form_of('amqp_rt')})")
     plugins = {
         each.module.partition(".")[0]: each.dist
@@ -33,7 +33,7 @@ def print_versions(context: click.Context) -> None:
 
 
 def form_of(package: str) -> str:
-    """Say whether *package* has compiled modules, and if not, why, as far as the build has noted it."""
+    """Return whether *package* has compiled modules; if not, with the reason that the build noted."""
     found = find_spec(package)
     folders = [Path(name) for name in (found and found.submodule_search_locations) or ()]
     files = [path for folder in folders for path in folder.rglob("*")]

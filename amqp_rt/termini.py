@@ -51,7 +51,7 @@ class DeleteOnNoLinks(Struct, frozen=True, gc=False):
 
 @composite(0x2D)
 class DeleteOnNoMessages(Struct, frozen=True, gc=False):
-    """The node is deleted once its creator's link is gone and it is empty (§3.5.12)."""
+    """The node is deleted once the link that created it is closed and it is empty (§3.5.12)."""
 
 
 @composite(0x2E)
@@ -124,7 +124,7 @@ class Coordinator(Struct, kw_only=True, gc=False):
 
 
 def outlives_connection(terminus: Source | Target | Coordinator | None) -> bool:
-    """Whether *terminus* is kept, with its unsettled deliveries, when its connection is lost.
+    """Return whether *terminus* is kept, with its unsettled deliveries, when its connection is lost.
 
     Unless the expiry-policy is *never*, a timer starts then, and the terminus expires when it
     runs out; by default that is at once (§3.5.6).

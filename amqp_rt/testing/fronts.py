@@ -473,7 +473,7 @@ def the_end_may_come_after_any_octet(world: FrontWorld) -> None:
 
 def garbage_harms_nobody(world: FrontWorld) -> None:
     said = _session(world)
-    luck = Random(1)  # noqa: S311  # it is to be foreseen
+    luck = Random(1)  # noqa: S311  # must be reproducible
     for _ in range(_GARBLINGS):
         garbled = bytearray(said)
         for _ in range(luck.choice([1, 1, 2, 8])):

@@ -177,7 +177,7 @@ class Simulation:
 
     def luck(self, name: str) -> Random:
         """Return a random generator for *name*, independent of those for other names."""
-        return Random(f"{self.seed}/{name}")  # noqa: S311  # it is to be foreseen
+        return Random(f"{self.seed}/{name}")  # noqa: S311  # must be reproducible
 
     def disk(self, host: str) -> SimulatedDisk:
         """Return the disk of *host*."""
@@ -365,7 +365,7 @@ def check_seeds(
     count = 0
     for seed in seeds:
         count += 1
-        faults = draw(Random(f"{seed}/faults"))  # noqa: S311  # it is to be foreseen
+        faults = draw(Random(f"{seed}/faults"))  # noqa: S311  # must be reproducible
         try:
             simulate(scenario, seed=seed, faults=faults, within=within)
         except Exception:

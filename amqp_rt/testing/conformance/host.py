@@ -1,6 +1,6 @@
 """The host under test, and connections to it on which the check controls every octet.
 
-A connection reads no further than the check expects. It uses the second codec of the package
+A connection waits only for frames that the check expects. It uses the second codec of the package
 (``..octets``) and tracks the few numbers that the standard requires of a peer; checks may break any
 rule.
 """

@@ -256,7 +256,7 @@ def delete_on_close(host: Host) -> None:
 
 @check("M41", section="2.7.3")
 def anonymous_relay(host: Host) -> None:
-    """A target without an address routes each message by its own property to."""
+    """Messages to a target without an address are routed by the to field of their properties."""
     peer = host.connect()
     offered = peer.greeting.get("offered_capabilities") or []
     if "ANONYMOUS-RELAY" not in offered:

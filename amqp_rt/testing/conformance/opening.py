@@ -128,7 +128,9 @@ def _through_sasl(host: Host) -> Peer:
 
 @check("X4", section="2.7.1")
 def open_of_the_host(host: Host) -> None:
-    """The host sends open with its container-id on channel 0, and accepts 512 octets or more."""
+    """The host sends open with a container-id on channel 0, and a max-frame-size of at least
+    512.
+    """
     peer = host.log_in()
     peer.raw(HEADER)
     peer.open()
@@ -210,7 +212,7 @@ def smallest_frames(host: Host) -> None:
 
 @check("X5", section="2.4.1")
 def everything_at_once(host: Host) -> None:
-    """Open, begin, attach, detach, end and close may be sent at once, and are answered."""
+    """All frames from open to close may be sent at once; open and close are answered."""
     peer = host.log_in()
     peer.expect_channel(0)
     frames = [

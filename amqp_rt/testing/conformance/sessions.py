@@ -159,7 +159,7 @@ def numbers_wrap(host: Host) -> None:
 
 @check("X12", section="2.6.3")
 def attach(host: Host) -> None:
-    """Attach is answered by attach: name, the other role, termini and initial-delivery-count."""
+    """Attach is answered by attach, with its name, the other role, termini and a delivery-count."""
     peer = host.session()
     address = host.queue(peer)
     out = peer.sender(address)

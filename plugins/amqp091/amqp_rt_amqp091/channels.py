@@ -189,7 +189,7 @@ class Channel(BaseChannel):
         #: Whether frames wait until the method before them is complete; ``backlog`` has the frames,
         #: ``backlog_size`` their octets.
         self.held_up = False
-        #: Whether messages may be published even so.
+        #: Whether publishing may continue while other frames are held up.
         self._lets_publish = False
         self.backlog: deque[Frame] = deque()
         self.backlog_size = 0
@@ -570,7 +570,7 @@ class Channel(BaseChannel):
 
         def steps() -> Generator[int, None, None]:
             count = 0
-            for count in purging:  # noqa: B007 - the last one counts
+            for count in purging:  # noqa: B007 - the last value is used
                 yield _PURGE_WORK
             if not method.no_wait:
                 self.write(m.QueuePurgeOk(message_count=count))
@@ -969,7 +969,7 @@ class Channel(BaseChannel):
         for delivery in deliveries:
             link = delivery.link
             link.forget(delivery)
-            # A link that is not attached belongs to a queue deleted meanwhile.
+            # A detached link belongs to a queue deleted meanwhile: settling has no effect.
             if link.attached:
                 delivery.state = outcome
                 delivery.settled = True

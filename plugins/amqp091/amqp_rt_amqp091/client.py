@@ -321,7 +321,7 @@ class ClientChannel:
     async def declare_exchange(
         self,
         name: str,
-        type: str = "direct",  # noqa: A002 - the standard's word
+        type: str = "direct",  # noqa: A002 - the standard's term
         *,
         durable: bool = False,
         auto_delete: bool = False,

@@ -1,8 +1,8 @@
 """Client's engine of 0-9-1: a connection that we open (§2.4, connection manager; no I/O).
 
 The handshake on channel 0 is handled here, and channels are opened. On a channel, methods are
-answered in the order of asking; messages are published, and confirmed if selected; messages and
-methods that the server sends unasked go to callbacks.
+answered in the order in which they were sent; messages are published, and confirmed if selected;
+messages and methods that the server sends unasked go to callbacks.
 """
 
 from __future__ import annotations

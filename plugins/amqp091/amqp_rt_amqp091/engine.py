@@ -139,8 +139,8 @@ class Engine(Connection):
         if self._open_due and self.stage is Stage.RUNNING:
             self._say_open_ok()
         if self._scheduled:
-            # Their answers are here. Events that this causes are reported by the next call of the
-            # driver.
+            # Methods that held up channels have their answers. Events that follow are reported by
+            # the next call of the driver.
             self._receiving = True
             self._go_on()
             self.flush()

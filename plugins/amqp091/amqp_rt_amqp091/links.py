@@ -79,7 +79,7 @@ class Link:
         self.endpoint: Any = None
         #: Called once with the answer to the attach request: the error if it was refused, or None.
         self.on_answer: Callable[[Error | None], None] | None = None
-        #: Called when the endpoint, or the broker, ends the link.
+        #: Called with the error, or None, when the endpoint detaches the link.
         self.on_end: Callable[[Error | None], None] | None = None
 
     def refuse(self, error: Error) -> None:

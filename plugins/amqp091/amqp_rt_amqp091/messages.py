@@ -181,7 +181,8 @@ def parts_of(payload: bytes, address: str) -> Parts | None:
         begin, key_end, section_end = found
         others = payload[key_end:section_end]
         if _HISTORY_OCTETS in others:
-            # The header ``x-death`` depends on exchange and routing key.
+            # The header ``x-death`` contains exchange and routing key, so they belong to the cache
+            # key.
             return Parts((address, payload[:at]), None, body)
         exchange = begin + (19 if payload[begin + 3] == _MAP8 else 25)
         routing = exchange + 1 + payload[exchange] + len(_KEY_IS)

@@ -323,7 +323,7 @@ class Url(Struct, frozen=True, kw_only=True):
     host: str = ""
     #: Port; 0 for schemes without ports, and to listen on any free port.
     port: int = 0
-    #: Path of a Unix socket or a WebSocket; kept as given for ``sb``.
+    #: Path of a Unix socket, a WebSocket or an ``sb`` URL.
     path: str = ""
     user: str | None = None
     password: str | None = None

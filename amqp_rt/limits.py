@@ -207,7 +207,7 @@ class Limits(Struct, frozen=True, gc=False):
     duplicates_max: int = 100_000
     #: Messages waiting for one subscriber of a topic before its link is detached.
     backlog_max: int = 10_000
-    #: Bytes of those messages.
+    #: Bytes of messages waiting for one subscriber of a topic.
     backlog_bytes_max: int = 64 * MIB
     #: Termini that a broker keeps for links, attached or not, with their unsettled deliveries and the
     #: topic subscriptions that collect messages while no subscriber is attached; and those of one container.

@@ -24,7 +24,7 @@ TokenSource: TypeAlias = str | Callable[[], Awaitable[str]]
 #: Tokens of AMQPCBS, or an async function that gets them.
 TokensSource: TypeAlias = Sequence[BearerToken] | Callable[[], Awaitable[Sequence[BearerToken]]]
 
-#: RFC 6750 §2.1.
+#: Syntax of a bearer token (RFC 6750 §2.1).
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/\-]+=*")
 _REFUSED: Final = b'{"status":"invalid_token"}'
 

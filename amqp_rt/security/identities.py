@@ -38,7 +38,7 @@ _KEY_SIZE: Final = 64
 _FORM: Final = (
     "NAME:scrypt$SALT$KEY, maybe with ,scram-sha-256$… after it; amqp-rt user add makes it"
 )
-#: Work for the secrets of users that the program names: they are in memory only.
+#: Iterations of the SCRAM secrets of users that the program adds, which are in memory only.
 _ITERATIONS: Final = ITERATIONS_MIN
 
 

@@ -27,7 +27,7 @@ RESERVED: Final = 4
 USABLE: Final = PAGE - RESERVED
 #: The page in which SQLite keeps its locks, and which it never writes.
 PENDING_PAGE: Final = 0x40000000 // PAGE + 1
-#: Octets before a page in the log, and before the first of them.
+#: Octets of the header of a frame in the WAL, and of the WAL itself.
 FRAME_HEADER: Final = 24
 LOG_HEADER: Final = 32
 _FRAME: Final = FRAME_HEADER + PAGE

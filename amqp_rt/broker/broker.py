@@ -25,7 +25,13 @@ from ..addresses import EXCHANGES
 from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
-from ..fronts.base import SENDER, ReceivingEndpoint, ReceivingLink, SendingLink
+from ..fronts.base import (
+    SENDER,
+    IncomingDelivery,
+    ReceivingEndpoint,
+    ReceivingLink,
+    SendingLink,
+)
 from ..limits import DEFAULT_LIMITS, Limits
 from ..loglimit import LogLimiter, log_loss, log_refusal
 from ..message import MESSAGE_FORMAT, AnnotationPolicy
@@ -1695,6 +1701,24 @@ class BrokerHost:
         if node is not None and node.is_sealed:
             return _SEALED
         return None if node is None else node.inlet
+
+    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+        """Let the discharge of the transaction that *delivery* is posted in wait for it."""
+        self.transactions.hold(link, delivery)
+
+    def let_go_of_post(self, delivery: IncomingDelivery) -> None:
+        """End the wait for *delivery*, which was taken or refused."""
+        self.transactions.let_go(delivery)
+
+    def refuse_post(
+        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
+    ) -> bool:
+        """Refuse *delivery* within its transaction; False if there is none."""
+        transaction = self.transactions.find_for(link, delivery)
+        if transaction is None:
+            return False
+        transaction.refuse(delivery, outcome)
+        return True
 
     def is_dynamic(self, address: str, virtual_host: str) -> bool:
         """Whether *address* is that of a dynamic node."""

@@ -65,6 +65,23 @@ class Arrival:
     def go_on(self) -> None:
         """Take what has come, if the store keeps up."""
         delivery = self._delivery
+        transactions = self._producer.transactions
+        if (
+            transactions is None
+            or not delivery.complete
+            or type(delivery.state) is not TransactionalState
+        ):
+            self._take_more()
+            return
+        if not self._over:
+            # A discharge that comes while the rest of this is written belongs behind it.
+            transactions.hold(self._link, delivery)
+        self._take_more()
+        if self._over:
+            transactions.let_go(delivery)
+
+    def _take_more(self) -> None:
+        delivery = self._delivery
         if self._over:
             delivery.read_chunks()
             return

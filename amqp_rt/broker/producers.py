@@ -18,7 +18,6 @@ from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..loglimit import log_loss
 from ..outcomes import ACCEPTED, Error, Received, Rejected, rejected
 from ..termini import Target
-from ..transactions import TransactionalState
 from . import pieces
 from .duplicates import Arrived, Duplicates
 from .entries import Door, Entry, Unwelcome
@@ -327,10 +326,8 @@ class Inlet:
 
     def transaction_of(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
         """The transaction that *delivery* says it is posted in, None if there is none."""
-        state = delivery.state
-        if type(state) is not TransactionalState or self.transactions is None:
-            return None
-        return self.transactions.find(link.connection, state.txn_id)
+        transactions = self.transactions
+        return None if transactions is None else transactions.find_for(link, delivery)
 
     # A relay delivers and nothing else; these are for links of our own.
 

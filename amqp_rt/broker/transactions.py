@@ -85,6 +85,12 @@ class Transaction:
         self.error: Error | None = None
         #: It was discharged, and is being written perhaps.
         self.over = False
+        #: Its discharge has come: nothing new belongs to it.
+        self.is_discharged = False
+        #: Posts that came before the discharge and cannot be taken yet.
+        self._coming = 0
+        #: Carries out the discharge when those have been taken or refused.
+        self._end: Callable[[], None] | None = None
         self._journal = journal
         self._work_max = work_max
         #: What was posted, where, and the delivery if its sender waits to settle it after us.
@@ -141,7 +147,7 @@ class Transaction:
         It is rolled back in that case, and so are the others of its control link: what belongs to a
         transaction has no other fate before the discharge (§4.4.2, §4.4.4).
         """
-        if self.over:
+        if self.is_discharged or self.over:
             # It is being written as it was.
             return True
         delivery = enlisted.delivery
@@ -168,7 +174,7 @@ class Transaction:
 
     def keeps(self, enlisted: Enlisted) -> bool:
         """The link of a delivery is over; whether its outcome is still to come from here."""
-        if enlisted.outcome is None and not self.over:
+        if enlisted.outcome is None and not (self.is_discharged or self.over):
             del self._work[enlisted]
             return False
         enlisted.left = True
@@ -176,11 +182,42 @@ class Transaction:
 
     # --- Ends ---
 
+    def discharge(self, end: Callable[[], None]) -> None:
+        """Take nothing new, and call *end* once each post that has come is taken or refused."""
+        self.is_discharged = True
+        self._stop_acquiring()
+        if self._coming:
+            self._end = end
+        else:
+            end()
+
+    def hold(self) -> None:
+        """Let the discharge wait for a post; :meth:`let_go` follows."""
+        self._coming += 1
+
+    def let_go(self) -> None:
+        """End the wait for a post, which was taken or refused."""
+        self._coming -= 1
+        if not self._coming:
+            self._carry_on()
+
+    def _carry_on(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+    def drop(self) -> None:
+        """Roll back without a discharge, as the control link is gone."""
+        self.over = True
+        self._end = None
+        self.roll_back()
+
     def fail(self, description: str, condition: str = _ROLLBACK) -> None:
         """It cannot be committed any more: roll back now, and say so at the discharge."""
         if self.error is None and not self.over:
             self.error = Error(condition, description)
             self.roll_back()
+            self._carry_on()
 
     def roll_back(self) -> None:
         """Nothing of it has happened (§4.4.4).
@@ -414,6 +451,9 @@ class Transactions:
         self.limits = limits
         #: By connection and id, oldest first.
         self._open: dict[tuple[Any, bytes], Transaction] = {}
+        #: Posts that have come and cannot be taken yet, and where they belong: a discharge that comes
+        #: after them waits for them.
+        self._coming: dict[IncomingDelivery, Transaction] = {}
         self._sessions: Counter[Any] = Counter()
         self._last = 0
 
@@ -429,8 +469,39 @@ class Transactions:
         )
 
     def find(self, connection: Any, txn_id: object) -> Transaction | None:
-        """The transaction that links of *connection* call *txn_id*."""
-        return self._open.get((connection, txn_id)) if isinstance(txn_id, bytes) else None
+        """The transaction that links of *connection* call *txn_id*, unless it was discharged."""
+        if not isinstance(txn_id, bytes):
+            return None
+        found = self._open.get((connection, txn_id))
+        return None if found is None or found.is_discharged else found
+
+    def find_for(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
+        """The transaction that *delivery* says it is posted in, None if there is none."""
+        state = delivery.state
+        if type(state) is not TransactionalState:
+            return None
+        found = self._coming.get(delivery)
+        if found is not None:
+            return None if found.over else found
+        return self.find(link.connection, state.txn_id)
+
+    def hold(self, link: ReceivingLink, delivery: IncomingDelivery) -> bool:
+        """Let the discharge wait for *delivery*, which has come and cannot be taken yet.
+
+        Returns whether it is posted in a transaction; :meth:`let_go` follows then.
+        """
+        transaction = self.find_for(link, delivery)
+        if transaction is None or delivery in self._coming:
+            return False
+        self._coming[delivery] = transaction
+        transaction.hold()
+        return True
+
+    def let_go(self, delivery: IncomingDelivery) -> None:
+        """End the wait for *delivery*, which was taken or refused, or will not be."""
+        transaction = self._coming.pop(delivery, None)
+        if transaction is not None:
+            transaction.let_go()
 
     def declare(self, control: CoordinatorEndpoint) -> Transaction | Error:
         """A new transaction, unless the session has too many."""
@@ -530,15 +601,20 @@ class CoordinatorEndpoint:
 
     def _discharge(self, delivery: IncomingDelivery, discharge: Discharge) -> None:
         txn_id = discharge.txn_id
-        transaction = self._open.pop(txn_id, None) if isinstance(txn_id, bytes) else None
-        if transaction is None:
+        transaction = self._open.get(txn_id) if isinstance(txn_id, bytes) else None
+        if transaction is None or transaction.is_discharged:
             self._refuse(
                 delivery,
                 Error("amqp:transaction:unknown-id", "no such transaction was declared here"),
             )
             return
+        transaction.discharge(partial(self._end, transaction, delivery, bool(discharge.fail)))
+
+    def _end(self, transaction: Transaction, delivery: IncomingDelivery, fail: bool) -> None:
+        """Carry out a discharge: all posts that came before it have been taken or refused."""
+        del self._open[transaction.id]
         self._transactions.forget(transaction)
-        if discharge.fail:
+        if fail:
             transaction.roll_back()
             delivery.settle(ACCEPTED)
         elif transaction.error is not None:
@@ -571,8 +647,7 @@ class CoordinatorEndpoint:
         lost, self._open = self._open, {}
         for transaction in lost.values():
             self._transactions.forget(transaction)
-            transaction.over = True
-            transaction.roll_back()
+            transaction.drop()
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         """Messages come whole."""

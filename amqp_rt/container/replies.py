@@ -37,6 +37,7 @@ from ..message import MESSAGE_FORMAT, Message, MessageId, Properties, data_messa
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
+from ..transactions import TransactionalState
 from ..values import Int, Symbol
 from .credit import CreditWindow
 from .payloads import encode_payload
@@ -813,6 +814,11 @@ class Relay:
         if target.waiting is not None:
             self._window.took(len(batch), sum([len(each.payload) for each in batch]))
             target.waiting += batch
+            # A discharge that comes before the application has answered belongs behind these.
+            for each in batch:
+                if _is_posted(each):
+                    for host in self._container.hosts:
+                        host.hold_post(self._link, each)
         else:
             self._hand_over(address, target, batch)
 
@@ -849,12 +855,19 @@ class Relay:
         batch, target.waiting = target.waiting or [], None
         self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
         if self._over:
-            # The peer delivers again what it has not settled; what it has settled is only here.
-            batch = [each for each in batch if each.settled]
+            # The peer delivers again what it has not settled; what it has settled is only here, and
+            # what it has posted in a transaction is part of that.
+            batch = [each for each in batch if each.settled or _is_posted(each)]
             if not batch:
                 return
         target.resolved(self._resolve(address) if refused is None else refused)
-        self._hand_over(address, target, batch)
+        try:
+            self._hand_over(address, target, batch)
+        finally:
+            for each in batch:
+                if _is_posted(each):
+                    for host in self._container.hosts:
+                        host.let_go_of_post(each)
         if self._over:
             self._leave(target, None, closed=True)
         else:
@@ -886,11 +899,15 @@ class Relay:
         return Error("amqp:not-found", f"there is no node {address!r}")
 
     def _refuse(self, delivery: IncomingDelivery, error: Error) -> None:
-        """A message that cannot be routed is rejected with what an attach would be told.
+        """Reject a message that cannot be routed with what an attach would be told.
 
-        A sender that could not hear of it loses the link instead.
+        A sender that could not hear of it loses the link instead, or its transaction.
         """
         told = Error(error.condition, error.description, {Symbol("delivery-tag"): delivery.tag})
+        if _is_posted(delivery) and any(
+            host.refuse_post(self._link, delivery, Rejected(told)) for host in self._container.hosts
+        ):
+            return
         outcomes = (self._link.source or Source()).outcomes
         if delivery.settled or (outcomes and "amqp:rejected:list" not in outcomes):
             self._link.detach(told)
@@ -943,6 +960,11 @@ class Relay:
     def stop(self) -> None:
         """Take the credit back. What waits for a handler is given back by its route."""
         self._window.close()
+
+
+def _is_posted(delivery: IncomingDelivery) -> bool:
+    """Whether *delivery* is posted in a transaction."""
+    return type(delivery.state) is TransactionalState
 
 
 class _Target:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ..events import Event, Peer
 from ..limits import DEFAULT_LIMITS, Limits
-from ..outcomes import Error, Outcome
+from ..outcomes import Error, Outcome, Rejected
 from ..termini import Coordinator, Source, Target
 from ..unsettled import Unsettled, UnsettledMap
 
@@ -621,6 +621,19 @@ class Host(Protocol):
         The endpoint's ``deliver`` is called with the link's deliveries and must not touch its
         credit. None if the address is not ours, an error if access is refused.
         """
+
+    def hold_post(self, link: ReceivingLink, delivery: IncomingDelivery) -> None:
+        """Let the discharge of the transaction that *delivery* is posted in, if it is one of this host,
+        wait for *delivery*, which cannot be handed over yet; :meth:`let_go_of_post` follows."""
+
+    def let_go_of_post(self, delivery: IncomingDelivery) -> None:
+        """End the wait for *delivery*, which was handed over or refused."""
+
+    def refuse_post(
+        self, link: ReceivingLink, delivery: IncomingDelivery, outcome: Rejected
+    ) -> bool:
+        """Refuse *delivery* within the transaction that it is posted in; False if it is none of this
+        host."""
 
     def virtual_host(self, hostname: str) -> str | None:
         """Return the name of the virtual host for peers that connect to *hostname* (Part 2 §2.7.1).

@@ -19,6 +19,7 @@ from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, RELEASED, Modified, Rejected
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.termini import COPY
+from amqp_rt.transactions import Discharge, TransactionalState
 from amqp_rt.values import Symbol
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -338,3 +339,26 @@ async def test_a_large_message_that_a_transaction_acquired_is_available_after_a_
         stats = world.host.stats("q")
         assert (stats.available, stats.acquired) == (1, 0)
         assert receiver.endpoint.deliveries[0].settled
+
+
+@pytest.mark.req("R3", "R4")
+@pytest.mark.parametrize("fail", [False, True])
+async def test_a_discharge_waits_for_a_large_post_that_is_being_written(fail: bool) -> None:
+    body, payload = large()
+    async with world_of(MemoryStore(), Queue("q"), limits=SMALL) as world:
+        client = world.client(limits=CLIENT)
+        control = Controller(client)
+        sender = client.sender("q")
+        txn_id = control.declare()
+        # All of it has come, and the store has not kept it yet.
+        sender.send_raw(payload, state=TransactionalState(txn_id))
+        waiting = control.link.send(Message(Discharge(txn_id, fail)).encode())
+        world.pump()
+        assert waiting.state is None
+        await world.settle()
+        assert waiting.state == ACCEPTED
+        assert sender.endpoint.outcomes[0].state.outcome == ACCEPTED
+        assert sender.endpoint.detached == []
+        assert world.host.stats("q").available == (0 if fail else 1)
+        if not fail:
+            assert (await take(world)).bodies == [body]

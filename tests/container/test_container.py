@@ -862,6 +862,13 @@ async def test_a_bug_in_an_endpoint_ends_its_connection_only(
         def own_name(self, address: str, virtual_host: str) -> str:
             return address
 
+        def hold_post(self, link: Any, delivery: Any) -> None: ...
+
+        def let_go_of_post(self, delivery: Any) -> None: ...
+
+        def refuse_post(self, link: Any, delivery: Any, outcome: Any) -> bool:
+            return False
+
         def recall(self, link: Any) -> None:
             return None
 

@@ -275,12 +275,6 @@ class Channel(BaseChannel):
         """
         topology = self.engine.topology
 
-        def go_on_with(following: Callable[[], None]) -> None:
-            if self.closing or self.ended:
-                return
-            self._deferred = following
-            self.resume()
-
         def again() -> None:
             self._when_stored(queue, method, step)
 
@@ -292,11 +286,18 @@ class Channel(BaseChannel):
         if link is not None and not (link.attached or link.over):
             # The link that publishes to this queue still waits for authorisation.
             self.held_up = True
-            link.on_answer = lambda _refused: go_on_with(again)
-        elif topology is None or not topology.wait_stored(queue, partial(go_on_with, done)):
+            link.on_answer = lambda _refused: self._go_on_with(again)
+        elif topology is None or not topology.wait_stored(queue, partial(self._go_on_with, done)):
             done()
         else:
             self.held_up = True
+
+    def _go_on_with(self, following: Callable[[], None]) -> None:
+        """Do *following*, for which the channel was held up, and then what came after it."""
+        if self.closing or self.ended:
+            return
+        self._deferred = following
+        self.resume()
 
     def _work(self, steps: Generator[int, None, None]) -> None:
         """Run *steps*, which yield their cost in frames.
@@ -1359,6 +1360,12 @@ class Channel(BaseChannel):
     def _discharge(self, method: m.Method, answer: m.Method, *, fail: bool) -> None:
         if self._control is None:
             raise Fault(faults.PRECONDITION_FAILED, "the channel has no transactions: select first")
+        again = partial(self._go_on_with, partial(self._discharge, method, answer, fail=fail))
+        if any(isinstance(link, ReceivingLink) and link.wait_empty(again) for link in self._links):
+            # What was published before belongs to the transaction: the right to send it is still
+            # being asked for, or its queue has no room yet.
+            self.held_up = True
+            return
         enlisted, self._enlisted = self._enlisted, []
 
         def discharged(outcome: Any) -> None:

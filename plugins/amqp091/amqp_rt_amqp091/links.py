@@ -206,6 +206,23 @@ class ReceivingLink(Link):
         #: Deliveries that wait for credit or for the answer to the attach, and their octets.
         self._waiting: deque[IncomingDelivery] = deque()
         self._waiting_size = 0
+        #: Called once, when nothing waits any more.
+        self._on_empty: Callable[[], None] | None = None
+
+    def wait_empty(self, call: Callable[[], None]) -> bool:
+        """Call *call* once nothing waits here for the right to be sent, or for credit.
+
+        Returns False, and does not call it, if nothing waits.
+        """
+        if not self._waiting:
+            return False
+        self._on_empty = call
+        return True
+
+    def _tell_empty(self) -> None:
+        told, self._on_empty = self._on_empty, None
+        if told is not None:
+            told()
 
     def accept(
         self,
@@ -236,6 +253,7 @@ class ReceivingLink(Link):
         super().refuse(error)
         for delivery in waiting:
             delivery.settle(Rejected(error))
+        self._tell_empty()
 
     def grant(self, credit: int, *, properties: Mapping[object, object] | None = None) -> None:
         """Set the credit to *credit*, and deliver as many waiting messages."""
@@ -246,6 +264,8 @@ class ReceivingLink(Link):
             self._waiting_size -= sum(len(each.payload) for each in ready)
             self.credit -= len(ready)
             self.endpoint.deliver(self, ready)
+            if not waiting:
+                self._tell_empty()
 
     def drain(self) -> None:
         """Set the credit to 0 and report the flow: all available messages have been delivered."""
@@ -280,6 +300,7 @@ class ReceivingLink(Link):
         waiting, self._waiting = self._waiting, deque()
         for delivery in waiting:
             delivery.settle(GONE)
+        self._tell_empty()
 
 
 class Publishing(ReceivingLink):

@@ -76,6 +76,55 @@ def test_a_select_that_is_refused_ends_its_channel() -> None:
     assert (closed.reply_code, closed.class_id, closed.method_id) == (403, 90, 10)
 
 
+@pytest.mark.req("N14", "R4")
+@pytest.mark.parametrize("end", [m.TxCommit, m.TxRollback])
+@pytest.mark.parametrize("allows", [False, True])
+def test_the_end_of_a_transaction_waits_for_rights_that_are_being_asked_for(
+    end: type[m.Method], allows: bool
+) -> None:
+    client = made(m.QueueDeclare(queue="other"), m.TxSelect())
+    client.world.topologies.asks = lambda: True
+    client.publish(1, "other", b"b")
+    client.holds = []
+    client.publish(1, "q", b"a")
+    client.say(1, end())
+    assert client.take() == []
+    (link,) = client.holds
+    if allows:
+        client.place(link)
+    else:
+        link.refuse(Error("amqp:unauthorized-access", "not for you"))
+    client.handle([])
+    client.tick()
+    if allows:
+        client.answer(m.TxCommitOk if end is m.TxCommit else m.TxRollbackOk)
+    else:
+        assert client.answer(m.ChannelClose).reply_code == 403
+    client.holds = None
+    done = allows and end is m.TxCommit
+    assert bodies(client) == ([b"a"] if done else [])
+    assert bodies(client, "other") == ([b"b"] if done else [])
+
+
+@pytest.mark.req("N14", "R4")
+def test_a_commit_waits_for_messages_that_wait_for_room() -> None:
+    client = made(m.TxSelect())
+    client.world.topologies.asks = lambda: True
+    client.holds = []
+    client.publish(1, "q", b"a")
+    (link,) = client.holds
+    client.place(link)
+    link.credit = 0
+    client.publish(1, "q", b"b")
+    client.say(1, m.TxCommit())
+    assert client.take() == []
+    link.grant(1)
+    client.tick()
+    client.answer(m.TxCommitOk)
+    client.holds = None
+    assert bodies(client) == [b"a", b"b"]
+
+
 # --- getting --------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Bounds of micro-batches, which Spark (4.2 and later) asks a source for."""
+"""Bounds of micro-batches, for which Spark 4.2 and later asks a source."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .options import Options
 
 
 class Limited(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark wants to know of a stream beside what it reads."""
+    """Stream reader that reports the bounds of its options to Spark."""
 
     options: Options
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """One of the bounds of the options; the others are looked at together with it."""
+        """Return one of the bounds of the options; the others are applied together with it."""
         if self.options.max_messages is not None:
             return ReadMaxRows(self.options.max_messages)
         if self.options.max_bytes is not None:

@@ -1,4 +1,4 @@
-"""Rows as batches of Arrow, which Spark takes as they are."""
+"""Rows as Arrow record batches, which Spark accepts without conversion."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-#: Rows of one batch: larger ones are slower to make, and their first row comes later.
+#: Rows of one batch: larger batches take longer to build, which delays their first row.
 ROWS: Final = 4_000
 #: Octets of messages after which a batch is closed, however few rows it has.
 BATCH_OCTETS: Final = 8 * 1024 * 1024
 
 
 def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return *rows*, of which there is at least one, by the columns of *schema*."""
+    """Return *rows*, at least one, as a record batch with the columns of *schema*."""
     columns = [
         _array(values, field.type)
         for values, field in zip(zip(*rows, strict=True), schema, strict=True)
@@ -23,7 +23,7 @@ def batch_of(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBat
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column; of structs, which are tuples here, field by field: one object less for each."""
+    """Build a column. Structs, which are tuples here, are built field by field, which saves one object a value."""
     if not pa.types.is_struct(kind):
         return pa.array(values, type=kind)
     missing = [value is None for value in values]
@@ -33,7 +33,7 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     filler: Any = (None,) * len(fields)
     order = list(range(len(fields)))
     if {field.name for field in fields} == {"value", "metadata"}:
-        # A VARIANT, whose parts are never null, and are in Spark's order.
+        # A VARIANT: its parts are never null, and Spark defines their order.
         filler = b"", b""
         order = [("value", "metadata").index(field.name) for field in fields]
     parts = list(zip(*(filler if value is None else value for value in values), strict=True))

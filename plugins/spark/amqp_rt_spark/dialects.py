@@ -1,8 +1,8 @@
-"""Logs of other brokers that speak AMQP 1.0: streams of RabbitMQ, and Event Hubs.
+"""Logs of other brokers that speak AMQP 1.0: RabbitMQ streams and Event Hubs.
 
-Both can be read from an offset on as often as it takes, and both say it with a filter of the source. They
-differ in how a partition is addressed, how its ends are found, and where a record says its offset.
-What they do not have, leases, cursors and staging, a query does without.
+Both can be read repeatedly from an offset, which a filter of the source selects. They differ in how a
+partition is addressed, how its ends are found, and where a record carries its offset. Neither has leases,
+cursors or staging, so a query works without these.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from . import wire
 from .options import EVENT_HUBS, RABBITMQ, Options
 from .wire import SEQUENCE_NUMBER, Spelling, Wire, offset_spec, selector_filter
 
-#: Partition → its oldest offset, and the next one.
+#: Partition → offset of its oldest record, and the offset that the next record gets.
 Ends = dict[int, tuple[int, int]]
 
-#: Records that are looked at to find the newest: it is among those of the last chunk.
+#: Most records of the last chunk that are read to find the newest one.
 _LAST_MOST: Final = 100_000
 
 
 class RabbitStreams(Spelling):
-    """Streams of RabbitMQ 4: ``/queues/NAME``, each with one partition. One that has several is read as
-    several addresses."""
+    """RabbitMQ 4 streams: ``/queues/NAME``, each with one partition. A super stream with several partitions
+    is read as several addresses."""
 
     def node(self, address: str, partition: int) -> str:
         return address
@@ -38,12 +38,13 @@ class RabbitStreams(Spelling):
         return int(message.message_annotations["x-stream-offset"])
 
     def state(self, there: Wire, address: str) -> tuple[str, Ends]:
-        """What tells the log from another one of its name, if anything does; and its ends.
+        """Return an identifier of the log's incarnation, here always empty, and the ends of its partitions.
 
-        Nobody says where a stream ends: ``last`` is its last chunk, of which the last record is it.
+        RabbitMQ reports no end of a stream: ``last`` positions at its last chunk, whose last record is
+        the newest.
 
         Raises:
-            AmqpError: It cannot be read.
+            AmqpError: The stream cannot be read.
         """
         first = there.probe(address, 0, "first", spelling=self)
         if first is None:
@@ -55,7 +56,7 @@ class RabbitStreams(Spelling):
 
 
 class EventHubs(Spelling):
-    """Event Hubs, read as *group*. Offsets are sequence numbers here, which are whole numbers in order."""
+    """Event Hubs, read as *group*. Offsets here are sequence numbers, which are ascending integers."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -69,10 +70,10 @@ class EventHubs(Spelling):
         return {Symbol("apache.org:selector-filter:string"): selector_filter(text)}
 
     def state(self, there: Wire, address: str) -> tuple[str, Ends]:
-        """What tells the log from another one of its name, and its ends.
+        """Return an identifier of the hub's incarnation, and the ends of its partitions.
 
         Raises:
-            AmqpError: There is no such hub, or it does not say.
+            AmqpError: No such hub exists, or its properties cannot be read.
         """
         asked = {"operation": "READ", "name": address}
         hub = there.ask("$management", {**asked, "type": "com.microsoft:eventhub"})
@@ -83,12 +84,12 @@ class EventHubs(Spelling):
             after = int(said["last_enqueued_sequence_number"]) + 1
             first = after if said["is_partition_empty"] else int(said["begin_sequence_number"])
             ends[int(partition)] = first, after
-        # A hub that is made again has its name, and another day of birth.
+        # A hub that is deleted and created again keeps its name, but has another creation time.
         return str(int(hub["created_at"])), ends
 
 
 def dialect_of(options: Options) -> RabbitStreams | EventHubs | None:
-    """How the logs of *options* are spelled; None for those of our broker."""
+    """Return the dialect of the logs of *options*; None for logs of amqp_rt."""
     if options.logs == RABBITMQ:
         return RabbitStreams()
     if options.logs == EVENT_HUBS:
@@ -97,5 +98,5 @@ def dialect_of(options: Options) -> RabbitStreams | EventHubs | None:
 
 
 def spelling_of(options: Options) -> Spelling:
-    """The same, with ours."""
+    """Return the dialect of the logs of *options*, also for those of amqp_rt."""
     return dialect_of(options) or wire.OURS

@@ -1,4 +1,4 @@
-"""Conditions that Spark (4.1 and later) leaves to a reader."""
+"""Filters that Spark 4.1 and later pushes down to a reader."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .source import AmqpReader
 
 
 class FilteredReader(AmqpReader):
-    """The same, and what filters leave out is not read."""
+    """Batch reader that skips the rows which pushed-down filters exclude."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take what is honoured exactly; the rest is given back, and Spark looks at it."""
+        """Apply the filters that can be applied exactly; yield the others, which Spark evaluates."""
         logs = self._batch.only_logs()
         for each in filters:
             if not push(self._batch.bounds, each, logs=logs):
@@ -37,13 +37,13 @@ _COMPARED: Final = (GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, 
 
 
 def push(bounds: Bounds, filter_: Filter, *, logs: bool) -> bool:
-    """Narrow *bounds* by *filter_*; whether no row comes that it does not let pass.
+    """Narrow *bounds* by *filter_*; return whether that excludes every row that fails the filter.
 
-    Rows of queues have no offset and no partition: without *logs* only addresses are looked at.
+    Rows of queues have no offset and no partition: without *logs*, only filters on the address are applied.
     """
     column = getattr(filter_, "attribute", None)
     if isinstance(filter_, IsNotNull):
-        # Comes along with every comparison.
+        # Spark adds this filter to every comparison.
         return column == ("address",) or (logs and column in (("partition",), ("offset",)))
     if column == ("address",):
         wanted = _wanted(filter_, str)
@@ -68,7 +68,7 @@ def push(bounds: Bounds, filter_: Filter, *, logs: bool) -> bool:
         bounds.end = _lower(bounds.end, end)
         return True
     if column == ("enqueued_time",) and isinstance(value, dt.datetime):
-        # Records have milliseconds: the first one at or after the value, and the first one after it.
+        # Records have milliseconds: round to the first one at or after the value, and the first one after it.
         moment = value.timestamp() * 1000
         first, end = _range(filter_, math.ceil(moment), math.floor(moment) + 1)
         bounds.since_ms = _higher(bounds.since_ms, first)
@@ -78,7 +78,7 @@ def push(bounds: Bounds, filter_: Filter, *, logs: bool) -> bool:
 
 
 def _wanted(filter_: Filter, kind: type) -> set[Any] | None:
-    """The values that an equality, or a list of them, lets pass."""
+    """Return the values that an equality or an ``IN`` accepts; None for other filters and types."""
     if isinstance(filter_, EqualTo):
         values: tuple[Any, ...] = (filter_.value,)
     elif isinstance(filter_, In):
@@ -89,7 +89,10 @@ def _wanted(filter_: Filter, kind: type) -> set[Any] | None:
 
 
 def _range(filter_: Filter, at: int, after: int) -> tuple[int | None, int | None]:
-    """From where on, and before where: *at* is where the value is, *after* where what follows it is."""
+    """Return the first position and the end of a comparison's range.
+
+    *at* is the position of the value, *after* the position following the value.
+    """
     if isinstance(filter_, EqualTo):
         return at, after
     if isinstance(filter_, GreaterThan):

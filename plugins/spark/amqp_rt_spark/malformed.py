@@ -1,7 +1,7 @@
-"""Octets that a broker took for a message, and that are none.
+"""Payloads that a broker accepted as messages although they cannot be decoded.
 
-A broker looks at the header and the annotations of a message and leaves the rest alone, so that whoever may
-send can put anything behind them. One such message must not end whoever reads the others.
+A broker reads the header and the annotations of a message and leaves the rest alone, so a client with the
+right to send can put anything behind them. One such message must not end the query that reads the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from amqp_rt.message import read_annotations, walk_head
 
 
 class Malformed:
-    """Stands where a :class:`~amqp_rt.Message` would: asked for any part of it, it says why there is none."""
+    """Stands in for a :class:`~amqp_rt.Message`: reading any part of it raises the decoding error."""
 
     def __init__(self, payload: bytes, error: DecodeError) -> None:
         self._payload = payload
@@ -24,15 +24,15 @@ class Malformed:
 
     @cached_property
     def message_annotations(self) -> Mapping[Any, Any]:
-        """What the broker has said of it, such as its number.
+        """The broker's annotations, such as the offset.
 
         Raises:
-            DecodeError: That is malformed, too.
+            DecodeError: The annotations are malformed, too.
         """
         return read_annotations(walk_head(self._payload).message_annotations)
 
     def encode(self) -> bytes:
-        """All of it, as it came."""
+        """Return the payload as it was received."""
         return self._payload
 
     def __getattr__(self, name: str) -> Any:
@@ -40,8 +40,8 @@ class Malformed:
 
 
 def decoded(payload: bytes) -> Message:
-    """The message that *payload* is. If it is none, what raises ``DecodeError`` as soon as a part of it
-    is looked at, as a message does whose parts are malformed."""
+    """Decode *payload*. If that fails, return an object that raises ``DecodeError`` when a part of it is
+    read, as a message does whose parts are malformed."""
     try:
         return Message.decode(payload)
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""The columns of a message, as Spark's DDL names their types."""
+"""Columns of a message, with their types in Spark's DDL."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ COLUMNS: Final[dict[str, str]] = {
     "broker": "string",
 }
 
-#: Columns that there are only if they are asked for by name.
+#: Columns that are present only if requested by name or by another option.
 ON_REQUEST: Final = frozenset(("message", "key", "timestamp", "broker"))
 
 
 def columns_of(options: Options) -> tuple[str, ...]:
-    """The columns that *options* ask for, in order."""
+    """Return the columns that *options* request, in order."""
     if options.columns:
         extra = ("message",) if options.raw and "message" not in options.columns else ()
         return options.columns + extra
@@ -60,7 +60,7 @@ def columns_of(options: Options) -> tuple[str, ...]:
         if (
             name not in ON_REQUEST
             or (name == "message" and options.raw)
-            # Without it, two rows would have one partition and offset.
+            # Without this column, rows of two brokers could share partition and offset.
             or (name == "broker" and len(options.urls) > 1)
         )
         and (name != "body_variant" or options.body in ("auto", "json"))
@@ -68,7 +68,7 @@ def columns_of(options: Options) -> tuple[str, ...]:
 
 
 def ddl_of(options: Options) -> str:
-    """The schema that *options* ask for, in DDL."""
+    """Return the schema that *options* request, in DDL."""
     return ", ".join(f"{name} {_type(name, options)}" for name in columns_of(options))
 
 
@@ -79,11 +79,11 @@ def _type(name: str, options: Options) -> str:
 def with_schema(options: Options, schema: StructType) -> Options:
     """Return *options* with the columns that *schema* names, in its order.
 
-    Spark gives the reader the schema of ``.schema(...)``, or else that of :func:`ddl_of`, and takes what
-    is read by position.
+    Spark passes the schema of ``.schema(...)`` to the reader, or else that of :func:`ddl_of`, and matches
+    columns by position.
 
     Raises:
-        ValueError: There is no such column, or it has another type.
+        ValueError: A column does not exist, or has another type.
     """
     for field in schema.fields:
         if field.name not in COLUMNS:

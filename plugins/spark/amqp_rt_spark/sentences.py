@@ -1,9 +1,9 @@
-"""Errors that begin with their sentence.
+"""Errors that begin with their message.
 
-Spark shows an error of a Python data source as the text of its traceback, whose last line says what is
-wrong: a hundred lines below the place where people begin to read. Python prints the cause of an error before the
-error itself, and a cause that was never raised has no traceback; so the sentence is made the cause. Spark takes
-causes away from errors whose traceback it shortens, so an error of another class is raised, which keeps its cause.
+Spark shows an error of a Python data source as the text of its traceback, whose last line holds the message:
+a hundred lines below the place where people begin to read. Python prints the cause of an error before the
+error itself, and a cause that was never raised has no traceback; so the message is made the cause. Spark removes
+causes from errors whose traceback it shortens, so an error of another class is raised, which keeps its cause.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 _Kind = TypeVar("_Kind", bound=type)
 
-#: What Spark calls, but for the conditions of a reader: whether that method is there says something.
+#: Methods that Spark calls, except ``pushFilters``, whose presence alone changes Spark's plan.
 _CALLED: Final = (
     *("schema", "reader", "streamReader", "writer", "streamWriter"),
     *("initialOffset", "latestOffset", "reportLatestOffset", "prepareForTriggerAvailableNow"),
@@ -23,7 +23,7 @@ _CALLED: Final = (
 
 
 def sentence_first(kind: _Kind) -> _Kind:
-    """Have what Spark calls of the class *kind* raise errors that begin with their sentence."""
+    """Make the methods of the class *kind* that Spark calls raise errors that begin with their message."""
     for name in _CALLED:
         method = getattr(kind, name, None)
         if method is not None and not method.__module__.startswith("pyspark"):
@@ -33,7 +33,7 @@ def sentence_first(kind: _Kind) -> _Kind:
 
 def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
     if method.__name__ == "read":
-        # Rows come, and fail, while what it returns is walked.
+        # A generator: rows are produced, and errors raised, during iteration.
 
         @wraps(method)
         def generated(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -55,11 +55,11 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def led(error: Exception) -> Exception:
-    """Return *error* with its sentence in front of its traceback, and of those of its causes."""
+    """Return *error* with its message ahead of its traceback, and ahead of those of its causes."""
     if isinstance(error, _Led):
-        # A method calls another one that Spark calls, too.
+        # Raised by a method that another such method called.
         return error
-    # The name of the class, which Python prints before the text, is that of the error.
+    # Python prints the name of the class before the text, so it must be that of the error.
     kind = type(error)
     first: BaseException = type(kind.__name__, (Exception,), {"__module__": "builtins"})(str(error))
     if (before := _before(error)) is not None:
@@ -74,7 +74,7 @@ def led(error: Exception) -> Exception:
     try:
         copy: Exception = made.__new__(made, *error.args)
     except TypeError:
-        # A class that has more than a text: it is shown as it is.
+        # The constructor takes more than a text: return the error unchanged.
         return error
     copy.__dict__.update(error.__dict__)
     return copy.with_traceback(error.__traceback__)
@@ -86,7 +86,7 @@ def _before(error: BaseException) -> BaseException | None:
 
 
 class _Led(Exception):
-    """An error whose cause stays what it is."""
+    """Error whose cause cannot be replaced."""
 
     led_by: BaseException
 
@@ -96,4 +96,4 @@ class _Led(Exception):
 
     @__cause__.setter
     def __cause__(self, value: object) -> None:
-        """Nothing: Spark would take it away."""
+        """Ignore *value*: Spark would remove the cause."""

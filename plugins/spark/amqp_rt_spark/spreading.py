@@ -1,8 +1,8 @@
-"""A sink whose rows name their own destinations, in the column ``to``.
+"""Sink whose rows name their own destinations, in the column ``to``.
 
-Each address gets its messages as it would from a sink of its own: with ``exactly-once`` one request for
-each address publishes a micro-batch there, one address after the other. A micro-batch that is done again
-skips the addresses that have it.
+Each address receives its messages as from a sink of its own: with ``exactly-once``, one request for each
+address publishes a micro-batch there, one address after the other. A repeated micro-batch skips the
+addresses that have published it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .options import Options
 from .rows import check_columns, payload_of
 from .writing import Sink, Task, Written
 
-#: Rows after which a task sends what it has gathered. Their bytes are bounded by maxBytesInFlight.
+#: Rows after which a task sends those it has gathered. Their bytes are bounded by maxBytesInFlight.
 ROWS: Final = 10_000
-#: Chunks of a task have numbers of their own among the parts of a micro-batch, in order.
+#: Multiplier of part numbers: gives the chunks of a task ordered numbers among the parts of a micro-batch.
 _CHUNKS: Final = 2**32
 
 
 class Spread(Struct, frozen=True):
-    """What a task has sent: address and chunk, one by one."""
+    """Messages that a task has sent: address and result of each chunk."""
 
     written: tuple[tuple[str, Written], ...]
 
@@ -35,13 +35,13 @@ class SpreadSink:
     """Sends each row to the address in its column ``to``.
 
     Args:
-        options: What the user has said, without an address.
+        options: The user's options, without an address.
         columns: Names of the columns of the rows.
-        streaming: Whether there are micro-batches.
+        streaming: Whether rows come in micro-batches.
         body_type: Spark's type of the column body.
 
     Raises:
-        ValueError: No message can be made of such rows, or the options do not go together.
+        ValueError: Such rows make no message, or the options contradict each other.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SpreadSink:
         check_columns(columns, options)
         self.options = options
         self._body_type = body_type
-        #: What those of all addresses have in common. It goes with the writer to all tasks.
+        #: Template of the sinks of all addresses. Pickled with the writer for every task.
         self._sink = Sink(
             replace(options, addresses=("to",)), columns, streaming=streaming, body_type=body_type
         )
@@ -63,11 +63,11 @@ class SpreadSink:
     def send(self, rows: Iterable[Mapping[str, Any]], task: Task) -> Spread:
         """Send *rows*, or stage them.
 
-        Rows are gathered by address, and sent when there are ``ROWS`` of them or ``maxBytesInFlight`` bytes;
-        to each address they go in order.
+        Rows are gathered by address, and sent once there are ``ROWS`` of them or ``maxBytesInFlight`` bytes.
+        Each address receives its rows in order.
 
         Raises:
-            AmqpError: A broker does not take them, or a later run of the query has taken over.
+            AmqpError: A broker rejects them, or a later run of the query has fenced this one off.
             ValueError: A row makes no message, or names no address.
         """
         named_by = wire.retried(self.options.endpoint, lambda there: there.named_by)
@@ -89,7 +89,7 @@ class SpreadSink:
     def _flush(
         self, waiting: dict[str, list[bytes]], chunks: dict[str, int], task: Task
     ) -> list[tuple[str, Written]]:
-        """Send what is *waiting*, and empty it."""
+        """Send the payloads in *waiting*, and clear it."""
         written = []
         for address, payloads in waiting.items():
             number = chunks.get(address, 0)
@@ -106,14 +106,14 @@ class SpreadSink:
         return sink
 
     def publish(self, written: Iterable[Spread | None]) -> bool:
-        """Publish what the tasks have staged, once at each address; whether that was not done before.
+        """Publish the messages that the tasks have staged, once at each address; return whether any was new.
 
-        Addresses that have this epoch come first: if it is another one under the same number, it is refused there
-        before anything is published elsewhere.
+        Addresses that already have this epoch come first: one that holds a different epoch under the same
+        number refuses it before anything is published elsewhere.
 
         Raises:
-            EpochDiffers: This number was published with something else.
-            AmqpError: A later run has taken over, or what was staged is not there any more.
+            EpochDiffers: This number was published with other messages.
+            AmqpError: A later run has fenced this one off, or the staged messages are gone.
         """
         parts: dict[str, list[Written]] = {}
         for spread in written:
@@ -126,7 +126,7 @@ class SpreadSink:
         return any(done)
 
     def _has(self, address: str, written: Written) -> bool:
-        """Whether *address* has published the epoch of *written*, or one after it."""
+        """Return whether *address* has published the epoch of *written*, or a later one."""
         if not written.staged:
             return False
         endpoint = self.options.endpoint
@@ -138,7 +138,7 @@ def _destination(row: Mapping[str, Any]) -> str:
     """Return the address that *row* names.
 
     Raises:
-        ValueError: It names none, or one that no data should choose.
+        ValueError: The row names no address, or one of a broker's own nodes.
     """
     address = row.get("to")
     if not address:
@@ -146,7 +146,7 @@ def _destination(row: Mapping[str, Any]) -> str:
             "the column 'to' is null or empty in a row, so its message has no destination: filter such rows "
             "out, or give the option address"
         )
-    # Requests to a broker's own nodes are for programs to make, not for data.
+    # Requests to a broker's own nodes must come from programs, not from data.
     if any(part.startswith("$") for part in str(address).split("/")):
         raise ValueError(
             f"the column 'to' is {str(address)!r:.80} in a row: rows are not sent to a broker's own nodes"

@@ -1,10 +1,9 @@
-"""VARIANT, as Parquet and Spark store it: a value that says of each of its parts what type it is.
+"""VARIANT, as Parquet and Spark store it: a value that carries the type of each of its parts.
 
-From AMQP it keeps null, booleans, the widths of signed integers, float and double, strings, binary,
-timestamps, uuids, lists and maps with names as keys. It has no unsigned integers (they become the
-next wider signed one; a ulong may become a decimal), no symbols and characters (strings), and no
-decimals of IEEE 754 (their octets); a described value is the value. Who needs those again reads
-with ``raw=true``.
+AMQP's null, booleans, widths of signed integers, float and double, strings, binary, timestamps, uuids,
+lists and maps are kept, with map keys as names. VARIANT has no unsigned integers (they become the next
+wider signed one; a ulong may become a decimal), no symbols and characters (strings), and no IEEE 754
+decimals (their octets); a described value loses its descriptor. Read with ``raw=true`` to keep those.
 """
 
 from __future__ import annotations
@@ -52,46 +51,46 @@ _LONG_MAX: Final = 2**63 - 1
 
 
 def encode(value: Any) -> tuple[bytes, bytes]:
-    """*value* as a VARIANT: its octets, and those of its names.
+    """Encode *value* as a VARIANT: its octets, and those of its metadata (the names).
 
     Raises:
-        ValueError: It is nested too deeply, or is nothing that AMQP or JSON have.
+        ValueError: The value is nested too deeply, or has a type that neither AMQP nor JSON has.
     """
     scalar = _SCALARS.get(type(value))
     if scalar is not None:
         return scalar(value), _NO_NAMES
-    # What is decoded is one of these two; to ask an abstract class takes longer than the rest of it.
+    # Decoded maps have one of these two types; asking an abstract class would take longer than the rest.
     if type(value) in (dict, MappingProxyType):
         found = _flat(value)
         if found is not None:
             return found
     names: dict[str, None] = {}
     _gather(value, names, 0)
-    # In order: then the fields of an object are in order by their numbers, too.
+    # Sorted, so that sorting the fields of an object by number sorts them by name, too.
     keys = sorted(names, key=_octets)
     numbers = {name: number for number, name in enumerate(keys)}
     return _written(value, numbers), _metadata(keys)
 
 
 class _Shape(Struct, frozen=True):
-    """How objects with the same names begin, and in which order their values come."""
+    """Metadata and first octets of objects with the same names, and the order of their values."""
 
     metadata: bytes
     keys: tuple[str, ...]
-    #: Before the offsets of the values: the header of an object with short ones, the count, the names.
+    #: Octets before the offsets of the values: the header of an object with 1-octet offsets, the count, the ids.
     begin: bytes
 
 
-#: Shapes of the maps that have come, by their keys in order: those of one application are alike.
+#: Shapes of earlier maps, by their keys in order: maps of one application are alike.
 _SHAPES: Final[dict[tuple[str, ...], _Shape]] = {}
-#: Peers name the keys: so many shapes are remembered, of so many names each, with so many octets.
+#: Peers choose the keys, so the shapes are bounded in number, in names each, and in characters of these.
 _SHAPES_MAX: Final = 256
 _SHAPE_KEYS_MAX: Final = 64
 _SHAPE_OCTETS_MAX: Final = 1_024
 
 
 def _flat(value: Mapping[Any, Any]) -> tuple[bytes, bytes] | None:
-    """A map from names to values without parts, which most are; None if it is another one."""
+    """Encode a map from names to scalars, as most are; return None for any other map."""
     keys = tuple(value)
     shape = _SHAPES.get(keys)
     if shape is None:
@@ -113,8 +112,8 @@ def _flat(value: Mapping[Any, Any]) -> tuple[bytes, bytes] | None:
 
 
 def _shape(keys: tuple[Any, ...]) -> _Shape | None:
-    """The shape of maps with *keys*, from now on remembered; None if it is an unusual one."""
-    # Keys of another type may be equal to each other and have different names.
+    """Return the shape of maps with *keys*, and remember it; None if it is beyond the bounds."""
+    # Keys of other types may be equal to each other and still have different names.
     if len(keys) > _SHAPE_KEYS_MAX or not all(isinstance(key, str) for key in keys):
         return None
     if sum(map(len, keys)) > _SHAPE_OCTETS_MAX:
@@ -171,7 +170,7 @@ def _metadata(keys: list[str]) -> bytes:
 _NO_NAMES: Final = _metadata([])
 
 
-# Values without parts. Each is a tag and octets.
+# Scalars: each is a tag and octets.
 
 _TAGGED_INT8: Final = struct.Struct("<Bb").pack
 _TAGGED_INT16: Final = struct.Struct("<Bh").pack
@@ -222,7 +221,7 @@ def _int64(value: int) -> bytes:
 
 
 def _timestamp(value: int) -> bytes:
-    # Milliseconds that a peer gave, within what fits.
+    # Milliseconds from a peer, clamped to the range of 64-bit microseconds.
     moment = max(-_LONG_MAX - 1, min(int(value) * 1000, _LONG_MAX))
     return _TAGGED_INT64(_TIMESTAMP << 2, moment)
 
@@ -243,7 +242,7 @@ def _decimal(value: Decimal32 | Decimal64 | Decimal128) -> bytes:
     return _binary(value.octets)
 
 
-#: By the type itself, which is what most values have, and in the order in which others are looked for.
+#: Encoders by exact type, which most values match; subclasses are tested in this order.
 _SCALARS: Final[dict[type, Callable[[Any], bytes]]] = {
     type(None): _null,
     bool: _boolean,
@@ -271,7 +270,7 @@ _SCALARS: Final[dict[type, Callable[[Any], bytes]]] = {
 
 
 def _written(value: Any, numbers: dict[str, int]) -> bytes:
-    """*value*, whose names have these *numbers*."""
+    """Encode *value*, with *numbers* as the ids of its names."""
     scalar = _SCALARS.get(type(value))
     if scalar is not None:
         return scalar(value)
@@ -289,7 +288,7 @@ def _written(value: Any, numbers: dict[str, int]) -> bytes:
 
 
 def _object(value: Any, numbers: dict[str, int]) -> bytes:
-    # Keys that differ in type only are one name; the last one stays.
+    # Keys that differ only in type share one name; the last value wins.
     fields = {numbers[_name(key)]: each for key, each in value.items()}
     ids = sorted(fields)
     parts = [_written(fields[number], numbers) for number in ids]
@@ -297,7 +296,7 @@ def _object(value: Any, numbers: dict[str, int]) -> bytes:
 
 
 def _joined(kind: int, ids: list[int] | None, parts: list[bytes], names: int) -> bytes:
-    """An object or an array: its header, where each part begins, and the parts."""
+    """Build an object or an array: its header, the offsets of its parts, and the parts."""
     ends = list(accumulate(map(len, parts), initial=0))
     offset_width = _width(ends[-1])
     large = len(parts) > 0xFF
@@ -322,10 +321,10 @@ def _joined(kind: int, ids: list[int] | None, parts: list[bytes], names: int) ->
 
 
 def decode(value: bytes, metadata: bytes) -> Any:
-    """What *encode* was given, as AMQP has it: integers by their widths, names as strings.
+    """Decode a VARIANT into AMQP values: integers by their widths, names as strings.
 
     Raises:
-        ValueError: It is no VARIANT, or holds what AMQP has no type for.
+        ValueError: The octets are no VARIANT, or hold a type that AMQP lacks.
     """
     try:
         return _read(bytes(value), 0, _names(bytes(metadata)), 0)

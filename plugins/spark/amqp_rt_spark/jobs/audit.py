@@ -1,7 +1,7 @@
-"""Whether a table of a lake has what its logs have: by counts and checksums of ranges of offsets.
+"""Compare a table of a lake with the logs it was made from, by counts and checksums of offset ranges.
 
 Both sides are read once, and each range is reduced to a count and a checksum that does not depend on the
-order. Only ranges that differ are looked at record by record, and what differs is named as ranges again.
+order. Only ranges that differ are compared record by record, and the differences are reported as ranges again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .tables import Moment, messages_of, within
 
 _logger = logging.getLogger("amqp_rt_spark")
 
-#: Ranges that are named.
+#: Most ranges of differences that the report lists.
 _RANGES_MAX: Final = 1_000
 _KEY: Final = ("address", "partition", "offset")
-#: What may be wrong with an offset, and how it is said.
+#: Kinds of differences at an offset, and their texts in the report.
 _WORDS: Final = {
     "missing": "the log has it, the table has not",
     "extra": "the table has it, the log never had",
@@ -43,7 +43,7 @@ _WORDS: Final = {
 
 
 class Audit(JobConf, frozen=True, kw_only=True):
-    """What the job is told."""
+    """Settings of the job ``audit``."""
 
     address: Annotated[tuple[str, ...], Meta(description="A log. Repeatable.")]
     table: Annotated[str, Meta(description="The table that ingest has written.")]
@@ -71,7 +71,7 @@ class Audit(JobConf, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True):
-    """A partition: what is compared is from *first* on and before *end*; the log ends at *next*."""
+    """A partition, compared from *first* on and before *end*; the log ends at *next*."""
 
     address: str
     partition: int
@@ -87,7 +87,7 @@ def audit(spark: Any, conf: Audit) -> Report:
         A report with the exit code 3 if they differ.
 
     Raises:
-        ValueError: The table is none of ingest, or an address is no log.
+        ValueError: The table is not one of ingest, or an address is not a log.
         AmqpError: The broker cannot be reached, or refuses.
     """
     holder = f"audit:{uuid4()}"
@@ -140,7 +140,7 @@ def _compared(spark: Any, conf: Audit, holder: str) -> Report:
 
 
 def _parts(conf: Audit, address: str, holder: str) -> list[Part]:
-    """What is to be compared of a log, from which *holder* keeps retention away."""
+    """Return the partitions of a log to compare; *holder* keeps its records from retention meanwhile."""
     state = log_state(read_options(conf.options(address=address), SOURCE), address)
     ends = {number: part.next for number, part in state.parts.items()}
     if conf.group:
@@ -157,7 +157,7 @@ def _parts(conf: Audit, address: str, holder: str) -> list[Part]:
             incarnation=state.incarnation,
         )
     except AmqpError as error:
-        # It would only be a precaution: what is lost meanwhile is noticed in any case.
+        # The hold is only a precaution: records lost meanwhile are noticed in any case.
         _logger.warning("retention is not kept away from %s: %s", address, error)
     return [
         Part(address, number, part.first, max(ends[number], part.first), part.next)
@@ -166,14 +166,14 @@ def _parts(conf: Audit, address: str, holder: str) -> list[Part]:
 
 
 def _digest(exact: bool) -> Any:
-    """What tells messages apart; null where there is none, as of what could not be decoded."""
+    """Return the column that distinguishes messages; null without a message, as for undecodable ones."""
     if not exact:
         return sql.lit(None).cast("bigint").alias("digest")
     return sql.when(sql.col("message").isNotNull(), sql.xxhash64("message")).alias("digest")
 
 
 def _log(spark: Any, conf: Audit, parts: list[Part], *, exact: bool) -> Any:
-    """Address, partition, offset and digest of the records of logs."""
+    """Return address, partition, offset and digest of the records of logs."""
     frames = []
     pushes = spark.conf.get("spark.sql.python.filterPushdown.enabled", "false") == "true"
     for address in dict.fromkeys(part.address for part in parts):
@@ -189,7 +189,7 @@ def _log(spark: Any, conf: Audit, parts: list[Part], *, exact: bool) -> Any:
             endingOffsets=_offsets(address, {part.partition: part.end for part in mine}),
         )
         rows = spark.read.format("amqp").options(**given).load()
-        # A partition that is not named is read as a whole.
+        # Spark's source reads partitions without given offsets as a whole, so drop them here.
         frames.append(rows.where(sql.col("partition").isin([part.partition for part in mine])))
     rows = within(reduce(lambda one, other: one.unionAll(other), frames), conf.since, conf.until)
     return rows.select(*_KEY, _digest(exact))
@@ -200,8 +200,8 @@ def _offsets(address: str, offsets: dict[int, int]) -> str:
 
 
 def _lake(spark: Any, conf: Audit, parts: list[Part]) -> tuple[Any, bool]:
-    """Address, partition, offset and digest of what the table has, and where that is as the log sees it;
-    and whether there are digests at all."""
+    """Return address, partition, offset and digest of the table's rows with their place relative to the log,
+    and whether the digests are of messages."""
     needed = (*_KEY, "enqueued_time")
     given = {"since": conf.since, "until": conf.until, "where": ""}
     rows = messages_of(spark, conf.table, needed, **given)
@@ -210,7 +210,7 @@ def _lake(spark: Any, conf: Audit, parts: list[Part]) -> tuple[Any, bool]:
     aside = conf.quarantine or f"{conf.table.rstrip('/')}_quarantine"
     path = local_path(aside)
     if conf.quarantine or (path is not None and path.is_dir()):
-        # Of what could not be decoded, it is enough that it is there.
+        # For undecodable messages, checking their presence is enough.
         bad = messages_of(spark, aside, needed, **given)
         found = found.unionAll(bad.select(*_KEY, _digest(False)))
     place = (
@@ -226,13 +226,13 @@ def _lake(spark: Any, conf: Audit, parts: list[Part]) -> tuple[Any, bool]:
 
 
 def _known(spark: Any, parts: list[Part]) -> Any:
-    """*parts* as a table that every task has."""
+    """Return *parts* as a DataFrame that is broadcast to every task."""
     schema = "address string, partition int, first bigint, end bigint, next bigint"
     return sql.broadcast(spark.createDataFrame([msgspec.structs.astuple(p) for p in parts], schema))
 
 
 def _sums(conf: Audit, log: Any, lake: Any) -> Any:
-    """Of each partition: what both sides have, how many ranges differ, and the first and last of them."""
+    """Return, by partition, the counts of both sides, the number of differing ranges, and the first and last."""
     bucket = sql.floor(sql.col("offset") / conf.range_size).cast("bigint").alias("bucket")
 
     def summed(rows: Any, side: str) -> Any:
@@ -259,7 +259,7 @@ def _sums(conf: Audit, log: Any, lake: Any) -> Any:
 
 
 def _ranges(spark: Any, log: Any, lake: Any, suspects: list[Part]) -> Any:
-    """What is wrong in the *suspects*, and with rows that are beyond their log: as ranges of offsets."""
+    """Return the differences in the *suspects* and the rows beyond the end of their log, as ranges of offsets."""
     near = lake.where("place = 'beyond'")
     if suspects:
         known = _known(spark, suspects).select("address", "partition", "first", "end")
@@ -286,7 +286,7 @@ def _ranges(spark: Any, log: Any, lake: Any, suspects: list[Part]) -> Any:
     )
     wrong = both.withColumn("what", what).where("what is not null")
     window = Window.partitionBy("address", "partition", "what").orderBy("offset")
-    # Offsets that follow each other have the same distance from their numbers.
+    # Consecutive offsets have a constant difference from their row numbers.
     island = sql.col("offset") - sql.row_number().over(window)
     return (
         wrong.withColumn("island", island)

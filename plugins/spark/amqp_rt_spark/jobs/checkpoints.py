@@ -1,8 +1,8 @@
-"""What a checkpoint of Spark says: how far a query has planned, and how far it has got.
+"""Read Spark's checkpoints: how far a query has planned, and how far it has committed.
 
-A checkpoint is a folder: ``metadata`` names the query, ``offsets/N`` says where batch N ends, written before
-it begins, and ``commits/N`` is there once it is done. One on this machine is read without Spark; what
-lies elsewhere takes a session, which knows how to get there.
+A checkpoint is a folder: ``metadata`` names the query, ``offsets/N`` holds the end of batch N, written before
+the batch begins, and ``commits/N`` is written once it is done. One on this machine is read without Spark; one
+elsewhere needs a session, which has access to its file system.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class Checkpoint(Struct, frozen=True):
-    """How far a query is.
+    """Progress of a query.
 
     Attributes:
-        query: Its id.
-        planned: The number of the last batch that was begun, None if there was none.
-        committed: The number of the last one that is done, None if none is.
-        begun: The offsets at which the planned one ends, one for each source of the query; empty for
-            a source that is not ours, or has said nothing yet.
-        done: Likewise of the committed one.
+        query: Id of the query.
+        planned: Number of the last planned batch, None if there is none.
+        committed: Number of the last committed batch, None if there is none.
+        begun: End offsets of the planned batch, one for each source of the query; empty for a source
+            of another format, or without an offset yet.
+        done: End offsets of the committed batch, likewise.
     """
 
     query: str
@@ -41,7 +41,7 @@ class Checkpoint(Struct, frozen=True):
 
 
 def local_path(folder: str) -> Path | None:
-    """*folder* as a path of this machine, None if it is elsewhere."""
+    """Return *folder* as a path of this machine, None if it is elsewhere."""
     if not _SCHEME.match(folder):
         return Path(folder)
     url = urlsplit(folder)
@@ -49,10 +49,10 @@ def local_path(folder: str) -> Path | None:
 
 
 def read_checkpoint(folder: str, spark: SparkSession | None = None) -> Checkpoint:
-    """The checkpoint in *folder*; *spark* is used if that is not on this machine.
+    """Read the checkpoint in *folder*; *spark* is used for one that is not on this machine.
 
     Raises:
-        ValueError: There is none, or it cannot be read.
+        ValueError: There is no checkpoint, or it cannot be read.
     """
     path = local_path(folder)
     files = _Elsewhere(folder, spark) if path is None else _Here(path)
@@ -118,7 +118,7 @@ class _Elsewhere:
 
 
 def _offsets(files: _Here | _Elsewhere, number: int) -> tuple[dict[str, Any], ...]:
-    """What ``offsets/NUMBER`` says: a version, a line about the batch, and one for each source."""
+    """Return the offsets in ``offsets/NUMBER``: a version, a line about the batch, and a line for each source."""
     try:
         version, _, *lines = files.text(f"offsets/{number}").splitlines()
         if version != "v1":

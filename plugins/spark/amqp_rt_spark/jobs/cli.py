@@ -1,7 +1,7 @@
-"""``amqp-rt pipeline``: the jobs on the command line, their options taken from their Structs.
+"""``amqp-rt pipeline``: the jobs as commands, their options derived from their Structs.
 
-A user's mistake is one sentence on standard error and exit code 1 or 2; a job that has found something
-wrong ends with 3.
+A user's mistake gives one sentence on standard error and exit code 1 or 2; a job that has found something
+wrong exits with 3.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .submitting import package, submit_line
 
 
 class Running(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a job is run from the command line, beside what it is told."""
+    """Settings of a job's run from the command line, beside those of the job."""
 
     master: Annotated[
         str,
@@ -57,7 +57,7 @@ class Running(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Jobs(click.Group):
-    """The jobs by their names, each imported when it is asked for."""
+    """Group of the jobs by name, each imported when it is requested."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*(job.name for job in JOBS), *super().list_commands(ctx)]
@@ -101,12 +101,12 @@ def pipeline() -> None:
     """
 
 
-#: What stands for a value in the help.
+#: Placeholders of values in the help.
 _METAVARS: Final = {int: "N", float: "X"}
 
 
 def option_of(name: str, kind: Any, default: Any) -> click.Option:
-    """The option of a field. It says nothing by itself, so that a file may."""
+    """Return the option of a field. Its default is None, so that a configuration file can set it."""
     plain = bare(kind)
     text = next(each.description for each in get_args(kind)[1:] if isinstance(each, Meta))
     flag = f"--{name.replace('_', '-')}"
@@ -129,7 +129,7 @@ def option_of(name: str, kind: Any, default: Any) -> click.Option:
 
 
 def fields_of(kind: type[Struct]) -> dict[str, tuple[Any, Any]]:
-    """The fields of a Struct: name → type and default; its own before those that it derives."""
+    """Return the fields of a Struct: name → type and default; its own before inherited ones."""
     hints = get_type_hints(kind, include_extras=True)
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     names = (name for each in kind.__mro__ for name in vars(each).get("__annotations__", ()))
@@ -137,7 +137,7 @@ def fields_of(kind: type[Struct]) -> dict[str, tuple[Any, Any]]:
 
 
 def command_of(job: Job) -> click.Command:
-    """The command that runs *job*."""
+    """Return the command that runs *job*."""
     _, conf = job.load()
     declared = fields_of(conf) | fields_of(Running)
     options: list[click.Parameter] = [
@@ -159,10 +159,10 @@ def command_of(job: Job) -> click.Command:
 def read_told(
     conf: type[JobConf], config: str | None, given: dict[str, Any]
 ) -> tuple[JobConf, Running]:
-    """What the command line, and the file *config* where it is silent, tell a job.
+    """Return the settings of a job and its run; the command line overrides the file *config*.
 
     Raises:
-        click.UsageError: Something is wrong with it.
+        click.UsageError: A setting is missing or invalid, or the file cannot be read.
     """
     declared = fields_of(conf) | fields_of(Running)
     said = {name: value for name, value in given.items() if value not in (None, ())}
@@ -193,7 +193,7 @@ def read_told(
 
 
 class _Told(Watch):
-    """Says on standard error what is done, a line for each batch."""
+    """Prints a line on standard error for each batch."""
 
     def batch(self, batch: Batch) -> None:
         behind = "" if batch.behind is None else f", {batch.behind:,} behind"
@@ -205,16 +205,16 @@ class _Told(Watch):
 
 
 def run_job(job: Job, conf: JobConf, running: Running) -> int:
-    """Run *job*, and print its report; the exit code.
+    """Run *job*, print its report, and return the exit code.
 
     Raises:
-        click.ClickException: It could not be done.
+        click.ClickException: The job has failed.
     """
     function, _ = job.load()
     watch = _Told()
     spark = None
     try:
-        # Before hours are spent on a report that cannot be printed then.
+        # Fail now rather than after hours spent on a report that cannot be printed.
         if running.format == "console":
             extra("rich.console")
         if running.report:
@@ -227,10 +227,10 @@ def run_job(job: Job, conf: JobConf, running: Running) -> int:
                 spark = start(
                     running.master, settings_of(running.conf), name=job.name, debug=running.debug
                 )
-        # Once more: Spark has set a handler of its own meanwhile.
+        # Again, because starting Spark has replaced the signal handler.
         with signals(watch.stopping if job.stream else None):
             if spark is not None and not running.master.startswith("local["):
-                # Here it would only find what has been imported already.
+                # A local Spark runs this Python, whose packages are imported already.
                 check(spark, conf.endpoint)
             more = {"watch": watch} if job.stream else {}
             report: Report = function(spark, conf, **more)
@@ -255,10 +255,10 @@ def run_job(job: Job, conf: JobConf, running: Running) -> int:
 
 
 def settings_of(given: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE by their names.
+    """Return *given*, texts of the form NAME=VALUE, as a dictionary.
 
     Raises:
-        click.UsageError: One of them is not that.
+        click.UsageError: A text has another form.
     """
     found = {}
     for text in given:
@@ -271,7 +271,7 @@ def settings_of(given: tuple[str, ...]) -> dict[str, str]:
 
 @pipeline.command(
     "submit",
-    # What comes after JOB is the job's.
+    # Arguments after JOB belong to the job.
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--print", "only_print", is_flag=True, help="Print the line, and do not run it.")
@@ -288,7 +288,7 @@ def submit(only_print: bool, archive: str | None, name: str, arguments: tuple[st
 
     For example: amqp-rt pipeline submit --package jobs.zip ingest --master yarn --address orders …
 
-    Every machine needs msgspec and pyarrow, and what the options name: files of credentials, for one.
+    Every machine needs msgspec, pyarrow and the files that the options name, such as credentials.
     """
     for job in JOBS:
         if job.name == name:
@@ -320,18 +320,18 @@ def submit(only_print: bool, archive: str | None, name: str, arguments: tuple[st
     except NoJava as error:
         raise click.ClickException(str(error)) from None
     os.environ["JAVA_HOME"] = str(home)
-    # Where it is not on the path, there is the one of pyspark.
+    # If spark-submit is not on the path, use the one of pyspark.
     if (program := shutil.which(line[0])) is None:
         found = find_spec("pyspark")
         if found is None or found.origin is None:
             raise click.ClickException(NO_SPARK)
         program = str(Path(found.origin).parent / "bin" / line[0])
-    run = subprocess.run([program, *line[1:]], check=False)  # noqa: S603 - what the user has said
+    run = subprocess.run([program, *line[1:]], check=False)  # noqa: S603 - the user's own command line
     raise click.exceptions.Exit(run.returncode)
 
 
 def arguments_of(told: Struct, without: tuple[str, ...] = ()) -> list[str]:
-    """The options that say what *told* does, as far as that is no default."""
+    """Return the command-line options of *told*, without those at their defaults."""
     found = []
     for name, (_, default) in fields_of(type(told)).items():
         value = getattr(told, name)
@@ -342,6 +342,6 @@ def arguments_of(told: Struct, without: tuple[str, ...] = ()) -> list[str]:
             found.append(f"--{flag}" if value else f"--no-{flag}")
             continue
         values = value if isinstance(value, tuple) else (value,)
-        # In one piece, so that no value is taken for an option.
+        # As one word, so that a value with a leading dash is not parsed as an option.
         found += [f"--{flag}={each}" for each in values]
     return found

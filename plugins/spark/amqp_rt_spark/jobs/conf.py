@@ -1,8 +1,8 @@
-"""How jobs are declared: one Struct for each, which the command line, a TOML file and a notebook share.
+"""Declarations of jobs: one Struct each, which the command line, a TOML file and notebooks share.
 
 A field is an option: ``max_messages`` is ``--max-messages`` on the command line and ``max_messages = 100``
-in the file; its description is the help. Whoever makes a Struct in a notebook gets the same checks, in the
-same words. Secrets are never in here, only where they are kept, so that all of it may be shown.
+in the file; its description is the help. Structs made in a notebook are checked in the same way, with the
+same messages. They hold no secrets, only the places where secrets are kept, so every field may be shown.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|m|h|d)")
 
 
 def seconds(text: str) -> float:
-    """How long *text* is: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``; a bare number is seconds.
+    """Parse *text* as a duration in seconds: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``; a bare number is seconds.
 
     Raises:
-        ValueError: It is no time.
+        ValueError: The text is no duration.
     """
     found = _SECONDS.fullmatch(text.strip())
     if found is None:
@@ -39,10 +39,10 @@ def seconds(text: str) -> float:
 
 
 def per_second(text: str) -> float:
-    """How many a second *text* is: ``200/s``, ``1000/m``, ``5/h``; never 0.
+    """Parse *text* as a rate per second: ``200/s``, ``1000/m``, ``5/h``; never 0.
 
     Raises:
-        ValueError: It is no rate.
+        ValueError: The text is no rate.
     """
     found = _RATE.fullmatch(text.strip())
     rate = float(found[1]) / _UNITS[found[2]] if found else 0.0
@@ -52,23 +52,23 @@ def per_second(text: str) -> float:
 
 
 class Written(Struct, frozen=True):
-    """Beside a type: the field is text, which *read* has to understand. The job reads it again."""
+    """Annotation of a text field that *read* must be able to parse. The job parses it again."""
 
     read: Callable[[str], Any]
 
 
-#: Types of fields that are text with a meaning. An empty text is none, where that is the default.
+#: Types of text fields with a syntax. An empty text means none and is not parsed.
 Duration = Annotated[str, Written(seconds)]
 Rate = Annotated[str, Written(per_second)]
 
 
 class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every job is told: where the broker is, and who we are there.
+    """Settings common to all jobs: the broker's address and the credentials.
 
-    Derived Structs say ``kw_only=True``, too. Making one checks types, times and rates.
+    Derived Structs need ``kw_only=True``, too. The constructor checks types, durations and rates.
 
     Raises:
-        ValueError: One sentence says which field is wrong, and what to do.
+        ValueError: A field is invalid; one sentence names it and gives the remedy.
     """
 
     url: Annotated[
@@ -100,7 +100,7 @@ class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             try:
                 one = isinstance(given, str) and get_origin(bare(kind)) is tuple
                 value = msgspec.convert((given,) if one else given, kind)
-                # No text is no answer: only a default may be one.
+                # An empty text means none, and is not parsed.
                 for read in readers(kind) if value else ():
                     read(value)
             except msgspec.ValidationError as error:
@@ -122,7 +122,7 @@ class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the broker is, for :mod:`amqp_rt_spark.wire`."""
+        """The broker's endpoint, for :mod:`amqp_rt_spark.wire`."""
         return Endpoint(
             url=self.url,
             credentials_file=self.credentials_file,
@@ -134,8 +134,8 @@ class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
     def options(self, **further: Any) -> dict[str, str]:
-        """The options of ``format("amqp")`` that reach this broker, and *further* ones that are not
-        None or empty."""
+        """Return the options of ``format("amqp")`` that reach this broker, with those of *further* that are
+        neither None nor empty."""
         given = {
             "url": self.url,
             "credentialsFile": self.credentials_file,
@@ -150,7 +150,7 @@ class JobConf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StreamConf(JobConf, frozen=True, kw_only=True):
-    """What every job is told that runs until it is stopped."""
+    """Settings common to jobs that run until they are stopped."""
 
     checkpoint: Annotated[
         str, Meta(description="Folder in which Spark keeps how far the job has got.")
@@ -165,14 +165,14 @@ class StreamConf(JobConf, frozen=True, kw_only=True):
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """The arguments of ``DataStreamWriter.trigger``."""
+        """Arguments of ``DataStreamWriter.trigger``."""
         if self.once:
             return {"availableNow": True}
         return {"processingTime": f"{round(seconds(self.every) * 1000)} milliseconds"}
 
 
 def readers(kind: Any) -> list[Callable[[str], Any]]:
-    """What has to understand a text of the type *kind*."""
+    """Return the functions that must be able to parse a text of the type *kind*."""
     found = [each.read for each in getattr(kind, "__metadata__", ()) if isinstance(each, Written)]
     for each in get_args(kind):
         found += readers(each)
@@ -180,7 +180,7 @@ def readers(kind: Any) -> list[Callable[[str], Any]]:
 
 
 def bare(kind: Any) -> Any:
-    """The type *kind* without what is annotated, and without None."""
+    """Return the type *kind* without annotations, and without None."""
     if get_origin(kind) is Annotated:
         return bare(get_args(kind)[0])
     if isinstance(kind, UnionType) or get_origin(kind) is Union:
@@ -190,7 +190,7 @@ def bare(kind: Any) -> Any:
 
 
 def _said(value: Any) -> str:
-    """*value* as an option of Spark, which is text."""
+    """Return *value* as the text of a Spark option."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -199,14 +199,14 @@ def _said(value: Any) -> str:
 
 
 class Job(Struct, frozen=True):
-    """A job: where its function and its Struct are, and what it is for.
+    """A job, with the location of its function and its Struct.
 
     Attributes:
-        name: Of the command.
-        place: ``module:function:Struct``; the module is one of this package, and imported when used.
-        help: One line.
-        stream: It runs until it is stopped, and its function takes ``watch`` (:mod:`.running`).
-        alone: It does without a session if its checkpoint is on this machine.
+        name: Name of the command.
+        place: ``module:function:Struct``; the module is in this package, and imported on use.
+        help: One line for the help.
+        stream: Whether it runs until it is stopped; its function then takes ``watch`` (:mod:`.running`).
+        alone: Whether it needs no session if its checkpoint is on this machine.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Job(Struct, frozen=True):
     alone: bool = False
 
     def load(self) -> tuple[Callable[..., Any], type[JobConf]]:
-        """Its function, and the type of its conf."""
+        """Import and return the job's function and the type of its settings."""
         module, function, conf = self.place.split(":")
         found = import_module(f"{__package__}.{module}")
         return getattr(found, function), getattr(found, conf)

@@ -1,7 +1,7 @@
-"""Dead letters: what lies there and why, and back to where it came from.
+"""Report on dead letters, and replay them to their sources.
 
-The report groups them by who gave them up, why, and the shape of their bodies. It browses the queue,
-or reads the log, and changes nothing. A replay moves the chosen ones (:mod:`.returning`).
+The report groups them by source, reason, and the shape of their bodies. It browses the queue, or reads the
+log, and changes nothing. A replay moves the chosen ones (:mod:`.returning`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .tables import condition_of
 ORIGINAL: Final = "original"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: Bars of the plot over time, and reasons that have their own.
+#: Most bars of the plot over time, and most reasons with a series of their own.
 _BARS: Final = 60
 _REASONS: Final = 8
-#: Bars of all reasons that are looked at. Reasons come from messages.
+#: Most bars over all reasons that are fetched. Reasons come from messages.
 _POINTS: Final = 10_000
-#: Characters of the shape of a body that are kept.
+#: Characters of a body's shape that are shown.
 _SHAPE_CHARS: Final = 400
 
 
 class Deadletters(JobConf, frozen=True, kw_only=True):
-    """What the job is told."""
+    """Settings of the job ``deadletters``."""
 
     address: Annotated[str, Meta(description="The dead-letter queue, or a log of dead letters.")]
     where: Annotated[
@@ -63,19 +63,19 @@ class Deadletters(JobConf, frozen=True, kw_only=True):
 
 
 def deadletters(spark: Any, conf: Deadletters) -> Report:
-    """Report on dead letters, and replay those that are asked for.
+    """Report on dead letters, and replay them if requested.
 
     Args:
         spark: The session.
-        conf: What to do.
+        conf: Settings of the job.
 
     Returns:
         A report whose exit code is 3 if some that were chosen could not be replayed.
 
     Raises:
-        ValueError: The condition is no condition, or what is asked for cannot be done.
-        AmqpError: The broker cannot be reached, or refuses. After an interruption the same replay goes
-            on where it was.
+        ValueError: ``where`` is no condition, or the replay is impossible.
+        AmqpError: The broker cannot be reached, or refuses. After an interruption the same replay
+            continues from its position.
     """
     if conf.replay_to == conf.address:
         raise ValueError("replay_to is the dead-letter queue itself")
@@ -111,7 +111,7 @@ def _kind(conf: Deadletters) -> str:
         return str(wire.call(conf.endpoint, conf.address, "READ")["kind"])
     except AmqpError as error:
         if error.condition == "amqp:not-found" and not conf.replay_to:
-            # A broker without this kind of management; if there is no such queue, browsing says so.
+            # Perhaps a broker without this management; if the queue is missing, browsing raises.
             return "queue"
         raise
 
@@ -121,11 +121,11 @@ def _read(spark: Any, conf: Deadletters, **options: str) -> Any:
     return spark.read.format("amqp").options(**given).load()
 
 
-# --- What there is -------------------------------------------------------------------------------
+# --- Report --------------------------------------------------------------------------------------
 
 
 def _annotation(*names: str) -> str:
-    """The first of these annotations that is there, as SQL has it. Other brokers have other names."""
+    """Return SQL for the first of these annotations that is present; their names differ among brokers."""
     found = [f"try_variant_get(message_annotations, '$[\"{name}\"]', 'string')" for name in names]
     return f"coalesce({', '.join(found)})" if len(found) > 1 else found[0]
 
@@ -141,7 +141,7 @@ case when body_kind in ('undecodable', 'none') then body_kind
      else coalesce(schema_of_variant(try_parse_json(try_validate_utf8(body))), 'text')
 end
 """
-#: Column → what it is made of.
+#: Column → its SQL expression.
 _DESCRIBED: Final = {
     "source": _annotation("x-opt-deadletter-source", "x-opt-ORIG-ADDRESS", "x-first-death-queue"),
     "reason": f"coalesce({_annotation('x-opt-dead-letter-reason', 'x-first-death-reason')}, "
@@ -161,7 +161,7 @@ _DESCRIBED: Final = {
 
 
 def described(messages: Any) -> Any:
-    """*messages* with what they say of their past, as columns: those that ``where`` may name."""
+    """Return *messages* with their dead-letter facts as columns, which ``where`` may name."""
     found = messages.selectExpr("*", *(f"{made} as {name}" for name, made in _DESCRIBED.items()))
     return found.selectExpr("*", "substr(sha2(shape, 256), 1, 8) as fingerprint")
 
@@ -257,7 +257,7 @@ def _shown(micros: int | None) -> str:
 
 
 def _over_time(found: Any, first: datetime, last: datetime) -> Plot:
-    """How many were given up when, by their reasons."""
+    """Plot the number of dead letters over time, by reason."""
     whole = max((last - first).total_seconds(), 1.0)
     width = max(1, math.ceil(whole / _BARS))
     at = sql.floor(sql.unix_seconds("seen") / width).alias("at")
@@ -284,7 +284,7 @@ def _over_time(found: Any, first: datetime, last: datetime) -> Plot:
     )
 
 
-# --- Back ----------------------------------------------------------------------------------------
+# --- Replay --------------------------------------------------------------------------------------
 
 _UNDECODABLE: Final = "body_kind = 'undecodable'"
 
@@ -294,7 +294,7 @@ def _destination(conf: Deadletters) -> Any:
 
 
 def _planned(letters: Any, conf: Deadletters) -> Report:
-    """What a replay of *letters* would do."""
+    """Report the effect that a replay of *letters* would have."""
     aimed = letters.select(
         sql.coalesce(_destination(conf), sql.lit("")).alias("to"),
         sql.expr(_UNDECODABLE).alias("bad"),
@@ -333,7 +333,7 @@ def _planned(letters: Any, conf: Deadletters) -> Report:
 
 
 def _missing(conf: Deadletters, to: str) -> str:
-    """That there is no such node; an empty text if there is, or nothing is known."""
+    """Return the reason if no node *to* exists; an empty text if it does, or the answer is unknown."""
     try:
         wire.call(conf.endpoint, to, "READ")
     except AmqpError as error:
@@ -343,7 +343,7 @@ def _missing(conf: Deadletters, to: str) -> str:
 
 
 def _replayed(spark: Any, conf: Deadletters) -> Report:
-    """Do it, and say what became of it."""
+    """Replay the chosen dead letters, and report the result."""
     group = group_of(conf.replay_to)
 
     def choose() -> list[Letter]:

@@ -1,7 +1,7 @@
-"""``ingest``: logs and queues into a table of a lake, each message once.
+"""``ingest``: append logs and queues to a table of a lake, each message once.
 
-Which messages a batch has stands in the checkpoint before anything is read, and the table knows which
-batches it has (:mod:`.lake`). So a batch that is done again, whatever ended it before, changes nothing.
+The checkpoint records the messages of a batch before anything is read, and the table records the batches
+that it has (:mod:`.lake`). So repeating a batch, for any reason, changes nothing.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from .running import Run, Watch, follow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: A message's day, in UTC whatever the session's zone is. What has no time in its broker has the
-#: batch's, which stands in the checkpoint, too.
+#: Day of a message, in UTC regardless of the session's zone. Messages without a broker's time get the
+#: time of the batch, which the checkpoint records, too.
 _DATE: Final = (
     "date_add(date'1970-01-01', cast(floor(unix_micros("
     "coalesce(enqueued_time, current_timestamp())) / 86400000000) as int)) as date"
 )
 _BAD: Final = "body_kind = 'undecodable'"
-#: The name under which Spark counts, and what it counts.
+#: Names of Spark's observation, and of the count in it.
 _OBSERVED: Final = "amqp_rt"
 _QUARANTINED: Final = "quarantined"
 
 
 class Ingest(StreamConf, frozen=True, kw_only=True):
-    """What ``ingest`` is told."""
+    """Settings of the job ``ingest``."""
 
     address: Annotated[
         tuple[str, ...],
@@ -88,16 +88,16 @@ class Ingest(StreamConf, frozen=True, kw_only=True):
 
 
 def ingest(spark: SparkSession, conf: Ingest, watch: Watch | None = None) -> Report:
-    """Append what comes to a table, until it is stopped (or, with ``once``, has all there is).
+    """Append new messages to a table until stopped; with ``once``, until all available ones are in it.
 
     Raises:
         ValueError: Something is wrong with *conf*.
-        AmqpError: The broker cannot be asked.
-        StreamingQueryException: A batch has failed; it is done again by the next run.
+        AmqpError: The broker cannot be queried.
+        StreamingQueryException: A batch has failed; the next run repeats it.
     """
     mode = mode_of(conf.endpoint, conf.address)
     form = format_of(conf.table, conf.table_format)
-    # Readers of tables pass over names that begin so.
+    # Readers of tables skip folders whose names begin with an underscore.
     checkpoint = conf.checkpoint or f"{conf.table.rstrip('/')}/_checkpoint"
     query = (
         _rows(spark, conf, mode)
@@ -109,18 +109,18 @@ def ingest(spark: SparkSession, conf: Ingest, watch: Watch | None = None) -> Rep
     )
     run = follow(query, watch)
     if run.stopped and conf.group:
-        # Spark would have asked for the next batch, by which the broker hears of this one.
+        # The broker learns of a batch when Spark requests the next one, which a stop has prevented.
         done = read_checkpoint(checkpoint, spark)
         settle_all(standings_of(done, conf.endpoint, conf.group), conf.endpoint, conf.group)
     return _report(conf, form, run)
 
 
 def mode_of(endpoint: wire.Endpoint, addresses: tuple[str, ...]) -> str:
-    """How nodes are read: logs by their offsets, queues by leases.
+    """Return the mode in which nodes are read: logs by their offsets, queues by leases.
 
     Raises:
-        ValueError: They are of different kinds, or of one that cannot be read.
-        AmqpError: There is no such node.
+        ValueError: The nodes are of different kinds, or of one that cannot be read.
+        AmqpError: A node does not exist.
     """
     try:
         kinds = {
@@ -137,7 +137,7 @@ def mode_of(endpoint: wire.Endpoint, addresses: tuple[str, ...]) -> str:
 
 
 def _rows(spark: SparkSession, conf: Ingest, mode: str) -> DataFrame:
-    """The stream of the table's rows, good and bad ones."""
+    """Return the stream of the table's rows, decodable or not."""
     from pyspark.sql.functions import count_if, expr
 
     log = mode == "log"
@@ -159,7 +159,7 @@ def _rows(spark: SparkSession, conf: Ingest, mode: str) -> DataFrame:
     found = source.load()
     columns = ["address", "partition", "offset", "enqueued_time", _DATE, "body", "body_kind"]
     if "body_variant" in found.columns:
-        # Other readers of a lake know no VARIANT yet.
+        # Other readers of a lake do not support VARIANT yet.
         columns.append("to_json(body_variant) as body_json")
     columns += [
         "header",
@@ -173,7 +173,7 @@ def _rows(spark: SparkSession, conf: Ingest, mode: str) -> DataFrame:
 
 
 class _Writer:
-    """Writes a batch to the tables. It may be pickled on the way there."""
+    """Writes a batch to the tables. Picklable, as some sessions send it to another process."""
 
     def __init__(self, conf: Ingest, form: Format, checkpoint: str) -> None:
         self._conf = conf
@@ -184,7 +184,7 @@ class _Writer:
         self._query = ""
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        # Its own file tells the query's id in every kind of session.
+        # Read the query's id from its own file, which works in every kind of session.
         if not self._query:
             text = rows.sparkSession.read.text(f"{self._checkpoint}/metadata").collect()[0][0]
             self._query = str(json.loads(text)["id"])

@@ -1,7 +1,7 @@
-"""``lag`` and ``settle``: what a checkpoint says, beside what the broker knows.
+"""``lag`` and ``settle``: compare a checkpoint with the broker's records.
 
-The broker hears of a batch when the query asks for the next one. A query that ended before has written
-what the broker still keeps for it; ``settle`` says so in its place.
+The broker learns of a batch when the query requests the next one. If the query ended before that, the broker
+still keeps messages that are written; ``settle`` reports them in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Lag(JobConf, frozen=True, kw_only=True):
-    """What ``lag`` is told."""
+    """Settings of the job ``lag``."""
 
     checkpoint: Annotated[str, Meta(description="The folder of the query's checkpoint.")]
     group: Annotated[
@@ -38,7 +38,7 @@ class Lag(JobConf, frozen=True, kw_only=True):
 
 
 class Settle(JobConf, frozen=True, kw_only=True):
-    """What ``settle`` is told."""
+    """Settings of the job ``settle``."""
 
     checkpoint: Annotated[str, Meta(description="The folder of the query's checkpoint.")]
     group: Annotated[str, Meta(description="The query's group at the broker.")]
@@ -46,15 +46,15 @@ class Settle(JobConf, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True):
-    """One node, or partition of one, as checkpoint and broker see it; None is what is not known.
+    """Progress at a node, or a partition of one, by checkpoint and broker; None if unknown.
 
     Attributes:
-        done: The first offset that is not written.
-        begun: Where the batch ends that was begun last.
-        settled: What the broker takes to be the first that is not done.
-        end: The first offset that there is not yet.
-        trouble: Why the checkpoint and the broker are about different things.
-        incarnation: Of the log, or the id of the lease.
+        done: First offset that is not written.
+        begun: End of the batch that was planned last.
+        settled: First offset that is not settled at the broker.
+        end: Offset that the next message gets.
+        trouble: Mismatch between the checkpoint and the broker; empty if there is none.
+        incarnation: Incarnation of the log, or id of the lease.
     """
 
     address: str
@@ -68,18 +68,18 @@ class Standing(Struct, frozen=True):
 
     @property
     def behind(self) -> int | None:
-        """Messages that are there and not written."""
+        """Messages that exist and are not written."""
         return None if self.end is None else max(self.end - self.done, 0)
 
 
 def lag(spark: SparkSession | None, conf: Lag) -> Report:
-    """How far a query is behind: in its checkpoint, and as the broker sees it.
+    """Report how far a query is behind, by its checkpoint and by the broker.
 
-    It looks at a checkpoint on this machine without *spark*.
+    A checkpoint on this machine is read without *spark*.
 
     Raises:
-        ValueError: There is no checkpoint, or it is one of something else.
-        AmqpError: The broker cannot be asked.
+        ValueError: There is no checkpoint, or it is one of another source.
+        AmqpError: The broker cannot be queried.
     """
     checkpoint = read_checkpoint(conf.checkpoint, spark)
     standings = standings_of(checkpoint, conf.endpoint, conf.group)
@@ -114,14 +114,14 @@ def lag(spark: SparkSession | None, conf: Lag) -> Report:
 
 
 def settle(spark: SparkSession | None, conf: Settle) -> Report:
-    """Tell the broker what a query has written and not said: cursors go on, leased messages are accepted.
+    """Settle the messages that a query has written: advance its cursors, accept its leased messages.
 
-    It never goes back, and leaves a query that is running alone. A checkpoint on this machine is read
+    Positions never go back, and a running query is not disturbed. A checkpoint on this machine is read
     without *spark*.
 
     Raises:
-        ValueError: There is no checkpoint, or it is one of something else.
-        AmqpError: The broker cannot be asked.
+        ValueError: There is no checkpoint, or it is one of another source.
+        AmqpError: The broker cannot be queried.
     """
     checkpoint = read_checkpoint(conf.checkpoint, spark)
     standings = standings_of(checkpoint, conf.endpoint, conf.group)
@@ -147,7 +147,7 @@ def settle(spark: SparkSession | None, conf: Settle) -> Report:
 
 
 def checkpoint_said(checkpoint: Checkpoint) -> str:
-    """How far *checkpoint* is, in words."""
+    """Return the progress of *checkpoint* as a sentence."""
     if checkpoint.planned is None:
         return f"Query {checkpoint.query}: no batch has been begun"
     if checkpoint.committed is None:
@@ -161,11 +161,11 @@ def checkpoint_said(checkpoint: Checkpoint) -> str:
 
 
 def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) -> list[Standing]:
-    """Where the query is in each of its nodes, in order.
+    """Return the progress of a query at each of its nodes, in order.
 
     Raises:
-        ValueError: It reads something that is not ours.
-        AmqpError: The broker cannot be asked.
+        ValueError: The query reads no source of this package.
+        AmqpError: The broker cannot be queried.
     """
     found: list[Standing] = []
     try:
@@ -176,7 +176,7 @@ def standings_of(checkpoint: Checkpoint, endpoint: wire.Endpoint, group: str) ->
             elif begun:
                 found += _logged(begun, done, endpoint, group)
     finally:
-        # Whoever calls this lives on, and does not answer a broker that asks whether it does.
+        # The caller continues without serving these connections, so the broker's heartbeats would go unanswered.
         _forget(endpoint, found)
     if checkpoint.begun and not found:
         raise ValueError(
@@ -239,7 +239,7 @@ def _leased(
                 "that query's group, or the lease was released or has ended"
             )
         elif known != id_:
-            # Of another lease, before it.
+            # The committed batch belongs to an earlier lease.
             before = 0
         total = last + int(state["available"])
         found.append(Standing(address, None, max(before, 0), end, first, total, trouble, id_))
@@ -247,7 +247,7 @@ def _leased(
 
 
 def _place(endpoint: wire.Endpoint, address: str) -> tuple[wire.Endpoint, str]:
-    """Return the broker and the address of a node, which a query of several brokers names by its URL."""
+    """Return endpoint and name of a node; a query of several brokers names it by its URL."""
     scheme, colon, rest = address.partition("://")
     host, _, name = rest.partition("/")
     return (replace(endpoint, url=f"{scheme}://{host}"), name) if colon else (endpoint, address)
@@ -262,7 +262,7 @@ def _forget(endpoint: wire.Endpoint, standings: list[Standing]) -> None:
 def _asked(
     endpoint: wire.Endpoint, address: str, operation: str, **given: Any
 ) -> dict[str, Any] | None:
-    """What the broker says, None if it does not know the node, or the group."""
+    """Call the broker and return its answer, None if the node or the group is unknown."""
     there, name = _place(endpoint, address)
     try:
         answer: dict[str, Any] = wire.call(there, name, operation, **given)
@@ -276,7 +276,7 @@ def _asked(
 def settle_all(
     standings: list[Standing], endpoint: wire.Endpoint, group: str, *, dry_run: bool = False
 ) -> list[int]:
-    """Tell the broker what is written of each of *standings*; how many messages it did not know of.
+    """Settle the written messages of *standings* at the broker; return how many were unsettled for each.
 
     Raises:
         AmqpError: The broker refuses.
@@ -298,7 +298,7 @@ def settle_all(
                 key = each.address, each.incarnation
                 cursors.setdefault(key, {})[each.partition] = each.done
                 continue
-            # With the generation that there is: opening the lease would shut out a query that runs.
+            # Use the current generation: opening the lease would fence off a running query.
             given = {"group": group, "id": each.incarnation}
             state = wire.call(endpoint, each.address, "LEASE-STATE", **given)
             wire.call(

@@ -1,8 +1,8 @@
-"""Tables of files: each micro-batch is in one once, however often it is written.
+"""Tables of files that contain each micro-batch once, however often it is written.
 
-A Delta table notes with each commit which batch of which query it is, and a batch that it has is left
-out. Without deltalake (the extra ``lake``) the table is a folder of Parquet, in which each batch has a
-folder of its own, that is written anew when the batch is done again.
+Each commit of a Delta table records its query and batch, and a batch that is recorded is skipped. Without
+deltalake (the extra ``lake``) the table is a folder of Parquet, in which each batch has a folder of its own,
+overwritten when the batch is repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Format = Literal["delta", "parquet"]
 
-#: What Delta and we keep in the folder of a table that are no rows.
+#: Folder of Delta's log, and the columns by which the folders of a table are named.
 _DELTA_LOG: Final = "_delta_log"
 _QUERY: Final = "query_id"
 _BATCH: Final = "batch_id"
@@ -28,11 +28,11 @@ _ADDRESS: Final = "address"
 
 
 def format_of(table: str, wanted: Literal["auto", "delta", "parquet"] = "auto") -> Format:
-    """What the table in the folder *table* is, or is to be: Delta if that can be written.
+    """Return the format of the table in the folder *table*; a new one is Delta if deltalake is installed.
 
     Raises:
-        ValueError: It is not what is *wanted*.
-        MissingExtra: It is one of Delta, and deltalake is not installed.
+        ValueError: The table has another format than *wanted*.
+        MissingExtra: The format is Delta, and deltalake is not installed.
     """
     found: Format | None = None
     if (path := local_path(table)) is not None:
@@ -52,10 +52,10 @@ def format_of(table: str, wanted: Literal["auto", "delta", "parquet"] = "auto") 
 def append_delta(
     table: str, rows: pa.Table, partition_by: Sequence[str], *, query: str, batch: int
 ) -> bool:
-    """Append *rows*, batch number *batch* of *query*, to a Delta table, which is made if there is none.
+    """Append *rows*, batch number *batch* of *query*, to a Delta table, which is created if missing.
 
     Returns:
-        Whether they were appended: not if the table has that batch.
+        Whether they were appended: False if the table has that batch already.
     """
     deltalake = extra("deltalake", name="lake", wanted="tables of Delta")
     try:
@@ -72,7 +72,7 @@ def append_delta(
         _in_utc(rows),
         mode="append",
         partition_by=list(partition_by) or None,
-        # Other options of the job, or another version of it, may bring columns along.
+        # Other options of the job, or another version of it, may add columns.
         schema_mode="merge",
         commit_properties=noted,
     )
@@ -82,20 +82,21 @@ def append_delta(
 def write_parquet(
     table: str, rows: DataFrame, partition_by: Sequence[str], *, query: str, batch: int
 ) -> None:
-    """Write *rows*, batch number *batch* of *query*, into the folder that is theirs alone.
+    """Write *rows*, batch number *batch* of *query*, into a folder of their own.
 
-    It names the query, because another one counts its batches from 0 as well.
+    Its path contains the query, because every query numbers its batches from 0.
     """
     folder = f"{table.rstrip('/')}/{_QUERY}={query}/{_BATCH}={batch}"
     rows.write.partitionBy(*partition_by).mode("overwrite").parquet(folder)
 
 
 def read_table(spark: SparkSession, table: str) -> DataFrame:
-    """The rows of a table that :func:`append_delta` or :func:`write_parquet` has made, as Spark sees them:
-    one of Delta as it is now, without a jar.
+    """Return the rows of a table that :func:`append_delta` or :func:`write_parquet` has made, as a DataFrame:
+    of a Delta table its current version, without a jar.
 
     Raises:
-        ValueError: There is no table.
+        ValueError: The table is missing or empty.
+        MissingExtra: It is a Delta table, and deltalake is not installed.
     """
     from pyspark.sql import functions as sql
 
@@ -109,13 +110,13 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
         columns = there.metadata().partition_columns
         if not files:
             raise ValueError(f"{table} is empty")
-        # Their own names are as on the disk, and that of the folder is escaped, unlike ours.
+        # In these URIs the table's folder is escaped, but the rest is as on disk: combine it with our folder.
         base = table.rstrip("/")
         depth = len(columns) + 1
         names = ("/".join(each.split("/")[-depth:]) for each in files)
         found = _read(spark, [f"{base}/{name}" for name in names], base)
         if _ADDRESS in columns:
-            # The names of folders hold UTF-8, of which Spark takes each octet for a character.
+            # Folder names hold UTF-8, of which Spark decodes each octet as one character.
             text = sql.decode(sql.encode(_ADDRESS, "ISO-8859-1"), "UTF-8")
             found = found.withColumn(_ADDRESS, text)
         return found
@@ -123,8 +124,8 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
 
 
 def _read(spark: SparkSession, paths: Sequence[str], base: str) -> DataFrame:
-    """What is in these files and folders. Addresses are text, also those that look like numbers: they
-    stand in the names of folders, where Spark would take them for that."""
+    """Read these files and folders. Addresses stay text, also those that look like numbers: they stand in
+    the names of folders, from which Spark infers a type."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     reader = spark.read.option("basePath", base).option("mergeSchema", "true")
@@ -140,7 +141,7 @@ def _read(spark: SparkSession, paths: Sequence[str], base: str) -> DataFrame:
 
 
 def _in_utc(rows: pa.Table) -> pa.Table:
-    """*rows* with their times in UTC, as Delta has them: Spark gives them in the session's zone."""
+    """Return *rows* with times in UTC, as Delta stores them: Spark's are in the session's zone."""
     import pyarrow as pa
 
     return rows.cast(pa.schema([field.with_type(_utc(field.type)) for field in rows.schema]))

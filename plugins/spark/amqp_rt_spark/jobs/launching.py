@@ -1,4 +1,4 @@
-"""A session for a command: started quietly, ended by signals, its errors said in one sentence."""
+"""Spark sessions for commands: a quiet start, an end by signals, and errors of one sentence."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ if TYPE_CHECKING:
 
 NO_SPARK: Final = f"Spark is not installed: {INSTALL}"
 
-#: What Java says whenever it starts, and nobody can do anything about.
+#: Warnings of Java's start, which users can do nothing about.
 _NOISE: Final = re.compile(
     rb"WARNING: (Using incubator modules|A terminally deprecated|A restricted method|"
     rb"sun\.misc\.Unsafe|java\.lang\.(System|foreign)|Use --enable-native|Restricted methods|"
     rb"Please consider reporting)|Setting Spark log level"
 )
-#: The last line of a traceback of Python's that Java has put into an error of its own.
+#: The last line of a Python traceback that Java has put into an error of its own.
 _RAISED: Final = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*): (.+?)(?: SQLSTATE: .*)?$", re.MULTILINE)
 _PREFIX: Final = re.compile(
     r"\[[A-Z_.0-9]+\] |Query \[id = [^]]*\] terminated with exception: |SQLSTATE: \w+"
 )
-#: What py4j shows of an error that pyspark does not know: the class, and what it says.
+#: Text of py4j for an error that pyspark does not know: the Java class, and its message.
 _JAVA: Final = re.compile(r"^An error occurred while calling .*\n: (?:[\w.$]+: )?(.*)")
 _SENTENCE_MAX: Final = 1_000
 
-#: Nothing of it is anything that a command should say, unless it is asked to.
+#: A command shows none of these unless asked to.
 _QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-#: On one machine: 200 tasks, Spark's default for whatever is grouped, take longer to begin than to end.
+#: On one machine, starting 200 tasks, Spark's default after each grouping, takes longer than running them.
 _LOCAL: Final = {"spark.sql.shuffle.partitions": "4"}
 
 
 def start(master: str, conf: Mapping[str, str], *, name: str, debug: bool = False) -> SparkSession:
-    """A session at *master*, which says nothing by itself unless it is to *debug*.
+    """Create a session at *master*, without output of its own unless *debug*.
 
     Raises:
-        click.ClickException: There is no Spark, or one that is too old for jobs.
+        click.ClickException: Spark is missing, or too old for jobs.
     """
     try:
         find_spark()
     except NoSpark as error:
         raise click.ClickException(str(error)) from None
     if find_spec("pyspark.sql.streaming.datasource") is None:
-        # Before, a query with availableNow is one micro-batch, and --once would leave the rest.
+        # Earlier versions run availableNow as one micro-batch, so --once would leave the rest.
         raise click.ClickException(f"jobs take pyspark 4.2 or later: {INSTALL} --upgrade")
     if debug or not master or master.startswith("sc://"):
         return session(master, name=f"amqp-rt {name}", conf=conf)
@@ -73,7 +73,7 @@ def start(master: str, conf: Mapping[str, str], *, name: str, debug: bool = Fals
 
 @contextmanager
 def _filtered() -> Iterator[None]:
-    """Processes that are started meanwhile write on our standard error, but for the noise of Java."""
+    """Filter Java's noise from the standard error of processes that are started meanwhile."""
     reading, writing = os.pipe()
     ours = os.dup(2)
     sys.stderr.flush()
@@ -96,10 +96,10 @@ def _pass_on(reading: int, writing: int) -> None:
 
 @contextmanager
 def signals(stopping: threading.Event | None) -> Iterator[None]:
-    """SIGINT and SIGTERM set *stopping*; a second one, or without it the first one, ends the process.
+    """Handle SIGINT and SIGTERM: the first sets *stopping*; the second, or the first without it, ends the process.
 
-    That is at once: an exception would come in the middle of a call to Java, whose answer is then taken
-    for that of the next one. Java ends when its standard input does.
+    The process ends at once, without an exception: one raised in the middle of a call to Java would leave
+    its answer to be read as that of the next call. Java ends when its standard input does.
     """
 
     def heard(number: int, _: FrameType | None) -> None:
@@ -118,14 +118,14 @@ def signals(stopping: threading.Event | None) -> Iterator[None]:
 
 
 def sentence_of(error: BaseException) -> str:
-    """What went wrong, without the tracebacks that Java and Python have put around it."""
+    """Return the message of *error* without the tracebacks that Java and Python have put around it."""
     said = str(error)
     if isinstance(error, AmqpError | NotReady | ValueError | OSError) or not said:
         return said or type(error).__name__
     found = _RAISED.findall(said.partition("=== Streaming Query ===")[0])
     if found:
         kind, text = found[-1]
-        # What the runtime and the plug-in raise are sentences; of anything else the kind says more.
+        # Errors of the runtime and the plug-in are sentences; others need the name of their class.
         ours = kind in ("ValueError", "DataLost", "MissingExtra") or "[amqp:" in text
         said = text if ours else f"{kind}: {text}"
     else:

@@ -1,9 +1,8 @@
 """``metrics``: rates, latencies and ratios by address and window, from the events of ``$journal``.
 
-The broker writes into each event how long the message had waited, or how long it was held. So a window
-needs nothing but the events in it, whenever they come: those of a stream that are late, but not later
-than ``late``, count into the window in which they happened, and a window is passed on once, when that
-time is over.
+Each event records how long the message had waited, or was held. So a window needs only its own events, in
+any order: in a stream, events that are late by no more than ``late`` count in the window in which they
+happened, and a window is emitted once, when that time is over.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from .running import Run, Watch, follow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Windows that a report shows: the last ones.
+#: Most windows in a report: the last ones.
 WINDOWS_MAX: Final = 10_000
-#: Addresses that its plots show: those with most traffic.
+#: Most addresses in its plots: those with most traffic.
 PLOTTED: Final = 8
 
 _EVENTS: Final = (
@@ -33,7 +32,7 @@ _EVENTS: Final = (
     *("expired", "dead-lettered", "dropped", "moved"),
 )
 _OUTCOMES: Final = ("accepted", "released", "modified", "rejected")
-#: How a window is written for those who hear of it: times in UTC, and what is unknown as null.
+#: Format of published windows: times in UTC, unknown values as null.
 _JSON: Final = (
     "map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSS'Z'\", 'timeZone', 'UTC', "
     "'ignoreNullFields', 'false')"
@@ -42,7 +41,7 @@ _QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 class Metrics(StreamConf, frozen=True, kw_only=True):
-    """What ``metrics`` is told."""
+    """Settings of the job ``metrics``."""
 
     address: Annotated[str, Meta(description="The log of the broker's events.")] = "$journal"
     window: Annotated[Duration, Meta(description="How much time is counted together.")] = "1m"
@@ -80,17 +79,17 @@ class Metrics(StreamConf, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """Everything there is now is counted, and nothing remembered."""
+        """Whether all present events are counted once, without a checkpoint."""
         return self.once and not self.checkpoint
 
 
 def metrics(spark: SparkSession, conf: Metrics, watch: Watch | None = None) -> Report:
     """Count the events of the journal by address and window.
 
-    The report's facts have the windows themselves, the last ``WINDOWS_MAX`` of them.
+    The report's facts contain the windows themselves, the last ``WINDOWS_MAX`` of them.
 
-    With ``once`` and no ``checkpoint`` it is a look at all there is, windows that are not over
-    included. Else it is a stream, which passes on each window once, when it is over.
+    With ``once`` and no ``checkpoint`` all present events are counted, including those of open windows.
+    Otherwise a stream emits each window once, when it is over.
 
     Raises:
         AmqpError: The journal cannot be read.
@@ -114,10 +113,10 @@ def metrics(spark: SparkSession, conf: Metrics, watch: Watch | None = None) -> R
 
 
 def windows(events: DataFrame, conf: Metrics) -> DataFrame:
-    """A row for each window and address, of the records of a journal.
+    """Return a row for each window and address of the records of a journal.
 
-    Quantiles are exact, interpolated between the two values nearest to them; times are milliseconds.
-    What the broker did not record counts as ``lost``, at the address ``""``.
+    Quantiles are exact, interpolated between the two nearest values; times are milliseconds. Events that
+    the broker did not record count as ``lost``, at the address ``""``.
     """
     from pyspark.sql import functions as f
 
@@ -179,7 +178,7 @@ def _column(event: str) -> str:
 
 
 def _collected(frame: DataFrame) -> list[dict[str, Any]]:
-    """The last windows of *frame*, in order, with times in UTC whatever the session's zone is."""
+    """Return the last windows of *frame*, in order, with times in UTC regardless of the session's zone."""
     last = frame.orderBy(frame.window_start.desc(), frame.address).limit(WINDOWS_MAX)
     rows = last.selectExpr(
         "* except (window_start, window_end)",
@@ -194,10 +193,10 @@ def _collected(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 class _Writer:
-    """Passes on the windows of a micro-batch. Done again, that changes nothing.
+    """Emits the windows of a micro-batch. Repeating it changes nothing.
 
     Attributes:
-        kept: The last ones, for the report.
+        kept: The last windows, for the report.
     """
 
     def __init__(self, conf: Metrics, form: Format | None) -> None:
@@ -210,7 +209,7 @@ class _Writer:
         frame = frame.persist()
         try:
             found = _collected(frame)
-            # Most batches end no window.
+            # Most batches close no window.
             if found:
                 self.kept.extend(found)
                 del self.kept[:-WINDOWS_MAX]
@@ -228,7 +227,7 @@ class _Writer:
         elif self._form == "parquet":
             write_parquet(conf.table, frame, (), query=self._query, batch=number)
         if conf.to:
-            # The epoch is the number of the micro-batch, which a task of Spark knows.
+            # Spark tasks know the number of the micro-batch, which is the epoch.
             messages = frame.selectExpr(
                 f"to_json(struct(*), {_JSON}) body",
                 "'data' body_kind",
@@ -243,7 +242,7 @@ class _Writer:
 
 
 def report_of(rows: list[dict[str, Any]], conf: Metrics, run: Run | None = None) -> Report:
-    """What windows say: totals and windows by address as tables, and plots over time."""
+    """Build the report of windows: totals and windows by address as tables, and plots over time."""
     known, lost = rows, sum(row["lost"] for row in rows)
     rows = [row for row in rows if row["address"]]
     totals = _totals(rows)
@@ -270,7 +269,7 @@ def report_of(rows: list[dict[str, Any]], conf: Metrics, run: Run | None = None)
 
 
 class _Total(Struct):
-    """All windows of one address."""
+    """Totals over all windows of one address."""
 
     address: str
     counts: dict[str, int] = {}
@@ -382,7 +381,7 @@ def _moment(row: Mapping[str, Any]) -> str:
 
 
 def _shown(value: float | None) -> float | None:
-    """*value* with as many digits as say something."""
+    """Round *value* to a useful number of digits."""
     return None if value is None else round(value, 1 if value >= 10 else 3)
 
 
@@ -391,7 +390,7 @@ def _ratio(value: float | None) -> float | None:
 
 
 def _plots(rows: list[dict[str, Any]], totals: list[_Total]) -> list[Plot]:
-    """Lines over time, of the addresses with most traffic."""
+    """Return plots over time, of the addresses with most traffic."""
     moments = sorted({row["window_start"] for row in rows})
     places = {moment: at for at, moment in enumerate(moments)}
     shown = [total.address for total in totals[:PLOTTED]]

@@ -1,9 +1,9 @@
-"""Messages that a job publishes, each once, however often the job is begun again.
+"""Publish a job's messages, each once, however often the job is restarted.
 
-The numbers of the messages say how far it has got: they rise, and mean the same message whenever the
-job is run. A piece of them is published as an epoch of the broker whose number is the one after its last
-message. What has a lower number than the last epoch is therefore there already, and is not sent. The
-broker keeps that number; nothing else has to be kept anywhere.
+The numbers of the messages record its progress: they ascend, and denote the same messages in every run of
+the job. A piece of them is published as an epoch of the broker whose number follows that of its last
+message. Messages with a number below the last epoch are therefore published already, and are skipped. The
+broker keeps that number; no other state is needed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ..rows import PLACE
 from ..writing import Sink, Task
 from .conf import JobConf
 
-#: The message annotation of what was replayed: the id of the replay.
+#: Message annotation of replayed messages: the id of the replay.
 REPLAY_ID: Final = Symbol("x-opt-replay-id")
 
-#: What is published in one step, at most: it is staged meanwhile.
+#: Bounds of one piece, which is staged until it is published.
 PIECE_MESSAGES: Final = 5_000
 PIECE_BYTES: Final = 8 * 1024 * 1024
 
-#: Characters that a broker takes as the name of a producer or of a group.
+#: Most characters that a broker accepts in the name of a producer or a group.
 _NAME_MAX: Final = 256
 
 
 def short(name: str) -> str:
-    """*name*, or what stands for it if it is longer than a broker takes."""
+    """Shorten *name* to a length that a broker accepts, with a digest for uniqueness."""
     if len(name) <= _NAME_MAX:
         return name
     digest = sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -45,20 +45,21 @@ def short(name: str) -> str:
 class Publisher:
     """Publishes to one address under the name *producer*.
 
-    Making one shuts out whoever had that name before.
+    Creating a publisher fences off the previous one of that name.
 
     Args:
-        conf: Where the broker is.
-        address: Where to publish.
-        producer: The name.
-        chosen: Says which messages the job publishes. With another choice the numbers before the last one that is
-            published do not say which messages are there; empty if the job itself sees to that.
+        conf: Connection settings.
+        address: The address to publish to.
+        producer: Name of the producer.
+        chosen: Description of the job's choice of messages. With another choice, the number of the last
+            published message would not determine which messages are published; empty if the job itself
+            ensures that.
 
     Attributes:
         next: The first number that is not published yet.
 
     Raises:
-        AmqpError: The address cannot be sent to.
+        AmqpError: The broker cannot be reached, or refuses messages for the address.
         ValueError: Another choice was published under this name.
     """
 
@@ -90,15 +91,15 @@ class Publisher:
                 )
 
     def publish(self, messages: Iterable[tuple[int, bytes]], end: int) -> int:
-        """Publish those of *messages* that are not yet; how many these were.
+        """Publish those of *messages* that are not published yet, and return their count.
 
         Args:
-            messages: Numbers, which rise, and encoded messages.
-            end: The number after the last one.
+            messages: Ascending numbers, and encoded messages.
+            end: Number after the last message.
 
         Raises:
-            AmqpError: They cannot be published, and none of them is; or somebody else has begun to
-                publish under this name.
+            AmqpError: The broker rejects them, and none is published; or another publisher has taken
+                over this name.
         """
         payloads = [payload for number, payload in messages if number >= self.next]
         if payloads:
@@ -112,7 +113,7 @@ class Publisher:
 
 
 class Pace:
-    """Keeps to *rate* messages a second on the average, None for as fast as it goes."""
+    """Limits messages to an average of *rate* a second; None is unlimited."""
 
     def __init__(
         self,
@@ -128,24 +129,24 @@ class Pace:
 
     @property
     def piece(self) -> int:
-        """Messages that go at once: about as many as are due in one second."""
+        """Messages to send at once: about as many as are due in one second."""
         if self._rate is None:
             return PIECE_MESSAGES
         return max(1, min(PIECE_MESSAGES, round(self._rate)))
 
     def wait(self, count: int) -> None:
-        """Wait until *count* more messages may go."""
+        """Wait until *count* more messages are due."""
         if self._rate is None:
             return
         left = self._due - self._now()
         if left > 0:
             self._sleep(left)
-        # What was missed is not caught up with.
+        # Time lost is not made up for by a higher rate.
         self._due = max(self._due, self._now()) + count / self._rate
 
 
 def replayed(message: Message, replay: str) -> bytes:
-    """*message* as it is sent once more: nobody has failed at it yet, and it says *replay* of itself."""
+    """Encode *message* for its replay: with fresh delivery counts, and annotated with the id *replay*."""
     annotations = {
         key: value for key, value in message.message_annotations.items() if str(key) not in PLACE
     }

@@ -1,8 +1,8 @@
-"""Messages of a lake go to an address once more, each of them once (:mod:`.sending`).
+"""Send the messages of a lake to an address again, each of them once (:mod:`.sending`).
 
-Run again under the same id, after an interruption or with more rows in the table, it goes on where it was.
-Messages of one partition stay in their order, and so do those of a group that came from one partition;
-between partitions it is roughly that of time.
+A further run under the same id, after an interruption or with more rows in the table, continues from its
+position. Messages of one partition keep their order, and so do those of a group that came from one
+partition; between partitions the order is roughly that of time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .report import Report, Table, Text
 from .sending import PARTITIONS_MAX, Origin, Sender, producer_of, shown
 from .tables import Moment, messages_of
 
-#: What of a row is looked at beside its message.
+#: Columns of a row that are used beside its message.
 _BESIDE: Final = ("header", "message_annotations")
 _NEEDED: Final = ("address", "partition", "offset", "enqueued_time", "message", *_BESIDE)
 
 
 class Replay(JobConf, frozen=True, kw_only=True):
-    """What the job is told."""
+    """Settings of the job ``replay``."""
 
     table: Annotated[str, Meta(description="The table that ingest has written.")]
     to: Annotated[str, Meta(description="The address to send to.")]
@@ -62,11 +62,11 @@ def replay(spark: Any, conf: Replay) -> Report:
 
     Args:
         spark: The session.
-        conf: What to send.
+        conf: Settings of the job.
 
     Raises:
-        ValueError: The table is none that ingest has written with its messages, or the condition is none.
-        AmqpError: The broker cannot be reached, or refuses. Run again, it goes on where it was.
+        ValueError: The table is not one of ingest with raw messages, or ``where`` is no condition.
+        AmqpError: The broker cannot be reached, or refuses. A further run continues from its position.
     """
     properties = _properties(conf.set_property)
     rows = messages_of(
@@ -74,7 +74,7 @@ def replay(spark: Any, conf: Replay) -> Report:
     )
     if conf.dry_run:
         return _planned(rows, conf)
-    # In the order of time, as far as that is the order of offsets in each partition.
+    # Ordered by time, as far as that keeps the order of offsets in each partition.
     before = Window.partitionBy("address", "partition").orderBy("offset")
     moment = sql.max("enqueued_time").over(
         before.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -92,7 +92,7 @@ def replay(spark: Any, conf: Replay) -> Report:
 
 
 def _chosen(conf: Replay) -> str:
-    """Which rows are sent. A later end only adds some after those that were."""
+    """Describe the choice of rows, without ``until``: a later one only adds rows after those sent."""
     said = {"table": conf.table, "where": conf.where, "since": conf.since}
     return " ".join(f"{name}={value}" for name, value in said.items() if value)
 
@@ -118,7 +118,7 @@ def _report(conf: Replay, counts: dict[Origin, list[int]]) -> Report:
 
 
 def _planned(rows: Any, conf: Replay) -> Report:
-    """What would be sent."""
+    """Report the messages that would be sent."""
     counted = rows.groupBy("address", "partition").agg(
         sql.countDistinct("offset").alias("count"),
         sql.min("offset").alias("first"),

@@ -1,10 +1,10 @@
-"""What a job found: a tree of plain values, for a terminal, for a program and for a browser.
+"""Reports of jobs: trees of plain values, rendered for terminals, programs and browsers.
 
-The values come out of messages, so whoever may send has a say in them. Each output bounds them and
-makes them harmless: nothing is read as markup of rich, as HTML, as a formula of matplotlib, or as a
-control sequence of the terminal.
+The values come from messages, so senders control them. Each output bounds them and makes them harmless: no
+value is interpreted as rich markup, as HTML, as a formula of matplotlib, or as a control sequence of the
+terminal.
 
-The libraries that draw are the extra ``jobs``; each is loaded by the first output that needs it.
+The libraries for the outputs are the extra ``jobs``; each is loaded by the first output that needs it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-#: How many characters of one value are shown, in any output, and of a paragraph.
+#: Most characters of one value, in any output, and of a paragraph.
 CELL_CHARS: Final = 500
 TEXT_CHARS: Final = 10_000
-#: How many rows of one table are shown. Whoever needs all of them writes a table of Spark.
+#: Most rows of one table. For all rows, write a table with Spark.
 CONSOLE_ROWS: Final = 50
 HTML_ROWS: Final = 2_000
 JSON_ROWS: Final = 10_000
-#: How many lines, or groups of bars, one plot has, and how many points each of them.
+#: Most series of one plot, and most points of each.
 PLOT_SERIES: Final = 12
 PLOT_POINTS: Final = 5_000
 
-#: Readable on light and on dark ground, and told apart by those who see few colours (Okabe and Ito).
+#: Readable on light and dark backgrounds, and distinguishable with colour blindness (Okabe and Ito).
 _COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7")
-#: What the template's style replaces by the colour of the page's text.
+#: Placeholder that the template's style replaces by the colour of the page's text.
 _INK: Final = "#123456"
 _INKED: Final = (
     *("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"),
@@ -47,14 +47,14 @@ _INKED: Final = (
 
 
 class MissingExtra(RuntimeError):
-    """A library of an extra is not installed; the text says how to install it."""
+    """A library of an extra is not installed; the text gives the command that installs it."""
 
 
 def extra(module: str, *, name: str = "jobs", wanted: str = "reports") -> Any:
-    """Import *module*, which the extra *name* brings.
+    """Import *module*, which belongs to the extra *name*.
 
     Raises:
-        MissingExtra: It is not installed.
+        MissingExtra: The module is not installed.
     """
     try:
         return import_module(module)
@@ -85,7 +85,7 @@ class Table(msgspec.Struct, tag="table", frozen=True):
 
 
 class Plot(msgspec.Struct, tag="plot", frozen=True):
-    """One or more *series* over *x*, in *unit*.
+    """Plot of *series* over *x*, in *unit*.
 
     ``line`` and ``bar``: each series has a value for each *x* (numbers, times or texts); None leaves
     a gap. ``hist``: each series holds samples, and *x* the edges of the bins, or nothing.
@@ -118,9 +118,9 @@ Section = Table | Plot | Text
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a job found.
+    """Result of a job.
 
-    ``exit_code`` is what the command ends with: 0, or 3 if the job found something wrong.
+    ``exit_code`` is the exit code of the command: 0, or 3 if the job found something wrong.
     ``facts`` are its totals for programs: they appear in :meth:`json` alone.
     """
 
@@ -131,9 +131,9 @@ class Report(msgspec.Struct, kw_only=True):
     made: datetime = msgspec.field(default_factory=lambda: datetime.now(UTC))
 
     def json(self) -> str:
-        """The report as one JSON document, in ASCII, so that no terminal obeys what is in it.
+        """Return the report as one JSON document, in ASCII, so that terminals interpret none of its values.
 
-        Values that JSON lacks appear as text, those that are no numbers as null.
+        Values without a JSON type become text, NaN and infinities null.
         """
         document = {
             "title": _bounded(self.title),
@@ -146,7 +146,7 @@ class Report(msgspec.Struct, kw_only=True):
         return text.replace("\x7f", "\\u007f")  # the one control character that JSON lets pass
 
     def console(self, *, width: int | None = None, color: bool = False) -> str:
-        """The report for a terminal of *width* columns (this one's by default).
+        """Render the report for a terminal of *width* columns, by default the current one.
 
         Raises:
             MissingExtra: rich is not installed.
@@ -182,7 +182,7 @@ class Report(msgspec.Struct, kw_only=True):
         return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
     def html(self) -> str:
-        """The report as one page that needs nothing else: no network, no script.
+        """Render the report as one self-contained page: no network, no script.
 
         Raises:
             MissingExtra: jinja2 is not installed, or matplotlib, and there are plots.
@@ -192,7 +192,7 @@ class Report(msgspec.Struct, kw_only=True):
             autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         template = files(__package__).joinpath("report.html.jinja").read_text("utf-8")
-        # What matplotlib wrote is the one thing that is not escaped: it has escaped its texts.
+        # Only matplotlib's output is inserted unescaped: matplotlib has escaped its texts.
         trusted = extra("markupsafe").Markup
         sections: list[dict[str, Any]] = []
         for number, section in enumerate(self.sections):
@@ -217,10 +217,10 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def printable(value: object, most: int = CELL_CHARS) -> str:
-    """*value* as text to show: of *most* characters, and each character of it visible.
+    """Return *value* as visible text of at most *most* characters.
 
-    Control and formatting characters (ESC, NUL, those that turn the direction of writing) appear as
-    escapes of Python; ends of lines and tabs do as well, so that a value stays in its line.
+    Control and formatting characters (ESC, NUL, those that change the direction of writing) appear as
+    Python escapes; so do line ends and tabs, which keeps a value on its line.
     """
     match value:
         case None:
@@ -228,7 +228,7 @@ def printable(value: object, most: int = CELL_CHARS) -> str:
         case bool():
             return "yes" if value else "no"
         case int():
-            # Turning digits without end into text is refused by Python, and rightly.
+            # Python refuses to convert integers of very many digits to text.
             return f"{value:,}" if abs(value) < 1 << 128 else f"about 2^{value.bit_length()}"
         case float():
             return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) < 1e15 else f"{value:.6g}"
@@ -251,7 +251,7 @@ def _bounded(text: str, most: int = CELL_CHARS) -> str:
 
 
 def _plain(value: object, depth: int = 8) -> Any:
-    """*value* as JSON has it, bounded in length and *depth*."""
+    """Return *value* in types that JSON has, bounded in length and *depth*."""
     match value:
         case None | bool():
             return value
@@ -298,14 +298,14 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _note(table: Table, most: int) -> str:
-    """The sentence beneath a table of which *most* rows are shown."""
+    """Return the sentence beneath a table of which *most* rows are shown."""
     left_out = len(table.rows) - most
     said = [f"{left_out:,} more rows are not shown."] if left_out > 0 else []
     return " ".join([*said, printable(table.note)]).strip()
 
 
 def _numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers, and stand to the right."""
+    """Return, for each column, whether it holds numbers, which are aligned to the right."""
     return [
         bool(cells) and all(isinstance(cell, int | float | Decimal | None) for cell in cells)
         for cells in (
@@ -327,12 +327,12 @@ def _rich_table(table: Table, width: int) -> Any:
     )
     rows = [[printable(cell) for cell in row] for row in table.rows[:CONSOLE_ROWS]]
     names, right = [printable(column) for column in table.columns], _numeric(table)
-    # Of a number that is broken into two nobody sees what it is.
+    # A number broken across lines is unreadable, so columns of numbers keep their width.
     least = [
         max(map(len, (*name.split(), *((row[at] for row in rows) if right[at] else ()), "")))
         for at, name in enumerate(names)
     ]
-    # In too narrow a terminal all are broken, rather than that the last ones are not there.
+    # In too narrow a terminal, break the cells of all columns rather than drop the last ones.
     edges = 2 * len(least) + 1
     most = [max(map(len, (name, *(row[at] for row in rows)))) for at, name in enumerate(names)]
     ample = sum(most) + edges <= width
@@ -363,10 +363,10 @@ def _html_table(table: Table) -> dict[str, Any]:
 
 
 def _svg(plot: Plot, *, salt: str) -> str:
-    """*plot* as an SVG element; *salt* keeps its ids from those of others in the page.
+    """Draw *plot* as an SVG element; *salt* makes its ids unique in the page.
 
-    Text stays text, so that it can be searched and takes the page's colour. It is never read as a
-    formula, which a value between dollars would be.
+    Text stays text, so that it can be searched and takes the page's colour. It is never parsed as a
+    formula, which would happen to a value between dollar signs.
     """
     matplotlib = extra("matplotlib", wanted="plots")
     figure_type = extra("matplotlib.figure").Figure
@@ -410,7 +410,7 @@ def _draw(axes: Any, plot: Plot) -> None:
                 samples = [value for value in numbers if math.isfinite(value)]
                 axes.hist(samples, bins=x or 30, alpha=0.7, **look)
     if plot.kind != "hist" and at and (named or plot.kind == "bar"):
-        # A label for each place as long as they can be told apart.
+        # Label every place as long as the labels do not overlap.
         step = max(1, len(x) // 30)
         axes.set_xticks(list(at)[::step], [printable(value)[:24] for value in x[::step]])
     if len(x) > 8 or plot.kind == "line":
@@ -422,11 +422,11 @@ def _draw(axes: Any, plot: Plot) -> None:
     axes.set_axisbelow(True)
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    # A label that begins with an underscore would be left out of the legend: these are given.
+    # Given explicitly, because labels that begin with an underscore are left out of the legend.
     if len(shown) > 1:
         axes.legend([printable(name)[:60] for name, _ in shown], frameon=False)
 
 
 def _is_measure(value: object) -> bool:
-    """Whether *value* has a place on an axis of its own kind, rather than one after the other."""
+    """Return whether *value* has a position on a numeric or time axis, rather than one by order."""
     return isinstance(value, int | float | datetime | date) and not isinstance(value, bool)

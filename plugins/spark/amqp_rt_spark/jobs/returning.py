@@ -1,14 +1,14 @@
-"""Dead letters go back to where they came from, each exactly once, whatever is interrupted.
+"""Return dead letters to their sources, each exactly once, also across interruptions.
 
-A group of the queue sets all of them aside (a lease). Somebody looks which ones are chosen; the others go
-back at once, and from then on the broker knows the choice: it is what the group has left. These are
-published in pieces, each under the number after its last message, and a piece is accepted, and so
-gone from the queue, when it has been published everywhere.
+A group of the queue leases all of them. The messages that are not chosen are returned to the queue at once;
+from then on the broker knows the choice: the messages that the group still holds. These are published in
+pieces, each under the number after its last message, and a piece is accepted, and so removed from the queue,
+once it is published at all destinations.
 
-Whoever begins again after a failure asks each destination how far it got. What has a lower number was
-chosen and is published, so it is accepted and nothing else, even if the choice is another one by now.
+A run after a failure asks each destination for its position. Messages with a lower number were chosen and
+published, so they are accepted and not sent again, even if the choice has changed since.
 
-Nothing here knows Spark.
+This module does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .publishing import PIECE_BYTES, Pace, Publisher, replayed, short
 
 _log = logging.getLogger("amqp_rt_spark")
 
-#: Destinations of one replay. Their names come from messages.
+#: Most destinations of one replay. Their names come from messages.
 DESTINATIONS_MAX: Final = 1_000
-#: Ranges that go back with one request.
+#: Most ranges that are returned with one request.
 _RANGES: Final = 1_000
 
 
 class Letter(Struct, frozen=True):
-    """A message that is set aside: its number, where it would go, and whether it is to.
+    """A leased message: its number, its destination, and whether it is chosen for replay.
 
-    It goes nowhere if *to* is empty.
+    If *to* is empty, there is no destination.
     """
 
     number: int
@@ -50,9 +50,9 @@ class Letter(Struct, frozen=True):
 
 
 def no_way(queue: str, to: str) -> str:
-    """Why nothing of *queue* is sent to the address *to*; an empty text if there is no reason.
+    """Return the reason why nothing of *queue* may be sent to the address *to*; empty if it may.
 
-    The address may come from a message, and whoever may send to the queue has a say in it.
+    The address may come from a message, so anyone with the right to send to the queue can set it.
     """
     if not to:
         return "it does not say who gave it up"
@@ -62,7 +62,7 @@ def no_way(queue: str, to: str) -> str:
 
 
 def waiting(conf: JobConf, queue: str, name: str) -> int:
-    """How many messages a replay of that *name* has set aside that was interrupted."""
+    """Return how many messages an interrupted replay named *name* has left leased."""
     try:
         state = wire.call(conf.endpoint, queue, "LEASE-STATE", group=group_of(name))
     except AmqpError:
@@ -71,27 +71,27 @@ def waiting(conf: JobConf, queue: str, name: str) -> int:
 
 
 def group_of(name: str) -> str:
-    """The group that sets messages aside for a replay of that *name*."""
+    """Return the group that leases messages for a replay named *name*."""
     return short(f"replay to {name}")
 
 
 class Return:
-    """One replay of all that waits in a queue now.
+    """Replay of all messages that a queue has now.
 
     Args:
-        conf: Where the broker is.
+        conf: Connection settings.
         queue: The queue.
-        name: Of the replay. One of the same name goes on with what an interrupted one has left.
-        choose: Says of each message that the group has aside what becomes of it.
-        pace: How fast it goes.
+        name: Name of the replay. A replay continues an interrupted one of the same name.
+        choose: Returns the messages that the group has leased, with the decision on each.
+        pace: Rate of the replay.
 
     Attributes:
-        id: What the messages say of themselves.
+        id: Value of the annotation of replayed messages.
         sent: Destination → messages that were published.
         failed: Destination → messages that were chosen, could not be sent there, and stay.
         refused: Destination → why nothing, or not everything, can be sent there.
         finished: Messages that an earlier run had published.
-        kept: Messages that stay.
+        kept: Messages that stay in the queue.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class Return:
         self._generation = 0
 
     def run(self) -> None:
-        """Replay what is chosen.
+        """Replay the chosen messages.
 
         Raises:
-            AmqpError: It was interrupted. The next one of the same name goes on with it.
+            AmqpError: The replay was interrupted. The next one of the same name continues it.
         """
         state = self._open()
         if state["next"] > state["first"]:
             _log.info("going on with %d messages", state["next"] - state["first"])
             self._round(state, began=True)
-            # What was given back then is looked at again.
+            # Messages returned to the queue then are considered again.
             state = self._open()
         left = int(state["available"])
         while left > 0:
@@ -149,7 +149,7 @@ class Return:
         return state
 
     def _more(self, state: dict[str, Any], most: int) -> dict[str, Any]:
-        """Set up to *most* messages aside, as many as the broker lets one group have."""
+        """Lease up to *most* messages, as many as the broker lets one group hold."""
         while (missing := most - (int(state["next"]) - int(state["first"]))) > 0:
             before = state["next"]
             state = self._call("LEASE", generation=self._generation, count=missing)
@@ -158,11 +158,11 @@ class Return:
         return state
 
     def _round(self, state: dict[str, Any], *, began: bool) -> dict[str, Any]:
-        """Replay what is chosen of what is set aside, and give the rest back.
+        """Replay the chosen ones of the leased messages, and return the others to the queue.
 
         Args:
-            state: Of the group.
-            began: Some of it may have been published before this run.
+            state: State of the group.
+            began: Whether an earlier run may have published some of them.
         """
         producer = f"{self._queue}/{self._group}/{state['id']}"
         goes: dict[int, str] = {}
@@ -180,7 +180,7 @@ class Return:
         return self._call("ACCEPT-LEASE", generation=self._generation, to=state["next"])
 
     def _publisher(self, to: str, producer: str, *, began: bool) -> Publisher | None:
-        """Who publishes to *to*; None if nobody can."""
+        """Return the publisher to the address *to*; None if the broker refuses it or there are too many."""
         found = self._publishers.get(to)
         if found is None and to not in self.refused:
             if len(self._publishers) + len(self.refused) >= DESTINATIONS_MAX:
@@ -189,13 +189,13 @@ class Return:
                 found = self._publishers[to] = Publisher(self._conf, to, producer)
             except LinkRefused as error:
                 if began and error.condition != "amqp:not-found":
-                    # It may have got some of them already: these are not to go back.
+                    # An earlier run may have published some there: those must not return to the queue.
                     raise
                 self.refused[to] = error.description
         return found
 
     def _give_back(self, numbers: set[int]) -> None:
-        """These stay in the queue."""
+        """Return these messages to the queue."""
         ranges = list(_ranges(sorted(numbers)))
         for begin in range(0, len(ranges), _RANGES):
             some = ranges[begin : begin + _RANGES]
@@ -203,7 +203,7 @@ class Return:
         self.kept += len(numbers)
 
     def _publish(self, goes: dict[int, str], first: int, end: int) -> None:
-        """Send what *goes* in pieces, and be done with each as soon as all of it is published."""
+        """Send the messages of *goes* in pieces, and accept each piece once all of it is published."""
         messages: dict[str, list[tuple[int, bytes]]] = {}
         count = size = 0
         for number, message in leased(self._options(), Span(self._queue, 0, first, end, "")):
@@ -226,13 +226,13 @@ class Return:
             try:
                 self._send(to, some, end)
             except DeliveryRejected:
-                # Nothing of it is published. One by one shows which of them are not taken.
+                # None of the piece is published. Sent one by one, the rejected messages show.
                 for number, payload in some:
                     try:
                         self._send(to, [(number, payload)], number + 1)
                     except DeliveryRejected as error:
-                        # Before anything later is sent there: what has a lower number than the last
-                        # one that was published counts as published.
+                        # Before any later message is sent there: a number below the last published
+                        # one counts as published.
                         self._give_back({number})
                         self.failed[to] += 1
                         self.refused.setdefault(to, error.description)
@@ -248,7 +248,7 @@ class Return:
 
 
 def _ranges(numbers: list[int]) -> Iterator[list[int]]:
-    """*numbers*, which rise, as ranges without their ends."""
+    """Yield the ascending *numbers* as ranges, ends excluded."""
     begin = end = -1
     for number in numbers:
         if number != end:

@@ -1,7 +1,7 @@
-"""A query while it runs: what it has done, how far it is behind, and how it is asked to stop.
+"""Follow a running query: its progress, its lag, and requests to stop it.
 
-A query is looked at from the thread that waits for it rather than through a listener: a signal may
-ask for its end at any time, and nothing that Spark is told then may come in between two other calls.
+The query is polled from the thread that waits for it, without a listener: a signal may request the stop at
+any time, and a call to Spark from its handler must not come between two other calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-#: How often a query is looked at, and how long one that is to stop may go on with its batch.
+#: Seconds between polls of a query, and seconds that a batch may still take after a request to stop.
 _POLL_S: Final = 0.5
 _GRACE_S: Final = 60.0
 
@@ -23,8 +23,8 @@ Place = tuple[str, int | None]
 
 
 def places_of(offset: Any) -> dict[Place, int]:
-    """How far an offset of a source of ours goes, as Spark has it: logs by their partitions, queues
-    by the numbers of what was leased; empty for None and for sources that are not ours."""
+    """Return the positions in an offset of a source of this package, as Spark has it: logs by partition,
+    queues by the numbers of leased messages; empty for None and for other sources."""
     if isinstance(offset, str):
         try:
             offset = json.loads(offset)
@@ -41,13 +41,13 @@ def places_of(offset: Any) -> dict[Place, int]:
 
 
 class Batch(Struct, frozen=True):
-    """A micro-batch that is done.
+    """A completed micro-batch.
 
     Attributes:
-        number: As the checkpoint counts.
-        rows: That were read.
-        seconds: That it took.
-        behind: Messages that there were beyond its end, None if the source does not say.
+        number: Number in the checkpoint.
+        rows: Rows read.
+        seconds: Duration.
+        behind: Messages available beyond its end, None if the source reports none.
     """
 
     number: int
@@ -62,30 +62,30 @@ class Batch(Struct, frozen=True):
 
 
 class Watch:
-    """What whoever runs a job sees of its query, and how it is asked to stop.
+    """Observer of a job's query, which can also stop it.
 
-    This one sees nothing; whoever wants to overrides :meth:`batch`.
+    This base class ignores batches; override :meth:`batch` to observe them.
     """
 
     def __init__(self) -> None:
-        #: Set it, from any thread or signal handler: the query ends after the batch that is running.
+        #: Set from any thread or signal handler, ends the query after the running batch.
         self.stopping = threading.Event()
 
     def batch(self, batch: Batch) -> None:
-        """*batch* is done."""
+        """Called when *batch* is done."""
 
 
 class Run(Struct):
-    """What a query has done since it was started.
+    """Progress of a query since it was started.
 
     Attributes:
-        rows: That were read.
-        moved: Place → where it began, and how far it has come.
-        behind: As :attr:`Batch.behind` of the last one.
-        history: The last batches, ``HISTORY`` of them at most.
-        observed: What ``DataFrame.observe`` has counted, by name, of all batches together.
-        stopped: It was asked to, and would have gone on.
-        late: Rows, grouped as far as the query does, that came after the watermark and are left out.
+        rows: Rows read.
+        moved: Place → its first and its current position.
+        behind: :attr:`Batch.behind` of the last batch.
+        history: The last batches, at most ``HISTORY``.
+        observed: Counts of ``DataFrame.observe``, by name, summed over all batches.
+        stopped: Whether the query ended because of a request to stop.
+        late: Rows that came after the watermark and were dropped, counted after partial grouping.
     """
 
     HISTORY: ClassVar[int] = 1_000
@@ -102,10 +102,10 @@ class Run(Struct):
 
 
 def follow(query: Any, watch: Watch | None = None) -> Run:
-    """Wait until *query*, a ``StreamingQuery``, has ended by itself or *watch* asks it to stop.
+    """Wait until *query*, a ``StreamingQuery``, ends by itself, or stop it when *watch* requests that.
 
     Raises:
-        StreamingQueryException: It has failed.
+        StreamingQueryException: The query has failed.
     """
     watch = watch or Watch()
     run = Run()
@@ -132,11 +132,11 @@ def follow(query: Any, watch: Watch | None = None) -> Run:
 
 
 def _last_done(query: Any, run: Run, watch: Watch, last: int) -> int:
-    """Add to *run* the batches after number *last*; the number of the last one now."""
+    """Add to *run* the batches after number *last*, and return the number of the last one now."""
     for progress in query.recentProgress:
-        # As an attribute: Spark Connect leaves the item empty, and sums the sources.
+        # Attributes rather than items: Spark Connect leaves the item empty, and the attribute sums the sources.
         number, rows = int(progress.batchId), int(progress.numInputRows)
-        # One that looked for more and found nothing has the number of the batch to come.
+        # A poll that found nothing new has the number of the next batch.
         if number <= last or not (rows or _moves(progress)):
             continue
         last = number
@@ -166,7 +166,7 @@ def _last_done(query: Any, run: Run, watch: Watch, last: int) -> int:
 
 
 def _counted(row: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """The names and values of what was observed, which Spark Connect gives with their schema."""
+    """Return names and values of an observation, which Spark Connect delivers with their schema."""
     if row.keys() == {"values", "schema"}:
         names = (field["name"] for field in row["schema"]["fields"])
         return zip(names, row["values"], strict=True)

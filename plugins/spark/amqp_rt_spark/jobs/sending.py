@@ -1,7 +1,7 @@
-"""Rows of messages are sent once more, each once under the id of the replay.
+"""Send rows of messages again, each once under the id of the replay.
 
-Each partition that they came from is a producer of its own at the address, and its offsets are the numbers by
-which it gets on (:mod:`.publishing`). Nothing here knows Spark.
+Each partition that they came from is a producer of its own at the address, and its offsets are the numbers
+that record its progress (:mod:`.publishing`). This module does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..rows import payload_of
 from .conf import JobConf
 from .publishing import PIECE_BYTES, Pace, Publisher, replayed, short
 
-#: Partitions of one replay, each of which is a producer at the address.
+#: Most partitions of one replay, each of which is a producer at the address.
 PARTITIONS_MAX: Final = 1_000
-#: The one annotation that goes along, or is made of the group-id: it keeps messages of one key in one
-#: partition. Of the others a table has only what JSON has of them.
+#: The only annotation that is kept, or derived from the group-id: it keeps messages of one key in one
+#: partition. Of the others a table has only their JSON form.
 _KEY: Final = "x-opt-partition-key"
 
 #: Address and partition of a row; a queue has no partitions.
@@ -33,15 +33,15 @@ class Sender:
     """Sends rows that come in the order of their offsets.
 
     Args:
-        conf: Where the broker is.
+        conf: Connection settings.
         to: The address.
-        replay: The id of the replay.
-        pace: How fast it goes.
+        replay: Id of the replay.
+        pace: Rate of the replay.
         properties: Application properties to set.
-        chosen: Says which rows are sent; under one id it stays the same.
+        chosen: Description of the choice of rows, which stays the same under one id.
 
     Attributes:
-        counts: Of each partition, how many messages were sent, and had been before.
+        counts: For each partition, messages sent by this run and by earlier ones.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Sender:
         """Send *rows* in pieces.
 
         Raises:
-            AmqpError: It was interrupted.
-            ValueError: The rows are no messages, are ambiguous, or other ones were chosen under this id.
+            AmqpError: The replay was interrupted.
+            ValueError: The rows are no messages or ambiguous, or other ones were chosen under this id.
         """
         pieces: dict[Origin, list[tuple[int, bytes]]] = {}
         count = size = 0
@@ -79,7 +79,7 @@ class Sender:
             last = self._last.get(key)
             if last is not None and number <= last[0]:
                 if number == last[0] and payload == last[1]:
-                    # The table has it twice.
+                    # A duplicate row of the table.
                     continue
                 raise ValueError(
                     f"the table has two messages of {shown(key)} at offset {number}: the log was deleted "
@@ -143,12 +143,12 @@ class Sender:
 
 
 def producer_of(replay: str, origin: Origin) -> str:
-    """Under which name messages of a partition are published."""
+    """Return the name of the producer for messages of a partition."""
     address, partition = origin
     return short(f"replay {json.dumps([replay, partition, address])}")
 
 
 def shown(origin: Origin) -> str:
-    """*origin* as a sentence has it."""
+    """Return *origin* as part of a sentence."""
     address, partition = origin
     return repr(address) if partition is None else f"{address!r}, partition {partition}"

@@ -1,4 +1,4 @@
-"""What ``spark-submit`` is given: the jobs, where Spark has been told already on which master they run."""
+"""Entry point for ``spark-submit``: the jobs, with the master left to Spark's own settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How a job gets to a cluster: the line of ``spark-submit``, and an archive of our Python.
+"""Submit jobs to a cluster: the command line of ``spark-submit``, and an archive of our Python code.
 
-All of ours that runs there is pure Python, and so is click; msgspec and pyarrow are not, and have to be there.
+Our code is pure Python, and so is click; msgspec and pyarrow are not, and must be installed on the cluster.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-#: Modules and packages that the archive has.
+#: Modules and packages in the archive.
 _PACKED: Final = ("amqp_rt", "amqp_rt_spark", "pyspark_amqp_rt", "click")
-#: Where Python workers look for modules.
+#: Setting of the path on which Python workers look for modules.
 _PATH: Final = "spark.executorEnv.PYTHONPATH"
-#: Of these, files that are no Python.
+#: Suffixes of other files of these packages.
 _DATA: Final = (".jinja", ".properties", ".typed")
-#: All of the archive's times, so that it is the same whenever it is made: the first one it can have.
+#: Time of every entry, the earliest that the format allows, so that archives are reproducible.
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -29,12 +29,12 @@ def submit_line(
     settings: Mapping[str, str],
     archive: str | None,
 ) -> list[str]:
-    """The words of the line that runs the job *name* with *arguments* at *master*."""
+    """Return the words of the command line that runs the job *name* with *arguments* at *master*."""
     line = ["spark-submit", "--master", master, "--name", f"amqp-rt {name}"]
     settings = dict(settings)
     if archive is not None:
-        # What plans a stream, beside the driver, is told of no archives: it is where the driver was
-        # started, or where Spark has put it for the task.
+        # The Python process that plans a stream, beside the driver, does not get --py-files: the archive
+        # is where the driver was started, or where Spark has put it for the task.
         found = dict.fromkeys((archive, Path(archive).name))
         known = settings.get(_PATH, "")
         settings[_PATH] = ":".join([*filter(None, [known]), *found])
@@ -46,14 +46,14 @@ def submit_line(
 
 
 def package(archive: str) -> None:
-    """Write what executors and driver import to *archive*, a zip for ``--py-files``.
+    """Write the modules that executors and driver import to *archive*, a zip for ``--py-files``.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The archive cannot be written.
     """
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in _PACKED:
-            # Found, and not imported: what is only packed need not be able to run here.
+            # Located without an import: packed modules need not be able to run here.
             spec = find_spec(name)
             assert spec is not None
             found = Path(str(spec.origin))

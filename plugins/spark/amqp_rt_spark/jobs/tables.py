@@ -1,4 +1,4 @@
-"""What jobs do with rows of messages: conditions, and times."""
+"""Rows of messages in jobs: conditions, and bounds of time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Moment = Annotated[str, Written(moment)]
 
 
 def condition_of(rows: Any, where: str) -> Any:
-    """The SQL condition *where* as a column of *rows*.
+    """Return the SQL condition *where* as a column of *rows*.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is no condition on these rows.
     """
-    # Spark writes the whole of such an error to the log, and what is said here is enough.
+    # Spark logs such an error in full; the message raised here is enough.
     log = PySparkLogger.getLogger("SQLQueryContextLogger")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:
         condition = sql.expr(where)
-        # Columns are looked up, and types, before anything is read.
+        # Resolve columns and types before anything is read.
         rows.where(condition).schema  # noqa: B018
     except PySparkException as error:
         said = str(error).strip().splitlines()[0].partition(" SQLSTATE:")[0]
@@ -43,11 +43,11 @@ def condition_of(rows: Any, where: str) -> Any:
 def messages_of(
     spark: Any, table: str, needed: Iterable[str], *, since: str, until: str, where: str
 ) -> Any:
-    """The rows of a table of ingest that were enqueued from *since* on and before *until*, and for which
+    """Return the rows of a table of ingest that were enqueued from *since* on and before *until*, and for which
     *where* is true.
 
     Raises:
-        ValueError: It is not such a table, or *where* is no condition.
+        ValueError: The table is not one of ingest, or *where* is no condition.
     """
     rows = read_table(spark, table)
     for name in needed:
@@ -59,7 +59,7 @@ def messages_of(
 
 
 def within(rows: Any, since: str, until: str) -> Any:
-    """Those of *rows* that were enqueued from *since* on and before *until*; an empty text is no bound."""
+    """Return the *rows* that were enqueued from *since* on and before *until*; an empty text is no bound."""
     at = sql.col("enqueued_time")
     if since:
         rows = rows.where(at >= sql.timestamp_millis(sql.lit(moment(since))))

@@ -1,1 +1,1 @@
-"""What applications hold: containers, connections, senders, receivers, calls."""
+"""Containers of nodes, connections, senders, receivers and calls."""

@@ -1,8 +1,8 @@
-"""Claims-based security on the side that takes tokens: the node ``$cbs`` (SE10 to SE16).
+"""Claims-based security on the side that accepts tokens: the node ``$cbs``.
 
-Deployed clients ask with application-properties (``operation`` is ``put-token``) and want an answer
-(``status-code``); the OASIS draft has the subject ``set-token`` and no answer but the outcome. Both
-end in :meth:`TokenWatch.put`.
+Deployed clients send a request in application-properties (``operation`` is ``put-token``) and
+expect a response message (``status-code``); the OASIS draft uses the subject ``set-token``, and the
+outcome is the only answer. Both end in :meth:`TokenWatch.put`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("amqp_rt.security")
 
-#: ``status-code`` by condition.
+#: ``status-code`` of a response by the error's condition.
 _STATUS: Final = {
     "amqp:invalid-field": 400,
     "amqp:decode-error": 400,
@@ -35,10 +35,10 @@ _STATUS: Final = {
 
 
 class TokenWatch:
-    """The tokens of one connection, and their time.
+    """Tokens of one connection, and their expiry.
 
-    One task: until there is a token, it waits for the first, which must not take too long where
-    the login alone gives no rights; then it sees to it that what a token gave ends with it.
+    One task runs for it. Without a token it waits for the first, with a deadline if the login alone
+    gives no rights; later it removes the rights of expired tokens.
     """
 
     def __init__(self, connection: Connection, cbs: Cbs) -> None:
@@ -48,27 +48,27 @@ class TokenWatch:
         self._cbs = cbs
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
-        #: Held while a request is answered. Judging a token may take long, and what came before it must
-        #: not take the place of what came after.
+        #: Held while a request is answered. Checking a token may take long, and an earlier request
+        #: must not overwrite the result of a later one.
         self.turn = trio.Lock()
 
     async def put(self, kind: str | None, text: str, audience: str | None) -> None:
-        """Judge a token and keep it.
+        """Check a token and keep it.
 
         Raises:
-            TokenRefused: It is not accepted; nothing has changed.
+            TokenRefused: The token is not accepted; nothing has changed.
         """
         limits = self._connection.container.limits
         token = await self._cbs.judge(kind, text, audience, limits)
         self.keep(token)
 
     def keep(self, token: Token) -> None:
-        """Keep a token that has been judged, such as by the login.
+        """Keep a token that was checked before, for example by the login.
 
         Raises:
-            TokenRefused: There are too many, or it has expired while it was judged.
+            TokenRefused: There are too many tokens, or this one expired while it was checked.
         """
-        # From here on the clock that never jumps counts (REL12).
+        # From here on the expiry is measured by the monotonic clock, which never jumps.
         left = token.expires_at - self._cbs.clock.wall()
         if not left > 0:
             raise TokenRefused("the token has expired")
@@ -79,15 +79,15 @@ class TokenWatch:
         self._connection.container.judge_again(self._connection, "your rights have changed")
 
     async def run(self, *, owes: bool, known: bool) -> None:
-        """Watch until :meth:`stop`.
+        """Watch the tokens until :meth:`stop`.
 
-        A peer that owes one has ``token_deadline_s`` seconds whenever it has none: after the open, and
-        after the last one has expired or was deleted. Otherwise one token, put and deleted at once,
-        would keep the connection for ever.
+        A peer that owes a token has ``token_deadline_s`` seconds whenever it has none: after the
+        open, and after the last one has expired or was deleted. Otherwise one token, put and
+        deleted at once, would keep the connection open for ever.
 
         Args:
             owes: The peer has no rights without a token.
-            known: It has been let in, by its login or the tokens that came with it.
+            known: The peer has been admitted, by its login or the tokens that came with it.
         """
         connection = self._connection
         deadline_s = connection.container.limits.token_deadline_s
@@ -117,18 +117,19 @@ class TokenWatch:
                     await self._changed.wait()
 
     def stop(self) -> None:
-        """The connection is over, and the tokens with it."""
-        # The peer has the tokens, and the connection the peer.
+        """Stop watching: the connection has ended, and its tokens with it."""
+        # The peer refers to the tokens and the connection to the peer: this callback closes a
+        # cycle.
         self.tokens.on_changed = _nothing
         self._scope.cancel()
 
 
 def _nothing() -> None:
-    """Follow changes of tokens no more."""
+    """Replace the callback for changed tokens after the end of the connection."""
 
 
 async def answer_cbs(message: Message, watch: TokenWatch) -> Message | Accepted:
-    """What ``$cbs`` says to a request.
+    """Answer a request to ``$cbs``.
 
     Raises:
         RaisedOutcome: A ``set-token`` is refused.
@@ -141,7 +142,7 @@ async def _answer(message: Message, watch: TokenWatch) -> Message | Accepted:
     subject = message.properties.subject
     given = message.application_properties
     if subject == "set-token" or "operation" not in given:
-        # The draft, §3.3: the outcome is the answer.
+        # In the draft (§3.3) the outcome is the answer.
         kind = given.get("token-type")
         try:
             await watch.put(_text(kind), _token(message), None)
@@ -167,14 +168,14 @@ async def _answer(message: Message, watch: TokenWatch) -> Message | Accepted:
 
 
 class TokenRejected(RaisedOutcome):
-    """A token was refused, and the outcome says it."""
+    """Refusal of a token that is reported by the outcome."""
 
     def __init__(self, error: AmqpError) -> None:
         super().__init__(error.description, condition=error.condition)
 
     @property
     def outcome(self) -> Rejected:
-        """What the sender is told."""
+        """Outcome that the sender gets."""
         return Rejected(Error.of(self))
 
 

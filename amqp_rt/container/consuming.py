@@ -1,8 +1,8 @@
-"""Our nodes as consumers of the addresses of a peer, such as the queues of a broker.
+"""Nodes as consumers of the addresses of a peer, such as the queues of a broker.
 
 A ``node`` or ``rpc`` receives from the address, a ``source`` sends to it, and replies go through
-the peer's anonymous terminus. Each is a member of the connection's session, so that it attaches
-again when a lost connection has been replaced.
+the peer's anonymous terminus. Each is a member of the connection's session, and attaches again when
+a lost connection has been replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class _Consumer:
-    """One node at one address of a peer, over however many connections in a row."""
+    """A node at an address of a peer, across the connections that replace each other."""
 
     def __init__(self, session: Session, workers: Workers, relay: _Relay | None) -> None:
         self.session = session
@@ -72,14 +72,18 @@ class _Consumer:
             )
 
     def lost(self, error: AmqpError) -> None:
-        """The session is gone for good."""
+        """End the consumer: its session is lost permanently."""
         self.over(error)
 
     def attached(self) -> None:
         self._answered.set()
 
     def over(self, error: AmqpError) -> None:
-        """It will not attach again."""
+        """End the consumer with *error*; it will not attach again.
+
+        Before the first answer *error* is raised to the waiting caller, later it fails the
+        container.
+        """
         if self._over:
             return
         self._over = True
@@ -92,12 +96,12 @@ class _Consumer:
             self.workers.container.fail(error)
 
     def finished(self) -> None:
-        """Attach no more: the node was removed, or its source has come to its end or failed."""
+        """End without an error: the node was removed, or its source has ended or failed."""
         self._over = True
         self.session.remove(self)
 
     def detached(self, error: Error | None, closed: bool) -> None:
-        """The peer ended the link, or the connection went."""
+        """Handle the end of the link, by the peer or with the connection."""
         session = self.session
         if self._over:
             return
@@ -111,10 +115,10 @@ class _Consumer:
             self.over(why)
 
     async def wait_attached(self) -> None:
-        """Wait for the peer's answer.
+        """Wait for the peer's answer to the attach.
 
         Raises:
-            LinkRefused: It would not have us.
+            LinkRefused: The peer refused the link.
         """
         await self._answered.wait()
         if self._error is not None:
@@ -127,7 +131,7 @@ class _ConsumerInbox(Inbox):
         self._consumer = consumer
 
     def on_attached(self, link: ReceivingLink) -> None:
-        # Only now is there a link: it was us who asked for it.
+        # The link exists only from here on, since we asked for it.
         self.binding.link = link
         if self._window is not None:
             self._window.link = link
@@ -135,7 +139,7 @@ class _ConsumerInbox(Inbox):
         self._consumer.attached()
 
     def detach(self, error: Error) -> None:
-        """End the link: the node was removed here."""
+        """End the link, because the node was removed here."""
         self._consumer.finished()
         super().detach(error)
 
@@ -165,7 +169,7 @@ class _ConsumerFeed(SourceFeed):
 def _returns(
     member: _Consumer | _Relay, error: Error | None, closed: bool, why: AmqpError, *, attached: bool
 ) -> bool:
-    """Attach the link of *member* again that its peer has detached; whether that is tried."""
+    """Arrange to attach again a link that its peer has detached; return whether that is tried."""
     session = member.session
     if is_passing(error, closed):
         return session.returns(member, why, ended=False)
@@ -173,13 +177,14 @@ def _returns(
 
 
 class _Relay:
-    """The way for replies through the peer's anonymous terminus."""
+    """Link for replies to the peer's anonymous terminus."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.name = session.connection.new_name("replies")
         self.reply_link: ReplyLink | None = None
-        #: What the consumers' handlers are called with now: their replies go to ``reply_link``.
+        #: Bindings with which the consumers' handlers are called; their replies go to
+        #: ``reply_link``.
         self.bindings: dict[_Consumer, Binding] = {}
         self._answered = trio.Event()
         self._error: AmqpError | None = None
@@ -192,7 +197,7 @@ class _Relay:
         core.attach_sender(self.name, self.reply_link, source=Source(), target=Target())
 
     def lost(self, error: AmqpError) -> None:
-        """The session is gone for good, or the link does not come back."""
+        """Handle the permanent loss of the session or the link."""
         if not self._answered.is_set():
             self.answered(error)
         elif not self.session.going:
@@ -200,13 +205,13 @@ class _Relay:
             self.session.connection.container.fail(error)
 
     def answered(self, error: AmqpError | None = None) -> None:
-        """The peer has said whether it has an anonymous terminus."""
+        """Record the peer's answer to the attach; *error* if it refused the link."""
         if not self._answered.is_set():
             self._error = error
             self._answered.set()
 
     def detached(self, error: Error | None, closed: bool) -> None:
-        """The peer ended the link, or the connection went."""
+        """Handle the end of the link, by the peer or with the connection."""
         attached = self._answered.is_set()
         if attached and self.session.going:
             return
@@ -218,7 +223,7 @@ class _Relay:
         """Wait for the peer's answer.
 
         Raises:
-            LinkRefused: It has no anonymous terminus.
+            LinkRefused: The peer has no anonymous terminus.
         """
         await self._answered.wait()
         if self._error is not None:
@@ -243,12 +248,12 @@ class _RelayLink(ReplyLink):
 async def consume(connection: Connection, workers: Iterable[Workers]) -> None:
     """Attach a link for each of *workers* to the peer of *connection*.
 
-    Cancelled, or after one was refused, those that are attached go on.
+    When cancelled, or after a refusal, links that are attached continue.
 
     Raises:
-        TypeError: A node is none that can be served at a peer.
+        TypeError: A node cannot be served at a peer.
         LinkRefused: The peer has no such address, or no anonymous terminus for replies.
-        ConnectionLost: The connection went.
+        ConnectionLost: The connection was lost.
     """
     session = connection.default_session
     found = list(workers)

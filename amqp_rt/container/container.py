@@ -1,8 +1,8 @@
-"""What applications hold: a container of nodes, with everything that runs for them inside it.
+"""Container of nodes, with all tasks that run for them.
 
-Nothing runs unless the ``async with`` block of a container owns it. Leaving the block in peace
-stops credit, finishes or cancels what runs, settles, detaches and closes, in this order;
-leaving it with an exception does the same without waiting for handlers.
+All tasks run within the ``async with`` block of their container. Leaving the block normally takes
+credit back, lets handlers finish or cancels them, settles, detaches and closes, in this order.
+Leaving it with an exception does the same without waiting for handlers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ log = logging.getLogger("amqp_rt.container")
 #: ``await authorize(peer, address, role)``: whether *peer* may be the ``"sender"`` or the
 #: ``"receiver"`` of a link to *address*.
 Authorize: TypeAlias = Callable[[Peer, str, str], Awaitable[bool]]
-#: Whether clients log in, see :class:`Container`.
+#: Whether clients have to log in; see :class:`Container`.
 SaslPolicy: TypeAlias = Literal["required", "optional", "off"]
 SASL_POLICIES: Final = ("required", "optional", "off")
 #: Called when a container starts or has stopped.
@@ -142,19 +142,20 @@ Hook: TypeAlias = Callable[[], Any]
 
 #: Seconds that peers have to answer our close before their connections are dropped.
 CLOSE_GRACE_S: Final = 5.0
-#: Links remembered for one connection before those that are gone are looked for.
+#: Links remembered for a connection before the first search for those that have ended.
 _LINKS_KEPT: Final = 512
-#: Characters of what a failed login says that are logged, and by which its user is remembered.
+#: Characters of the reason of a failed login that are logged, and of the user name that the backoff
+#: remembers.
 _WHY_MAX: Final = 200
 
-#: (virtual host, user, container-id, does the peer receive?, link name, connection) (decision 28). The
-#: connection is that of a link to ``$cbs``: tokens belong to one connection, and so do the links that put
-#: them. It is None for other links, which may be attached again on another connection.
+#: Identity of a link: (virtual host, user, container-id, whether we send, link name, connection).
+#: The connection is set only for links to ``$cbs``, whose tokens belong to one connection. It is
+#: None for other links, which may be attached again on another connection.
 _Identity: TypeAlias = tuple[str, str | None, str, bool, str, Any]
 
 
 class Container:
-    """Nodes at addresses, and everything that runs for them.
+    """Nodes at addresses, with the tasks, listeners and connections that serve them.
 
     ::
 
@@ -165,39 +166,43 @@ class Container:
     Args:
         name: The container-id that peers see.
         nodes: Decorated functions, objects with decorated methods, routers.
-        resources: Objects, or ``@asynccontextmanager`` functions that make them, which handlers
-            ask for by type.
+        resources: Objects, or ``@asynccontextmanager`` functions that make them, which handlers ask
+            for by type.
         middleware: Wrapped around every handler of this container.
-        sasl: Mechanisms to offer, by name or as objects. By default what *users* and *tokens* are
-            for: PLAIN, SCRAM where every user has what it takes, OAUTHBEARER and XOAUTH2. Without
-            either, ANONYMOUS, and where there is *cbs* what logs in with its tokens.
-        users: Who may log in with PLAIN: names and passwords, or a verifier
+        sasl: Mechanisms to offer, by name or as objects. By default those that *users* and *tokens*
+            allow: PLAIN, SCRAM if every user has SCRAM credentials, OAUTHBEARER and XOAUTH2.
+            Without either, ANONYMOUS, and with *cbs* also those that log in with its tokens.
+        users: Users that may log in with PLAIN: names and passwords, or a verifier
             ``await users(user, password, peer)`` that returns an identity or None.
-        tokens: ``await tokens(token, peer)`` for OAuth 2.0 tokens, which returns a ``Login`` or None.
+        tokens: ``await tokens(token, peer)`` for OAuth 2.0 tokens, which returns a ``Login`` or
+            None.
         authorize: ``await authorize(peer, address, role)`` for each attach, and for each address
-            that an anonymous terminus sends to. *role* is what the peer wants to be: ``"sender"``
-            or ``"receiver"``.
-        access: Who may do what where, besides *authorize*; see :mod:`amqp_rt.security.access`.
-        cbs: Tokens that are accepted at ``$cbs``, and give rights.
-        plain_in_clear: Let passwords cross networks unencrypted.
-        tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` understands TLS too.
-        tls_required: Refuse connections without TLS on ``amqp://``, and listen on no ``ws://``. What does not
-            leave the machine, ``amqp+unix://`` and ``memory://``, needs none.
+            that an anonymous terminus sends to. *role* is the peer's role: ``"sender"`` or
+            ``"receiver"``.
+        access: Rules of access, checked before *authorize*; see :mod:`amqp_rt.security.access`.
+        cbs: Policy for tokens put at ``$cbs``, which give rights.
+        plain_in_clear: Offer mechanisms that send passwords in clear on connections without TLS.
+        tls: Certificates for listeners at ``amqps://``; with them ``amqp://`` accepts TLS too.
+        tls_required: Refuse connections without TLS on ``amqp://``, and do not listen on ``ws://``.
+            Connections that stay on the machine, ``amqp+unix://`` and ``memory://``, need none.
         origins: Web pages that may connect to ``ws://`` and ``wss://``, such as
-            ``https://example.org``; ``*`` for all. Programs that are no browsers need not be named.
-        sasl_policy: ``"required"``: clients have to log in. ``"optional"``: they may also leave the
-            SASL layer out, and are nobody then. ``"off"``: there is none. By default it is required
-            unless ANONYMOUS is offered, which makes it optional.
-        settle_second: Whether senders that ask to settle before us (``rcv-settle-mode`` second) get that.
-            False answers ``first``, as a receiver may (Part 2 §2.7.3): outcomes are settled at once.
-            Azure's clients ask for it, and then wait for just that.
-        limits: Bounds of its connections.
+            ``https://example.org``; ``*`` for all. Clients that are not browsers need not be
+            listed.
+        sasl_policy: ``"required"``: clients have to log in. ``"optional"``: they may also leave out
+            the SASL layer, and are anonymous then. ``"off"``: there is no SASL layer. By default it
+            is required unless ANONYMOUS is offered, which makes it optional.
+        settle_second: Whether to grant ``rcv-settle-mode`` second to senders that ask for it, with
+            which the sender settles first. False answers ``first``, as a receiver may (Part 2
+            §2.7.3): outcomes are settled at once. Azure's clients ask for ``second``, but then wait
+            until we settle.
+        limits: Limits of the container and its connections.
         on_error: The outcome for a message whose handler raised, or a function of the exception.
-        drain_s: How long handlers may take to finish when the block is left.
-        network: Where ``memory://`` addresses live; share one between containers that talk.
+        drain_s: Seconds that handlers have to finish when the block is left.
+        network: Namespace of ``memory://`` addresses; share one between containers that connect to
+            each other.
         fronts: Protocols that listeners speak.
-        trace: A folder in which every connection leaves a file of what it heard and said; see
-            :mod:`amqp_rt.net.traces`. Messages are in it, passwords are not.
+        trace: A folder in which each connection records its input and output in a file; see
+            :mod:`amqp_rt.net.traces`. The files contain messages, but no passwords.
     """
 
     def __init__(
@@ -229,22 +234,23 @@ class Container:
         self.name = name
         self.limits = limits
         self.on_error = on_error
-        #: Bounds lines about handlers that fail, which peers can make them do.
+        #: Limits log lines about failing handlers, since peers can cause them.
         self.log_limiter = LogLimiter(limits)
         check_seconds("drain_s", drain_s, most=inf)
         self.drain_s = drain_s
         self._settle_second = settle_second
         self.authorize = authorize
-        # Where tokens give rights, nobody has any without.
+        # With CBS, a peer without a token has no rights.
         self.access = Access() if access is None and cbs is not None else access
         self._cbs = cbs
         self._watches: dict[Connection, TokenWatch] = {}
         self.network = network or MemoryNetwork()
         self.hosts: list[Host] = []
-        #: What peers may declare, for protocols in which they do; None if they may nothing.
+        #: Factory of the topology in which peers declare, for protocols with declarations; None if
+        #: peers may not declare.
         self.topology: Callable[[Peer, Any], Topology] | None = None
         self.replies = Replies(self)
-        #: Anonymous termini and sources that are attached.
+        #: Links of peers to the anonymous terminus.
         self.relays: set[Relay] = set()
         self.feeds: set[SourceFeed | LinkHandler] = set()
         self.node = NodeDecorator(self._add)
@@ -252,12 +258,12 @@ class Container:
         self.source = SourceDecorator(self._add)
         self._middleware = tuple(middleware)
         self._resources = Resources(resources)
-        #: Where connections leave their traces.
+        #: Writer of connection traces; None without *trace*.
         self.traces = None if trace is None else Traces(trace, limits=limits)
         self._fronts: Sequence[Front] = [*fronts] or [Amqp10()]
         if isinstance(users, Mapping):
             users = Users(users)
-        #: Who may log in, as far as we keep their passwords.
+        #: The users whose passwords are kept here; None with another verifier or none.
         self.users = users if isinstance(users, Users) else None
         if sasl_policy == "off":
             if sasl or users is not None or tokens is not None:
@@ -266,7 +272,7 @@ class Container:
                 )
             sasl = ()
         self._mechanisms = mechanisms_of(sasl, users, tokens, cbs, limits)
-        #: Waits for the sockets of all connections together, where the system has what it takes.
+        #: Waits for the sockets of all connections in one task, on systems that support it.
         self.reactor: Reactor | None = None
         self._plain_in_clear = plain_in_clear
         if tls_required and tls is None:
@@ -278,7 +284,7 @@ class Container:
             raise ValueError(
                 f"sasl_policy is one of {', '.join(SASL_POLICIES)}, not {sasl_policy!r}"
             )
-        # Whoever may come as nobody need not say so.
+        # Clients that may be anonymous may also leave out SASL.
         self._sasl_required = (
             "ANONYMOUS" not in self._mechanisms
             if sasl_policy is None
@@ -287,9 +293,9 @@ class Container:
         self._routes = RouteTable()
         #: Called with each handler before it is added; raises AddressError to refuse it.
         self.check_route: Callable[[Route], None] | None = None
-        #: The workers of every node, also of those that are served at peers only.
+        #: Workers of all nodes, including nodes that are served at peers only.
         self.workers: list[Workers] = []
-        #: Attach requests that wait for ``authorize``, of each link in the order in which they came.
+        #: Attach requests that wait for ``authorize``, by the link's identity in order of arrival.
         self._asking: dict[_Identity, dict[ReceivingLink | SendingLink, None]] = {}
         self._links: dict[_Identity, ReceivingLink | SendingLink] = {}
         self._links_of: dict[Any, set[_Identity]] = {}
@@ -299,7 +305,7 @@ class Container:
         self._namesakes = Namesakes(limits)
         self._crowd = Crowd(self._is_blocked)
         self._logins: dict[Any, ServerMechanism] = {}
-        #: What ends the judging of a login that is under way.
+        #: Cancel scopes of the logins that are being checked, by engine.
         self._judging: dict[Any, trio.CancelScope] = {}
         self._backoff = Backoff(limits)
         self._on_startup: list[Hook] = []
@@ -307,7 +313,7 @@ class Container:
         self._nurseries: _Nurseries | None = None
         self._ready = trio.Event()
         self._stopped = trio.Event()
-        #: Why :meth:`serve` ends, if not by :meth:`stop`.
+        #: Cause of the end of :meth:`serve`, unless :meth:`stop` ends it.
         self._failure: AmqpError | None = None
         self._stopping = False
         self._running: AbstractAsyncContextManager[Self] | None = None
@@ -321,8 +327,9 @@ class Container:
         """Add nodes, before the container starts or while it runs.
 
         Raises:
-            TypeError: A handler asks for something that nobody gives, or declares no node.
-            AddressError: Its address is taken, by a node of the broker too.
+            TypeError: A handler has a parameter that cannot be provided, or an object declares no
+                node.
+            AddressError: The address of a node is taken, possibly by a node of the broker.
         """
         for each in nodes:
             for function, declaration in declared(each):
@@ -346,10 +353,10 @@ class Container:
         return Workers(route, self, run_streamed if route.streaming else run_message)
 
     def remove(self, *nodes: Any) -> None:
-        """Take nodes away: functions, objects, routers or addresses as they were declared.
+        """Remove nodes, given as functions, objects, routers or addresses as they were declared.
 
-        New links are refused from now on. Links that are attached get no more credit, and are
-        detached (``amqp:resource-deleted``) once their running handlers have ended.
+        New links are refused from now on. Attached links get no more credit, and are detached
+        (``amqp:resource-deleted``) once their running handlers have ended, or after ``drain_s``.
 
         Raises:
             ValueError: There is no such node.
@@ -378,69 +385,73 @@ class Container:
         self.workers.remove(workers)
 
     def add_host(self, host: Host) -> None:
-        """Look for addresses that are not ours in *host*, such as a broker."""
+        """Look up addresses that are not ours in *host*, such as a broker."""
         self.hosts.append(host)
 
     def provide(self, thing: Any, *, as_type: type | None = None) -> None:
-        """Give handlers that ask for its type *thing*, before they are added.
+        """Provide *thing* to handlers with a parameter of its type; call it before adding them.
 
         An ``@asynccontextmanager`` function is entered when the container starts.
 
         Raises:
-            RuntimeError: The container runs, and *thing* would have to be entered.
+            RuntimeError: The container is running, and *thing* would have to be entered.
         """
         self._resources.provide(thing, as_type=as_type)
         if self._running is not None and self._resources.unmade:
             raise RuntimeError("a resource with a lifetime is provided before the container starts")
 
     def on_startup(self, hook: Hook) -> Hook:
-        """Call *hook* when the container starts, before it takes links. Usable as a decorator."""
+        """Call *hook* when the container starts, before links are served. Usable as a decorator."""
         self._on_startup.append(hook)
         return hook
 
     def on_shutdown(self, hook: Hook) -> Hook:
-        """Call *hook* when handlers have ended, before connections close; the last one first."""
+        """Call *hook* after handlers have ended, before connections close; the last one first."""
         self._on_shutdown.append(hook)
         return hook
 
     def find(
         self, address: str, *, sends: bool = False
     ) -> tuple[Workers, Mapping[str, Any]] | None:
-        """The node at *address* and what its pattern captured; *sends* for one to receive from.
+        """Find the node at *address* and the captures of its pattern.
+
+        Args:
+            address: The address of an attach.
+            sends: Whether we are the link's sender.
 
         Raises:
-            ValueError: The address fits, but a capture is not what the handler takes.
+            ValueError: The address fits, but a capture cannot be converted to the handler's type.
         """
         found = self._routes.find(address, sends=sends)
         if found is None and address.endswith(f"/{MANAGEMENT}"):
-            # The management nodes of entities are one with that of the container.
+            # The management nodes of entities are served by that of the container.
             found = self._routes.find(MANAGEMENT, sends=sends)
         return found
 
     def handler_at(self, address: str, *, sends: bool = False) -> Route | None:
-        """The handler whose address or pattern fits *address*, whatever its captures."""
+        """Return the handler whose address or pattern fits, without converting captures."""
         found = self._routes.tables[sends].find(address)
         return None if found is None else found[0].route
 
     @property
     def connections(self) -> list[Connection]:
-        """The connections that peers have opened. Over them we can send, receive and call too."""
+        """Connections opened by peers. They can also be used to send, receive and call."""
         return list(self._accepted.values())
 
     @property
     def routes(self) -> list[Route]:
-        """The nodes, in the order in which they were added."""
+        """Handlers of the nodes, in the order in which they were added."""
         return [workers.route for workers in self._routes]
 
     def asyncapi(self, *, version: str = "1.0.0") -> dict[str, Any]:
-        """The nodes as an AsyncAPI 3.0 document (A3)."""
+        """Return the nodes as an AsyncAPI 3.0 document."""
         return asyncapi(self.name, self.routes, version=version)
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """What became of the messages of each node so far, by address (A19).
+        """Return counts of the messages of each node, by address.
 
-        Where one is sent to and another received from at the same address, the second has its
-        kind in front: ``"source orders"``.
+        If one address has both a node to send to and one to receive from, the key of the second has
+        its kind in front: ``"source orders"``.
         """
         found: dict[str, dict[str, int]] = {}
         for workers in self._routes:
@@ -453,23 +464,23 @@ class Container:
 
     @property
     def ready(self) -> bool:
-        """It has started, and is not stopping."""
+        """Whether the container has started and is not stopping."""
         return self._ready.is_set() and not self._stopping
 
     async def wait_ready(self) -> None:
-        """Wait until it has started."""
+        """Wait until the container has started."""
         await self._ready.wait()
 
     def stop(self) -> None:
-        """Let :meth:`serve` return. Leaving the block does the rest."""
+        """Make :meth:`serve` return. Leaving the block then stops the container."""
         self._stopped.set()
 
     async def serve(self) -> None:
-        """Wait until :meth:`stop`, or until nodes cannot be served at a peer any more.
+        """Wait until :meth:`stop`, or until a node can no longer be served at a peer.
 
         Raises:
-            ConnectionLost: A connection with :meth:`Connection.serve` has been given up.
-            LinkDetached: A node's link to such a peer was ended for good.
+            ConnectionLost: Reconnecting a connection with :meth:`Connection.serve` was given up.
+            LinkDetached: A node's link to such a peer was ended permanently.
         """
         self._started()
         await self._stopped.wait()
@@ -477,7 +488,7 @@ class Container:
             raise fresh(self._failure)
 
     def fail(self, error: AmqpError) -> None:
-        """Let :meth:`serve` raise *error*: a node is not served any more."""
+        """Make :meth:`serve` raise *error*, because a node is no longer served."""
         if not self._stopped.is_set():
             self._failure = error
             self._stopped.set()
@@ -516,7 +527,7 @@ class Container:
                                 self._ready.set()
                                 yield self
                             except BaseException as error:
-                                # Raised again below: nurseries would make a group of it.
+                                # Raised again below: nurseries would wrap the exception in a group.
                                 failure = error
                             try:
                                 await self._drain(self.drain_s if failure is None else 0.0)
@@ -541,7 +552,7 @@ class Container:
             raise failure
 
     async def _drain(self, seconds: float) -> None:
-        """Take no more, and let what runs finish within *seconds* (A10)."""
+        """Stop taking messages, and let running handlers finish within *seconds*."""
         self._stopping = True
         self._started().listeners.cancel_scope.cancel()
         for workers in self.workers:
@@ -561,17 +572,18 @@ class Container:
             await self.replies.flush()
 
     def _say_goodbye(self) -> None:
-        """Close what peers have opened, in a way that does not wait.
+        """Close the connections opened by peers, without waiting.
 
-        No link is detached before: a client takes that as the end of the link, and a close without
-        an error as the end of all. This error has clients connect again (Part 2 §2.8.16).
+        No link is detached first: a client takes a detach as the end of the link, and a close
+        without an error as the regular end of the connection. This error makes clients connect
+        again (Part 2 §2.8.16).
         """
         for connection in list(self._accepted.values()):
             connection.close(Error("amqp:connection:forced", f"{self.name!r} is stopping"))
 
     @property
     def connection_nursery(self) -> trio.Nursery:
-        """Where the tasks of connections run, until the container has ended."""
+        """Nursery of the connections' tasks, open until the container has ended."""
         return self._started().connections
 
     def _started(self) -> _Nurseries:
@@ -580,9 +592,10 @@ class Container:
         return self._nurseries
 
     def start_handler(self, task: Callable[..., Awaitable[Any]], *args: Any) -> bool:
-        """Run *task* until it ends or the container stops. If it raises, that is logged.
+        """Run *task* until it ends or the container stops. An exception of *task* is logged.
 
-        False if the container has stopped running handlers.
+        Returns:
+            False if the container has stopped running handlers.
         """
         handlers = self._started().handlers
         if handlers.cancel_scope.cancel_called:
@@ -593,13 +606,15 @@ class Container:
     # --- listening -----------------------------------------------------------------------
 
     async def listen(self, *urls: str) -> list[str]:
-        """Take connections at each of *urls*; returns them as they were bound.
+        """Listen at each of *urls*, and return them with the addresses that were bound.
 
-        ``amqp://HOST:PORT`` (``amqp://:PORT`` is every address, port 0 any that is free), ``amqps://`` for
-        TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket, ``amqp+unix:///PATH`` and ``memory://NAME``. Cancelled, those that are bound stay.
+        ``amqp://HOST:PORT`` (``amqp://:PORT`` listens on every address, port 0 on any free port),
+        ``amqps://`` for TLS, ``ws://HOST:PORT/PATH`` and ``wss://`` for WebSocket,
+        ``amqp+unix:///PATH`` and ``memory://NAME``. If cancelled, listeners that are bound
+        continue.
 
         Raises:
-            ConnectFailed: One cannot be listened on; the sentence says which and why.
+            ConnectFailed: A URL cannot be listened on; the error names it and the cause.
         """
         return [await self._listen(url) for url in urls]
 
@@ -665,17 +680,17 @@ class Container:
         path: str = "/",
         trusted: bool = False,
     ) -> None:
-        """Run one connection that a peer opened, until it ends; *stream* is closed then.
+        """Run one connection that a peer opened, until it ends; then close *stream*.
 
-        Never raises for what the peer or the network does.
+        Faults of the peer or the network raise no exception.
 
         Args:
             stream: Any trio stream.
-            address: The peer's, in words.
-            logged_in: Called once the peer is known, or needs not be.
-            scheme: What it is expected to speak at first: ``amqp``, ``amqps``, ``ws`` or ``wss``.
-            path: Where a WebSocket is.
-            trusted: The peer is known, and needs not log in.
+            address: The peer's address, for logs and for the limits by network.
+            logged_in: Called once the peer is authenticated, or if that is not required.
+            scheme: The expected outermost protocol: ``amqp``, ``amqps``, ``ws`` or ``wss``.
+            path: Path of a WebSocket.
+            trusted: The peer need not log in.
         """
         nursery = self.connection_nursery
         now = trio.current_time()
@@ -717,7 +732,7 @@ class Container:
         )
         engine.peer.secure = entered.secure
         engine.peer.certificate = entered.certificate
-        # Who names no host when logging in or opening has named it to TLS (Part 2 §2.7.1).
+        # The host name of TLS applies if neither login nor open names one (Part 2 §2.7.1).
         engine.peer.virtual_host = engine.peer.server_name = entered.server_name
         engine.peer.trusted = trusted
         connection = Connection(self, engine, dialled=False)
@@ -739,7 +754,7 @@ class Container:
                     reactor=self.reactor,
                 )
         except Exception:
-            # Nobody is to blame but us, and nobody else is to suffer for it.
+            # A fault of ours: it must not end the other connections.
             log.exception("the connection from %s broke", address or "a peer")
         finally:
             if connection.stood:
@@ -765,17 +780,20 @@ class Container:
 
     @property
     def _capabilities(self) -> tuple[Symbol, ...]:
-        """What we offer those who connect."""
+        """Capabilities that we offer in our open."""
         names = [ANONYMOUS_RELAY, LINK_PAIR_CAPABILITY, SOLE_CONNECTION]
         if self._cbs is not None:
             names.append(CBS_CAPABILITY)
         return tuple(Symbol(name) for name in names)
 
     def opened(self, connection: Connection) -> bool:
-        """The peer has logged in, and is known unless it has to put a token first (SE13).
+        """Handle the peer's open, which follows its login.
 
-        False if it wants a virtual host that is not there, or one of two connections is to be the
-        only one of its container (M42), or its user has too many, and it is told to go.
+        The peer counts as known from here, unless it has to put a token first.
+
+        Returns:
+            False if the connection was closed: its virtual host does not exist, it conflicts with
+                another one over being the only one of its container, or its user has too many.
         """
         peer = connection.peer
         for host in self.hosts:
@@ -785,15 +803,15 @@ class Container:
                     Error("amqp:not-found", f"there is no virtual host {peer.virtual_host!r:.100}")
                 )
                 return False
-            # From now on it is called by its name, whatever the peer called it.
+            # Use the virtual host's own name from now on, not an alias that the peer used.
             peer.virtual_host = found or ""
         watch = self._watch_of(connection)
         owes = watch is not None and not anywhere(self.access, peer)
-        # A stranger without a right must not keep a container out by using its name.
+        # An unauthenticated peer without rights must not lock out a container by using its name.
         if not (owes and peer.user is None) and not self._enter(connection):
             return False
         if watch is not None:
-            # Tokens that came with the login may go as any other.
+            # Tokens that came with the login may expire like any other.
             by_login = self.access is not None and self.access.anywhere(peer)
             self.start_connection(partial(watch.run, owes=not by_login, known=not owes))
         if not owes:
@@ -802,7 +820,7 @@ class Container:
         return True
 
     def _log_connection(self, event: str, connection: Connection, why: str) -> None:
-        """Log *event* of a connection that a peer opened; a few times for each network."""
+        """Log *event* of a connection that a peer opened, limited for each network."""
         peer = connection.peer
         key = (event, network_of(host_in(peer.address)))
         left_out = self.log_limiter.admit(key, trio.current_time())
@@ -818,14 +836,14 @@ class Container:
             )
 
     def got_token(self, connection: Connection) -> bool:
-        """Admit the peer that had no rights before its first token; False if its connection is closed."""
+        """Admit a peer that had no rights before its first token; return False if it was closed."""
         if connection.peer.user is None and not self._enter(connection):
             return False
         self.became_known(connection)
         return True
 
     def _enter(self, connection: Connection) -> bool:
-        """Count *connection* as one of its container and of its user; False if there may be no more."""
+        """Count *connection* for its container and user; close it and return False if refused."""
         peer = connection.peer
         if peer.trusted or (error := self._namesakes.enter(connection, peer)) is None:
             return True
@@ -833,7 +851,7 @@ class Container:
         return False
 
     def _watch_of(self, connection: Connection) -> TokenWatch | None:
-        """What keeps the tokens of *connection*, made when it is needed; None if it needs none."""
+        """Return the token watch of *connection*, creating it; None if it takes no tokens."""
         peer = connection.peer
         if self._cbs is None or peer.trusted:
             return None
@@ -844,7 +862,7 @@ class Container:
         return watch
 
     def _keep_tokens(self, connection: Connection, login: Success) -> Success | Failure:
-        """Have the tokens of *login* on *connection*, as if they were put (CBS draft §4.2.2)."""
+        """Keep the tokens of *login* for *connection*, as if put (CBS draft §4.2.2)."""
         if not login.tokens or connection.engine not in self._accepted:
             return login
         watch = self._watch_of(connection)
@@ -858,7 +876,7 @@ class Container:
         return login
 
     def became_known(self, connection: Connection) -> None:
-        """The peer has said who it is, and counts as a stranger no more."""
+        """Stop counting the peer as a stranger: it is authenticated."""
         logged_in = self._strangers.pop(connection.engine, None)
         if logged_in is not None:
             logged_in()
@@ -870,14 +888,14 @@ class Container:
         return await answer_cbs(message, watch)
 
     def start_login(self, connection: Connection, event: LoginRequested) -> None:
-        """Judge a client's login (:meth:`login`) beside everything else, for as long as it is there."""
+        """Start checking a client's login (:meth:`login`) in a task of its connection."""
         self.start_connection(partial(self._login_while_there, connection, event))
 
     async def _login_while_there(self, connection: Connection, event: LoginRequested) -> None:
-        """Judge a login until the connection ends.
+        """Check a login until it is answered or the connection ends.
 
-        Otherwise a peer that reconnects again and again leaves a check behind each time, and those of
-        others wait for them.
+        Otherwise a peer that reconnects repeatedly leaves a running check behind each time, which
+        delays the checks of other peers.
         """
         engine = connection.engine
         if engine not in self._accepted:
@@ -889,9 +907,9 @@ class Container:
             del self._judging[engine]
 
     async def login(self, connection: Connection, event: LoginRequested) -> None:
-        """Judge one step of a client's login (Part 5 §5.3).
+        """Check one step of a client's login (Part 5 §5.3).
 
-        A failure is answered the same way and after the same time whatever its cause.
+        Every failure gets the same answer after the same delay, so that neither reveals the cause.
         """
         engine = connection.engine
         began = trio.current_time()
@@ -925,7 +943,7 @@ class Container:
                 *([f"user {step.user:.{_WHY_MAX}}"] if step.user else []),
             ]
             delay = self._backoff.failed(who, began)
-            # However long the judging took, the answer comes at the same time.
+            # The answer does not depend on the time that the check took.
             await trio.sleep_until(began + delay)
             event.exchange.fail()
 
@@ -935,25 +953,27 @@ class Container:
     # --- links ---------------------------------------------------------------------------
 
     def attach(self, connection: Connection, link: ReceivingLink | SendingLink) -> None:
-        """Accept or refuse a link that the peer asked for, now or when its right is known.
+        """Accept or refuse a link requested by the peer, at once or after ``authorize``.
 
-        Looked for, in this order: our nodes, the hosts, addresses that we made. A second attach
-        of the same link takes it over (§2.6.1, decision 28), once the peer is known to have the right
-        to it: otherwise any client could detach the links of others by their names.
+        The address is looked up among our nodes, then in the hosts, then among the dynamic
+        addresses that we created. A second attach of the same link takes it over (§2.6.1), but only
+        after its right has been checked: otherwise any client could detach the links of others by
+        their names.
         """
         if self._stopping:
-            # The close answers, soon: a link that was refused is not attached again elsewhere.
+            # The close will answer: a client does not attach a refused link again elsewhere.
             return
         if not self._settle_second and not _sends(link):
             link.rcv_settle_mode = RCV_FIRST
         terminus = self._recalled(link) or _our_terminus(link)
         if isinstance(terminus, Error):
-            # A peer without any right does not learn what is kept for links of this name.
+            # A peer without any right must not learn whether a source is kept for a link of this
+            # name.
             self._refuse(link, decide_anywhere(self.access, link.peer) or terminus)
         elif (refused := self._judge_attach(link, terminus)) is not None:
             self._refuse(link, refused)
         elif isinstance(terminus, Coordinator):
-            # What is done in a transaction is done on links, each of which is judged by itself.
+            # Rights are checked for the links whose deliveries are in the transaction, not here.
             self._take_over(link)
             if not any(host.attach(link) for host in self.hosts):
                 self._refuse(link, Error("amqp:not-implemented", "there are no transactions here"))
@@ -966,25 +986,30 @@ class Container:
             self.start_handler(self._place_if_allowed, connection, link, terminus, asking)
 
     def _refuse(self, link: ReceivingLink | SendingLink, error: Error) -> None:
-        """Refuse *link* with *error*, and log so."""
+        """Refuse *link* with *error*, and log the refusal."""
         link.refuse(error)
         log_refusal(log, self.log_limiter, link, error, trio.current_time())
 
     def _take_over(self, link: ReceivingLink | SendingLink) -> None:
-        """Let *link*, which its peer may have, be the one of its name, in place of an earlier one."""
+        """Register *link* under its identity, and detach an earlier link with the same one."""
         identity = _identity(link)
         old = self._links.get(identity)
         if old is not None and old is not link:
             old.detach(_STOLEN)
         known = self._links_of.setdefault(link.connection, set())
         if len(known) >= _LINKS_KEPT and len(known) & (len(known) - 1) == 0:
-            # Hosts do not tell us of links that have gone: look when they have doubled.
+            # Hosts do not report links that have ended: search for them whenever the number
+            # doubled.
             self._forget_gone(link.connection)
         known.add(identity)
         self._links[identity] = link
 
     def _recalled(self, link: ReceivingLink | SendingLink) -> Source | Error | None:
-        """The source that a host keeps for *link*, which names none; it counts as asked for then."""
+        """Return the source that a host keeps for *link*, if its attach names none.
+
+        The source is set on the link as if the peer had requested it. The result is an Error if
+        nothing is kept, and None if the attach names a source or is that of a sender.
+        """
         if not _sends(link) or link.source is not None:
             return None
         for host in self.hosts:
@@ -1003,8 +1028,10 @@ class Container:
         terminus: Source | Target,
         asking: dict[ReceivingLink | SendingLink, None],
     ) -> None:
-        """Place *link* if the application lets its peer have it; *asking* are the requests for links
-        of this identity that wait for that, in order."""
+        """Place *link* if ``authorize`` allows it.
+
+        *asking* holds the requests for links of this identity that wait for their answer, in order.
+        """
         role = "receiver" if _sends(link) else "sender"
         identity = _identity(link)
         try:
@@ -1022,7 +1049,7 @@ class Container:
         elif (refused := self._judge_attach(link, terminus)) is not None:
             self._refuse(link, refused)  # a token has expired meanwhile
         else:
-            # Requests that came before this one are refused once they have their answers.
+            # Requests older than this one are refused when their answers arrive.
             for each in earlier:
                 asking.pop(each, None)
             self._take_over(link)
@@ -1031,9 +1058,10 @@ class Container:
             del self._asking[identity]
 
     async def is_allowed(self, peer: Peer, address: str, role: str) -> bool:
-        """Return what ``authorize`` answers for *peer* as sender or receiver of a link to *address*.
+        """Return whether ``authorize`` allows *peer* the *role* at *address*.
 
-        It gets the node's own name, also where the peer used an alias.
+        ``authorize`` gets the node's own name, even if the peer used an alias. An exception in it
+        is logged and counts as False.
         """
         if self.authorize is None:
             return True
@@ -1045,29 +1073,32 @@ class Container:
 
     @property
     def guarded(self) -> bool:
-        """Whether anybody may be refused anything."""
+        """Whether any access control is configured."""
         return not (self.access is None and self._cbs is None and self.authorize is None)
 
     async def may_send(self, peer: Peer, address: str) -> Error | None:
-        """Why *peer* may not send to *address*, be it by a ``to`` or a ``reply-to``; None if it may."""
+        """Return why *peer* may not send to *address*, a ``to`` or ``reply-to``; None if it may."""
         refused = self.decide(peer, Rights.SEND, address)
         if refused is None and not await self.is_allowed(peer, address, "sender"):
             refused = _not_for_you(address)
-        # A token may have expired while the application was asked.
+        # A token may have expired while ``authorize`` was running.
         return refused or self.decide(peer, Rights.SEND, address)
 
     def may_be_sent(self, peer: Peer, address: str) -> bool:
-        """Whether what *peer* has sent elsewhere may go on to *address*, as far as that is known
-        without waiting: nothing may where ``authorize`` would have to be asked."""
+        """Return whether messages that *peer* sent elsewhere may be forwarded to *address*.
+
+        Only rules and tokens are checked, since this cannot wait: the answer is False if
+        ``authorize`` would have to be asked.
+        """
         if self.authorize is not None:
             return False
         return self.decide(peer, Rights.SEND, address) is None
 
     async def may_declare(self, peer: Peer, passages: Sequence[Passage]) -> Error | None:
-        """Why *peer* may not declare what lets messages take *passages*; None if it may.
+        """Return why *peer* may not declare a route for messages along *passages*; None if it may.
 
-        ``authorize`` is asked as for a link that receives from the source and one that sends to the
-        target.
+        ``authorize`` is asked about each passage as for a link that receives from its source and
+        one that sends to its target.
         """
         refused = decide_passages(self.decide, peer, passages)
         for each in passages if self.authorize is not None and not peer.trusted else ():
@@ -1077,10 +1108,10 @@ class Container:
         return refused or decide_passages(self.decide, peer, passages)
 
     def own_name(self, peer: Peer, address: str) -> str:
-        """The name by which rights are given at what *peer* calls *address*.
+        """Return the name under which rights to *address*, as used by *peer*, are granted.
 
-        That of the node, whether *address* is a URL, an alias or ``/queues/NAME``; of an exchange,
-        ``/exchanges/NAME``, whatever the key.
+        For a node this is its name, whether *address* is a URL, an alias or ``/queues/NAME``; for
+        an exchange ``/exchanges/NAME``, for any key.
         """
         name = address_of(address)
         for host in self.hosts:
@@ -1088,14 +1119,17 @@ class Container:
         return name
 
     def decide(self, peer: Peer, wanted: Rights, address: str) -> Error | None:
-        """Whether rules and tokens let *peer* do what takes *wanted* at what it calls *address*: None,
-        or why not. As :func:`amqp_rt.security.access.decide`, by the node's own name."""
+        """Return None if rules and tokens give *peer* the right *wanted* at *address*, or why not.
+
+        Like :func:`amqp_rt.security.access.decide`, but applied to the node's own name.
+        """
         if peer.trusted or (self.access is None and peer.tokens is None):
             return None
         name = self.own_name(peer, address)
         refused = decide(self.access, peer, wanted, name, called=address)
         if refused is not None and wanted is Rights.SEND and self._is_dynamic(peer, name):
-            # Such an address cannot be guessed: a peer that knows it was given it, to answer there.
+            # Such an address cannot be guessed: a peer that knows it received it in order to
+            # answer.
             return decide_anywhere(self.access, peer)
         return refused
 
@@ -1107,7 +1141,7 @@ class Container:
     def _judge(
         self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator
     ) -> Error | None:
-        """Why the peer may not have *link* to *terminus*; None if it may."""
+        """Return why the peer may not have *link* to *terminus*; None if it may."""
         if isinstance(terminus, Coordinator) or terminus.dynamic or not terminus.address:
             return decide_anywhere(self.access, link.peer)
         wanted = Rights.LISTEN if _sends(link) else Rights.SEND
@@ -1116,10 +1150,11 @@ class Container:
     def _judge_attach(
         self, link: ReceivingLink | SendingLink, terminus: Source | Target | Coordinator
     ) -> Error | None:
-        """Why the peer may not attach *link* to *terminus*; None if it may.
+        """Return why the peer may not attach *link* to *terminus*; None if it may.
 
-        A link without a user has the name of its container and its own only, which others can use. So
-        it takes over, or ends, what bears these names only with the right to that as well.
+        Without a user, a link is identified by the names of its container and itself, which other
+        clients can use too. Taking over or ending the earlier link or terminus of these names
+        therefore requires the right to that one as well.
         """
         refused = self._judge(link, terminus)
         if refused is not None or link.peer.trusted or not self.guarded:
@@ -1140,7 +1175,12 @@ class Container:
         return None
 
     def judge_again(self, connection: Connection, why: str) -> None:
-        """Detach the links that *connection* may not have any more, and only those (SE12)."""
+        """Detach the links for which *connection* no longer has the right, and only those.
+
+        Args:
+            connection: The connection whose rights have changed.
+            why: Beginning of the description in the detach.
+        """
         for identity in list(self._links_of.get(connection.engine, ())):
             link = self._links.get(identity)
             if link is None or link.connection is not connection.engine or not link.attached:
@@ -1187,13 +1227,13 @@ class Container:
             self._refuse(link, self._no_such(address))
 
     def _serve_link(self, binding: Binding, workers: Workers, terminus: Source | Target) -> None:
-        """Attach a link to one of our nodes."""
+        """Accept a link to one of our nodes."""
         route = binding.route
         if isinstance(terminus, Target):
             cast("ReceivingLink", binding.link).accept(
                 LinkHandler(binding).receive() if route.kind == "link" else Inbox(binding, workers),
                 target=Target(address=terminus.address),
-                # Whoever reaches the port may send this much.
+                # Peers can send this much before they have any right.
                 max_message_size=(
                     self.limits.token_message_size_max if terminus.address == CBS else None
                 ),
@@ -1216,7 +1256,7 @@ class Container:
             self.replies.attach(sending, terminus.address, answered)
 
     def _place_sender(self, connection: Connection, link: ReceivingLink, target: Target) -> None:
-        """A peer that wants to send to what is neither a node nor a host's."""
+        """Accept or refuse a link to send to an address that neither a node nor a host has."""
         made = self.replies.dynamic.get(target.address) if target.address else None
         if made is not None:
             link.accept(Forward(self, made, link), target=Target(address=target.address))
@@ -1239,7 +1279,7 @@ class Container:
         return Error("amqp:not-found", f"{self.name!r} has no node {address!r}")
 
     def forget(self, link: ReceivingLink | SendingLink) -> None:
-        """*link* is gone: its name is free."""
+        """Remove *link*, which has ended, so that its name is free; end its pair."""
         identity = _identity(link)
         if self._links.get(identity) is link:
             if is_paired(link):
@@ -1249,7 +1289,7 @@ class Container:
                 known.discard(identity)
 
     def _end_pair(self, link: ReceivingLink | SendingLink) -> None:
-        """One half of a pair is gone: so is the other."""
+        """Detach the other link of a pair whose first has ended."""
         host, user, container_id, sends, *others = _identity(link)
         other = self._links.get((host, user, container_id, not sends, others[0], others[1]))
         if (
@@ -1270,7 +1310,7 @@ class Container:
                 del self._links[identity]
 
     def request_begins(self, engine: Any) -> bool:
-        """Whether one more request of a connection may run."""
+        """Count one more running request of a connection; return False if it has too many."""
         running = self._requests.get(engine, 0)
         if running >= self.limits.requests_running_max:
             return False
@@ -1289,25 +1329,26 @@ class Container:
     def connect(
         self, urls: str | Sequence[str] | None = None, **options: Any
     ) -> AbstractAsyncContextManager[Connection]:
-        """Dial a peer; see :func:`amqp_rt.container.recovery.connect` for what can be said."""
+        """Connect to a peer; see :func:`amqp_rt.container.recovery.connect` for the options."""
         return connect(urls, container=self, **options)
 
     def local(self, virtual_host: str = "") -> AbstractAsyncContextManager[Connection]:
-        """A connection to this very container, in memory: same states, credit and errors."""
+        """Connect to this container in memory, with the same states, credit and errors."""
         return local(self, virtual_host)
 
     def start_connection(self, task: Callable[[], Awaitable[Any]]) -> None:
-        """Run *task*, which carries a connection, until it ends or the container does.
+        """Run *task*, which serves a connection, until it ends or the container does.
 
-        If it raises, that is logged.
+        An exception of *task* is logged.
         """
         self._started().connections.start_soon(_guarded, task)
 
     async def consume(self, connection: Connection, nodes: Iterable[Any]) -> None:
-        """Let *nodes* consume from the addresses of a peer; see :meth:`Connection.serve`.
+        """Consume from the addresses of a peer with *nodes*; see :meth:`Connection.serve`.
 
-        Those that are nodes of this container keep their slots: what comes from the peer and
-        what is sent here directly share them.
+        Nodes of this container keep their slots, shared between messages from the peer and messages
+        sent here directly. Without *nodes*, all nodes of the container are served that have an
+        address without captures and do not handle links themselves.
         """
         found: list[Workers] = []
         for each in nodes:
@@ -1331,14 +1372,14 @@ class Container:
 
 
 async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """A nursery that can be cancelled by itself, since nothing else runs inside it."""
+    """Open a nursery that can be cancelled separately, without other tasks in it."""
     async with trio.open_nursery() as nursery:
         task_status.started(nursery)
         await trio.sleep_forever()
 
 
 class _Nurseries(NamedTuple):
-    """What runs inside a container; the last two inside the first."""
+    """Nurseries of a running container; the last two are inside the first."""
 
     connections: trio.Nursery
     listeners: trio.Nursery
@@ -1346,7 +1387,7 @@ class _Nurseries(NamedTuple):
 
 
 class RouteTable:
-    """Nodes by address, those to send to and those to receive from apart."""
+    """Nodes by address, with separate tables for those to send to and those to receive from."""
 
     def __init__(self) -> None:
         self._all: list[Workers] = []
@@ -1380,20 +1421,20 @@ class RouteTable:
         self._all.append(workers)
 
     def remove(self, workers: Workers) -> None:
-        """Take a node away."""
+        """Remove a node."""
         self._all.remove(workers)
         for sends in _DIRECTIONS[workers.route.kind]:
             self.tables[sends].remove(workers.route.pattern)
 
     def of(self, function: Callable[..., Any], address: str) -> Workers | None:
-        """The node that *function* was declared as at *address*."""
+        """Return the node declared by *function* at *address*."""
         for each in self._all:
             if each.route.function == function and each.route.address == address:
                 return each
         return None
 
     def find(self, address: str, *, sends: bool) -> tuple[Workers, Mapping[str, Any]] | None:
-        """See :meth:`Container.find`."""
+        """Find the node at *address* and its converted captures; see :meth:`Container.find`."""
         found = self.tables[sends].find(address)
         if found is None:
             return None
@@ -1401,8 +1442,8 @@ class RouteTable:
         return workers, workers.route.convert(address, captures)
 
 
-#: Which way links to a node of each kind go: False where the peer sends, True where we do. An
-#: rpc can be received from: replies without a reply-to go there.
+#: Directions of links to a node of each kind: False where the peer sends, True where we do. An rpc
+#: can be received from: replies without a reply-to go there.
 _DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
     "node": (False,),
     "rpc": (False, True),
@@ -1412,7 +1453,7 @@ _DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
 
 
 def _sends(link: ReceivingLink | SendingLink) -> bool:
-    """Whether it is us who send on *link*."""
+    """Whether we are the sender of *link*."""
     return link.role == SENDER
 
 
@@ -1432,7 +1473,7 @@ def _identity(link: ReceivingLink | SendingLink) -> _Identity:
 
 
 def _our_terminus(link: ReceivingLink | SendingLink) -> Source | Target | Coordinator | Error:
-    """The end of *link* that the peer wants us to have, or why there is none."""
+    """Return our terminus of *link* as the peer requested it, or why there is none."""
     terminus = link.source if _sends(link) else link.target
     if isinstance(terminus, Coordinator):
         return terminus
@@ -1453,12 +1494,12 @@ def _not_for_you(address: object) -> Error:
 def _applied(
     asked: Mapping[object, object] | None, known: Collection[str]
 ) -> Mapping[object, object] | None:
-    """The filters that are in place: only those that the node applies (Part 3 §3.5.8)."""
+    """Return the filters in effect: only those that the node applies (Part 3 §3.5.8)."""
     return {name: value for name, value in (asked or {}).items() if name in known} or None
 
 
 def _is_local(address: str) -> bool:
-    """Whether a peer at *address* is on this machine."""
+    """Whether a peer with *address* is on this machine."""
     if address == "unix" or address.startswith("memory"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -1469,7 +1510,7 @@ def _is_local(address: str) -> bool:
 
 
 async def _guarded(task: Callable[..., Awaitable[Any]], *args: Any) -> None:
-    """What fails for one is not to end the container for all."""
+    """Run *task* and log its exception, so that one failure does not end the whole container."""
     try:
         await task(*args)
     except Exception:
@@ -1484,7 +1525,7 @@ async def _call(hooks: Iterable[Hook]) -> None:
 
 
 def _without_cancelled(error: BaseException) -> BaseException | None:
-    """What is left of *error* once cancellations are taken out; a group of one is that one."""
+    """Return the rest of *error* without cancellations, unwrapped if it is a group of one."""
     rest: BaseException | None = error
     if isinstance(error, BaseExceptionGroup):
         rest = error.split(trio.Cancelled)[1]

@@ -1,9 +1,8 @@
-"""Credit is the only queue (decision 26).
+"""Credit of receiving links, which bounds all queued messages (decision 0004).
 
-Nothing waits between socket and handler that the peer was not given credit for, so what
-credit allows is what memory has to hold. :class:`CreditWindow` does the arithmetic of one
-link; :class:`SharedSlots` that of the links of a route without prefetch, which share the
-free slots between them.
+Messages wait between socket and handler only within the credit given to the peer, so credit
+determines how much memory they can take. :class:`CreditWindow` computes the credit of one link;
+:class:`SharedSlots` that of the links of a route without prefetch, which share the free slots.
 """
 
 from __future__ import annotations
@@ -13,19 +12,20 @@ from collections import deque
 from ..fronts.base import ReceivingLink
 from ..limits import MIB
 
-#: Bytes that wait on one link, however few messages they are.
+#: Bytes of messages that may wait on one link, for any number of messages.
 PREFETCH_BYTES = 8 * MIB
 
 
 class CreditWindow:
-    """Keeps the credit of *link* at ``slots + messages - held`` (Part 2 §2.6.7).
+    """Credit window of one link.
 
-    Held is every message that was taken and not yet freed, whether it waits or is being
-    worked on. Credit is topped up when half of the window is to be given back, so that a
-    flow frame pays for many messages. Credit counts messages and memory counts bytes: once
-    what is held weighs more than half of *bytes*, or what may come weighs more than twice as
-    much, credit is cut to what there is room for at the size seen of late. A message heavier
-    than all of *bytes* may still come alone.
+    Keeps the credit of *link* at ``slots + messages - held`` (Part 2 §2.6.7), where held counts the
+    messages received and not yet freed, whether they wait or are being processed. Credit is topped
+    up when half of the window can be returned, so that one flow frame serves many messages.
+
+    Credit counts messages, but memory counts bytes: when the held messages exceed half of *bytes*,
+    or the credit at the recent message size exceeds twice *bytes*, credit is cut to the room left
+    at that size. A message larger than all of *bytes* may still arrive alone.
     """
 
     __slots__ = ("_size", "bytes", "capacity", "held", "held_bytes", "link", "open")
@@ -48,7 +48,7 @@ class CreditWindow:
 
     @property
     def target(self) -> int:
-        """The credit that the link should have now."""
+        """Credit that the link should have now."""
         if not self.open:
             return 0
         room = (self.bytes - self.held_bytes) // self._size
@@ -57,16 +57,16 @@ class CreditWindow:
         return max(0, min(self.capacity - self.held, room))
 
     def opened(self) -> None:
-        """The link is attached: give the first credit."""
+        """Give the first credit, now that the link is attached."""
         self.open = True
         self.link.grant(self.target)
 
     def took(self, count: int, size: int) -> None:
-        """*count* messages of *size* bytes together have arrived; their credit is used."""
+        """Count *count* arrived messages of *size* bytes in total; their credit is used."""
         self.held += count
         self.held_bytes += size
         each = size // count or 1
-        # Grows at once, because memory is at stake, and shrinks slowly.
+        # The size estimate grows at once, because memory is at risk, and shrinks slowly.
         self._size = each if each > self._size else (7 * self._size + each) // 8 or 1
         credit = self.link.credit
         if 2 * self.held_bytes > self.bytes or credit * self._size > 2 * self.bytes:
@@ -75,19 +75,21 @@ class CreditWindow:
                 self.link.grant(target)
 
     def freed(self, count: int, size: int) -> None:
-        """*count* messages of *size* bytes together need no room any more."""
+        """Release the room of *count* messages of *size* bytes in total."""
         self.held -= count
         self.held_bytes -= size
-        # What the count alone allows is the most that can be missing; mostly it is too little.
+        # Cheap test first: no more credit can be missing than the count alone allows, and in most
+        # calls that is too little for a flow.
         if self.open and 2 * (self.capacity - self.held - self.link.credit) >= self.capacity:
             target = self.target
             missing = target - self.link.credit
-            # Half of what is in reach: of the window, or of the fewer that the bytes allow.
+            # Half of the credit within reach: of the window, or of the smaller number that the
+            # bytes allow.
             if missing > 0 and 2 * missing >= min(self.capacity, target + self.held):
                 self.link.grant(target)
 
     def close(self) -> None:
-        """Take back what was not used: no further message is wanted."""
+        """Take back unused credit: no further message is wanted."""
         if self.open:
             self.open = False
             if self.link.attached and self.link.credit:
@@ -95,21 +97,21 @@ class CreditWindow:
 
 
 class SharedSlots:
-    """Hands the free slots of a route without prefetch to its links, in turn.
+    """Slots of a route without prefetch, shared in turn by its links.
 
-    The credit over all links is never more than the slots that are free, so a message that
-    arrives can run at once, and one that cannot stays with the peer, for others to have. A
-    link that sits on credit without using it, while others have none, is asked for it back
-    (``drain``, Part 2 §2.6.7) by :meth:`rotate`.
+    The total credit of the links never exceeds the free slots. A message that arrives can run at
+    once, and one that cannot run stays with the peer, available to other receivers. If a link keeps
+    credit unused while others have none, :meth:`rotate` asks for it back (``drain``, Part 2
+    §2.6.7).
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        #: Messages taken and not yet freed.
+        #: Messages received and not yet freed.
         self.held = 0
-        #: Links without credit, the one that waits longest first.
+        #: Links without credit, longest waiting first.
         self._waiting: deque[ReceivingLink] = deque()
-        #: Links with credit, the one that has had it longest first, and how much.
+        #: Credit of each link that has some, longest held first.
         self._granted: dict[ReceivingLink, int] = {}
         self._outstanding = 0
         self._draining: set[ReceivingLink] = set()
@@ -117,7 +119,7 @@ class SharedSlots:
 
     @property
     def starved(self) -> bool:
-        """Whether a link waits for credit that other links have and do not use."""
+        """Whether a link waits for credit that other links hold unused."""
         return self._open and bool(self._waiting) and bool(self._granted)
 
     def add(self, link: ReceivingLink) -> None:
@@ -125,7 +127,7 @@ class SharedSlots:
         self._share()
 
     def remove(self, link: ReceivingLink) -> None:
-        """The link is gone, and its unused credit with it."""
+        """Remove a link that has ended, with its unused credit."""
         if link in self._granted:
             self._outstanding -= self._granted.pop(link)
             self._draining.discard(link)
@@ -134,23 +136,23 @@ class SharedSlots:
         self._share()
 
     def took(self, link: ReceivingLink, count: int) -> None:
-        """*count* messages have arrived on *link*; their credit is used."""
+        """Count *count* messages that have arrived on *link* and used their credit."""
         self.held += count
         self._used(link)
 
     def freed(self, count: int) -> None:
-        """*count* messages have been finished: that many slots are free again."""
+        """Free the slots of *count* messages that are finished."""
         self.held -= count
         self._share()
 
     def flowed(self, link: ReceivingLink) -> None:
-        """The peer of *link* answered a drain, maybe by giving credit back."""
+        """Handle the answer of *link*'s peer to a drain, which may return credit."""
         self._draining.discard(link)
         self._used(link)
         self._share()
 
     def rotate(self) -> None:
-        """Ask the link that has had unused credit longest to use it or give it back."""
+        """Ask the link that has held unused credit longest to use it or return it."""
         for link in self._granted:
             if link not in self._draining:
                 self._draining.add(link)
@@ -158,7 +160,7 @@ class SharedSlots:
                 return
 
     def close(self) -> None:
-        """Take back what was not used: no further message is wanted."""
+        """Take back unused credit: no further message is wanted."""
         self._open = False
         for link in self._granted:
             if link.attached:
@@ -184,13 +186,13 @@ class SharedSlots:
             return
         free = self.slots - self.held - self._outstanding
         while free > 0 and self._waiting:
-            # In equal parts over those that wait, at least one each.
+            # In equal parts over the waiting links, at least one for each.
             share = max(1, free // len(self._waiting))
             link = self._waiting.popleft()
             free -= share
             self._give(link, share)
         if free > 0:
-            # Nobody waits: whoever has some may have the rest.
+            # No link waits: give the rest to one that has credit already.
             for link in self._granted:
                 if link not in self._draining:
                     self._give(link, self._granted[link] + free)

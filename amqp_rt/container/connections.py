@@ -1,8 +1,8 @@
-"""Connections as applications hold them, whoever dialled.
+"""Connections and sessions as used by applications, for either side's dialling.
 
-A :class:`Connection` owns one engine at a time. For a connection that we dialled and that may
-recover, the engine is replaced when the old one is gone, and every sender and receiver attaches
-again on it (:mod:`~amqp_rt.container.recovery`); the objects that the application holds stay.
+A :class:`Connection` owns one engine at a time. If we dialled the connection and it may recover,
+the engine is replaced when the old one has ended, and every sender and receiver attaches again on
+it (:mod:`~amqp_rt.container.recovery`); the application's objects stay valid.
 """
 
 from __future__ import annotations
@@ -54,38 +54,38 @@ log = logging.getLogger("amqp_rt.connections")
 
 T = TypeVar("T")
 
-#: ``opening`` until both sides have said open, ``recovering`` while a lost connection is dialled
-#: again, ``closed`` for good.
+#: ``opening`` until both opens are exchanged, ``recovering`` while a lost connection is dialled
+#: again, ``closed`` after the permanent end.
 State = Literal["opening", "open", "recovering", "closed"]
 
-#: Characters of an address that become part of a link's name, for people who read traces.
+#: Characters of an address that become part of a link's name, for readers of traces.
 _NAME_MAX: Final = 200
 
 
 class Member(Protocol):
-    """What attaches links in a session: a sender, a receiver, a node that consumes from a broker."""
+    """Member of a session: a sender, a receiver, or a node that consumes from a broker."""
 
     name: str
 
     def attach(self, core: Any) -> None:
-        """Attach on the engine's session *core*; again on another after a lost connection."""
+        """Attach on the engine's session *core*; called again after a lost connection."""
 
     def lost(self, error: AmqpError) -> None:
-        """The session is gone for good, or would not have the link."""
+        """Handle the permanent loss of the session, or its refusal of the link."""
 
 
 #: ``returner(session, member, error, ended)``: see :meth:`Session.returns`.
 Returner: TypeAlias = "Callable[[Session, Member, AmqpError, bool], bool]"
-#: ``session_returner(session, error)`` begins a session again that its peer has ended, after a pause;
-#: returns whether that is tried.
+#: ``session_returner(session, error)`` begins again, after a pause, a session that its peer has
+#: ended; returns whether that is tried.
 SessionReturner: TypeAlias = "Callable[[Session, SessionEnded], bool]"
 
 
 class Session:
-    """A session of a connection: its own windows, and the links that share them.
+    """Session of a connection, with windows of its own that its links share.
 
-    Made by ``peer.session(...)``. Every connection has one for what is opened on the connection
-    itself, begun when it is first needed.
+    Created by ``peer.session(...)``. Every connection has a default session for links opened on the
+    connection itself, begun on first use.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Session:
         keeper: TokenKeeper | None = None,
     ) -> None:
         self.connection = connection
-        #: Sees to the tokens that its links need.
+        #: Puts the tokens that the session's links need.
         self._keeper = keeper
         self._window = window
         self._window_bytes = window_bytes
@@ -114,29 +114,32 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Whether the session has ended for good."""
+        """Whether the session has ended permanently."""
         return self._ended
 
     @property
     def limits(self) -> Limits:
-        """The limits of the session's connection."""
+        """Limits of the session's connection."""
         return self.connection.container.limits
 
     def follow(self, member: LinkHandle, error: Error) -> bool:
-        """Take a link where a redirect points; whether that is tried."""
+        """Move a redirected link to its new place; return whether that is tried."""
         return self.connection.follow(member, error)
 
     def returns(self, member: Member, error: AmqpError, *, ended: bool) -> bool:
-        """Attach a link again that its peer has detached, after a pause; whether that is tried.
+        """Attach a detached link again after a pause; return whether that is tried.
 
-        With *ended*, there was no error: it is attached again only if the connection closes within
-        the next moment, and hears *error* otherwise.
+        With *ended* there was no error: the link is attached again only if the connection closes
+        shortly after, and gets *error* otherwise.
         """
         returner = self.connection.returner
         return returner is not None and returner(self, member, error, ended)
 
     def end_pause(self, member: Member, core: Any, error: AmqpError | None) -> None:
-        """Attach *member* again, or let it hear *error*, unless it or *core* has gone meanwhile."""
+        """Attach *member* after its pause, or report *error* to it.
+
+        Does nothing if the member or *core* has ended in the meantime.
+        """
         if member not in self._members or core is not self.core or self.going:
             return
         if error is not None:
@@ -148,10 +151,10 @@ class Session:
             member.lost(failure)
 
     def begin_again(self, core: Any) -> None:
-        """Begin again after the pause that followed the end of *core*, unless that is of no use now."""
+        """Begin again after the pause that followed the end of *core*, if still needed."""
         connection = self.connection
         if self._ended or core is not self.core or connection.engine_over:
-            # Ended for good, or the next connection begins it, or has done so.
+            # Ended permanently, or the next connection begins it or has done so.
             return
         try:
             self.begin(connection.engine)
@@ -160,19 +163,19 @@ class Session:
 
     @property
     def may_come_back(self) -> bool:
-        """It goes for a passing reason, or its connection is going, and another one will take its place."""
+        """Whether the session or its connection ended for a passing reason and will be replaced."""
         connection = self.connection
         if connection.engine_over:
             return connection.recovers
         return connection.session_returner is not None and self._is_ended_in_passing()
 
     def _is_ended_in_passing(self) -> bool:
-        """Whether the peer has ended it, and might take another one."""
+        """Whether the peer has ended the session, but might accept another one."""
         error = None if self.core is None else self.core.error
         return error is not None and error.condition in PASSING_CONDITIONS
 
     def begin(self, engine: Any) -> None:
-        """Begin on *engine*; the members attach.
+        """Begin on *engine*, and attach the members.
 
         Raises:
             LocalProtocolError: The peer allows no more sessions.
@@ -192,7 +195,7 @@ class Session:
             self._keeper.admit(member, self)
 
     def admitted(self, member: Member, core: Any) -> None:
-        """The token that *member* waited for, to attach on *core*, is there."""
+        """Attach *member* on *core*, now that the token that it waited for has been put."""
         if member in self._members and core is self.core and not self.going:
             try:
                 member.attach(core)
@@ -201,7 +204,7 @@ class Session:
 
     def _on_ended(self, error: Error | None) -> None:
         if self._ended or self.connection.engine_over:
-            return  # the connection says what becomes of us
+            return  # The connection decides whether the session is lost.
         why = SessionEnded("the peer ended the session")
         if error is not None:
             why = SessionEnded(
@@ -214,11 +217,11 @@ class Session:
             self.lose(why)
 
     def add(self, member: Member) -> None:
-        """A sender or receiver joins: it attaches now, or when there is a connection again.
+        """Add a sender or receiver, which attaches now or when there is a connection again.
 
         Raises:
             SessionEnded: The session has ended.
-            ConnectionLost: Its connection is over for good.
+            ConnectionLost: Its connection has ended permanently.
             LocalProtocolError: The link's name is taken, or the peer allows no more links.
         """
         self.connection.refuse_if_closed()
@@ -229,11 +232,11 @@ class Session:
         self._members[member] = None
 
     def remove(self, member: Member) -> None:
-        """It has closed, or was detached for good."""
+        """Remove a member that was closed or detached permanently."""
         self._members.pop(member, None)
 
     def lose(self, error: AmqpError) -> None:
-        """It is over for good; everybody who waits hears *error*."""
+        """End the session permanently, and report *error* to all its members."""
         self._ended = True
         self.connection.forget_session(self)
         members = list(self._members)
@@ -242,7 +245,7 @@ class Session:
             member.lost(error)
 
     def end(self) -> None:
-        """End the session at once; its links are over."""
+        """End the session and its links at once."""
         if not self._ended:
             self._ended = True
             if self.core is not None:
@@ -250,7 +253,7 @@ class Session:
             self.lose(SessionEnded("the session was ended"))
 
     def transaction(self) -> Transaction:
-        """A transaction for the links of the session; see :meth:`Connection.transaction`."""
+        """Create a transaction for links of the session; see :meth:`Connection.transaction`."""
         control = self._control
         if control is None or control.closed:
             control = ControlLink(self, self.connection.new_name("transactions"))
@@ -259,14 +262,14 @@ class Session:
         return Transaction(control)
 
     def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
-        """A sender to *address*; see :meth:`Connection.sender`."""
+        """Create a sender to *address*; see :meth:`Connection.sender`."""
         options.setdefault("name", self.connection.new_name(address))
         sender = Sender(self, address, **options)
         self.add(sender)
         return sender
 
     def receiver(self, address: str | None = None, **options: Unpack[ReceiverOptions]) -> Receiver:
-        """A receiver from *address*; see :meth:`Connection.receiver`."""
+        """Create a receiver from *address*; see :meth:`Connection.receiver`."""
         if options.get("durable") and "name" not in options:
             raise ValueError(
                 "a durable receiver needs a name: it outlives the link, and is found again by "
@@ -283,7 +286,7 @@ class Session:
 
 
 class Connection:
-    """A connection to a peer, and all that can be done over it.
+    """Connection to a peer, with its sessions, links, calls and transactions.
 
     Both sides are equal: over one connection we send, receive and call, and the peer reaches the
     nodes of our container.
@@ -295,21 +298,21 @@ class Connection:
         self.container = container
         self.engine: Any = engine
         self.dialled = dialled
-        #: A lost connection is dialled again.
+        #: Whether a lost connection is dialled again.
         self.recovers = False
-        #: Called when ``state`` has changed, with the connection; a plain call.
+        #: Called with the connection when ``state`` has changed; not awaited.
         self.on_state: Callable[[Connection], object] | None = None
-        #: Brings tokens to the peer; set by whoever dials.
+        #: Puts tokens at the peer; set by the dialler.
         self.tokens: TokenKeeper | None = None
-        #: Goes after a redirected link; set by whoever dials.
+        #: Moves redirected links to their new place; set by the dialler.
         self.redirector: Callable[[LinkHandle, Error], bool] | None = None
         #: Attaches detached links again; set by the dialler.
         self.returner: Returner | None = None
         #: Begins ended sessions again; set by the dialler.
         self.session_returner: SessionReturner | None = None
-        #: Why the latest engine ended, None as long as it has not, or if it was a clean end.
+        #: Cause of the end of the latest engine; None until its end and after a clean one.
         self.ended_with: Error | None = None
-        #: The latest engine has been open.
+        #: Whether the latest engine has been open.
         self.stood = False
         self._trust: Callable[[], None] | None = None
         self._state: State = "opening"
@@ -326,10 +329,10 @@ class Connection:
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end.
+        """Peer of the connection.
 
         Raises:
-            ConnectionLost: Nobody has been reached yet.
+            ConnectionLost: No peer has been reached yet.
         """
         if self.engine is None:
             raise ConnectionLost("there is no connection yet")
@@ -338,24 +341,24 @@ class Connection:
 
     @property
     def state(self) -> State:
-        """How things stand."""
+        """Current state of the connection."""
         return self._state
 
     @property
     def engine_over(self) -> bool:
-        """The present engine is going or gone, or there is none."""
+        """Whether the current engine is closing or has ended, or there is none."""
         return self.engine is None or bool(self.engine.over)
 
     @property
     def closing(self) -> bool:
-        """We have begun to close it."""
+        """Whether we have begun to close the connection."""
         return self._closing
 
     async def wait_open(self) -> None:
-        """Wait until it is open, or open again. Cancelled, nothing has changed.
+        """Wait until the connection is open, or open again. Cancelling changes nothing.
 
         Raises:
-            ConnectionLost: It never will be.
+            ConnectionLost: The connection has ended permanently.
         """
         await trio.lowlevel.checkpoint()
         while self._state != "open":
@@ -363,20 +366,20 @@ class Connection:
             await self._changes.park()
 
     async def wait_closed(self) -> None:
-        """Wait until it is over for good. Cancelled, nothing has changed."""
+        """Wait until the connection has ended permanently. Cancelling changes nothing."""
         await trio.lowlevel.checkpoint()
         while self._state != "closed":
             await self._changes.park()
 
     async def wait_changed(self) -> None:
-        """Wait until ``state`` changes. Cancelled, nothing has changed."""
+        """Wait until ``state`` changes. Cancelling changes nothing."""
         await self._changes.park()
 
     def refuse_if_closed(self) -> None:
-        """Raise if it is over for good.
+        """Raise an error if the connection has ended permanently.
 
         Raises:
-            ConnectionLost: It is; why, if that is known.
+            ConnectionLost: The connection has ended; the cause is given if it is known.
         """
         if self._error is not None:
             raise fresh(self._error)
@@ -391,18 +394,18 @@ class Connection:
                 except Exception:
                     log.exception("on_state failed")
 
-    # --- what the driver says ----------------------------------------------------------------
+    # --- events of the engine ----------------------------------------------------------------
 
     def start(self, engine: Any, trust: Callable[[], None] | None = None) -> None:
-        """*engine* takes over, from one that is gone; *trust* is called once the peer is open."""
+        """Use *engine* from now on; *trust* is called once the peer's open has arrived."""
         self.engine = engine
         self._trust = trust
         self.ended_with = None
         self.stood = False
 
     def handle(self, events: list[Event]) -> None:
-        """Take what the engine reports. Not a checkpoint."""
-        # A peer that has no place for us says open and close in one breath.
+        """Process the events of the engine. Not a checkpoint."""
+        # A peer that refuses the connection sends open and close together.
         over = any(isinstance(event, Closed | ConnectionFailed) for event in events)
         refused = False
         for event in events:
@@ -440,7 +443,7 @@ class Connection:
             self._become("recovering")
 
     def lost_error(self) -> ConnectionLost:
-        """What is said to those who wait, once it is over for good."""
+        """Return the error for waiting tasks after the permanent end of the connection."""
         error = self.ended_with
         if self._closing and (error is None or not error.description):
             return ConnectionLost("the connection was closed")
@@ -453,7 +456,7 @@ class Connection:
         )
 
     def lose(self, error: ConnectionLost) -> None:
-        """It is over for good; everybody who waits hears *error*."""
+        """End the connection permanently, and report *error* to all its sessions."""
         self.recovers = False
         self._give_up(error)
         self._become("closed")
@@ -467,9 +470,9 @@ class Connection:
     # --- closing -------------------------------------------------------------------------
 
     def close(self, error: Error | None = None) -> None:
-        """Say close and return at once; :meth:`wait_closed` waits for the peer's answer.
+        """Send close and return at once; :meth:`wait_closed` waits for the peer's answer.
 
-        Whoever waits for something on it hears ``ConnectionLost`` now.
+        Tasks that wait for something on the connection get ``ConnectionLost`` now.
         """
         if self._closing:
             return
@@ -484,7 +487,7 @@ class Connection:
     async def aclose(self) -> None:
         """Close, and wait for the peer's answer for as long as the engine allows.
 
-        Cancelled, the close has been said all the same.
+        If cancelled, the close has been sent all the same.
         """
         self.close()
         await self.wait_closed()
@@ -492,15 +495,15 @@ class Connection:
     # --- links ---------------------------------------------------------------------------
 
     def new_name(self, address: str | None) -> str:
-        """A link name that is new for this pair of containers (Part 2 §2.6.1)."""
+        """Return a link name that is new for this pair of containers (Part 2 §2.6.1)."""
         return f"{(address or 'anonymous')[:_NAME_MAX]}-{self._prefix}-{next(self._names)}"
 
     @property
     def default_session(self) -> Session:
-        """The session of links that are opened on the connection itself.
+        """Session of links that are opened on the connection itself.
 
         Raises:
-            ConnectionLost: The connection is over for good.
+            ConnectionLost: The connection has ended permanently.
         """
         if self._default is None:
             self._default = self._new_session()
@@ -520,12 +523,12 @@ class Connection:
         return session
 
     def session_for_tokens(self) -> Session:
-        """A session whose links need no tokens themselves."""
+        """Begin a session whose links need no tokens themselves."""
         self.refuse_if_closed()
         return self._begin(Session(self))
 
     def forget_session(self, session: Session) -> None:
-        """It has ended."""
+        """Remove *session*, which has ended."""
         self._sessions.pop(session, None)
         if self._default is session:
             self._default = None
@@ -534,7 +537,7 @@ class Connection:
     async def session(
         self, *, window: int | None = None, window_bytes: int | None = None
     ) -> AsyncIterator[Session]:
-        """A session of its own, ended with the block.
+        """Open a separate session, ended with the block.
 
         Neither beginning nor ending it is a checkpoint.
 
@@ -543,7 +546,7 @@ class Connection:
             window_bytes: Bytes of unread streamed messages that may wait here.
 
         Raises:
-            ConnectionLost: The connection is over for good.
+            ConnectionLost: The connection has ended permanently.
             LocalProtocolError: The peer allows no more sessions.
         """
         session = self._new_session(window=window, window_bytes=window_bytes)
@@ -553,59 +556,59 @@ class Connection:
             session.end()
 
     def sender(self, address: str | None = None, **options: Unpack[SenderOptions]) -> Sender:
-        """A sender to *address*; use it in ``async with``, which waits until it is attached.
+        """Create a sender to *address*; its ``async with`` waits until it is attached.
 
         Args:
-            address: Where to; None for the anonymous terminus, which routes by ``to``.
+            address: Address to send to; None for the anonymous terminus, which routes by ``to``.
             options: See :class:`~amqp_rt.container.sending.SenderOptions`.
 
         Raises:
-            ConnectionLost: The connection is over for good.
+            ConnectionLost: The connection has ended permanently.
         """
         return self.default_session.sender(address, **options)
 
     def receiver(self, address: str | None = None, **options: Unpack[ReceiverOptions]) -> Receiver:
-        """A receiver from *address*; use it in ``async with``, which waits until it is attached.
+        """Create a receiver from *address*; its ``async with`` waits until it is attached.
 
         Args:
-            address: Where from; leave it out with ``dynamic=True``, or with the ``name`` of a link whose
-                source the peer has kept.
+            address: Address to receive from; omit it with ``dynamic=True``, or with the ``name`` of
+                a link whose source the peer has kept.
             options: See :class:`~amqp_rt.container.receiving.ReceiverOptions`.
 
         Raises:
-            ValueError: It is to be durable and has no name.
-            ConnectionLost: The connection is over for good.
+            ValueError: The receiver is durable but has no name.
+            ConnectionLost: The connection has ended permanently.
         """
         return self.default_session.receiver(address, **options)
 
     def transaction(self) -> Transaction:
-        """A transaction for what is sent and said on the links of the connection.
+        """Create a transaction for messages and outcomes sent on the links of the connection.
 
-        ``async with connection.transaction() as txn:`` declares it; ``out.send(…, transaction=txn)``
-        and ``delivery.accept(transaction=txn)`` take part. See
+        ``async with connection.transaction() as txn:`` declares it;
+        ``out.send(…, transaction=txn)`` and ``delivery.accept(transaction=txn)`` take part. See
         :class:`~amqp_rt.container.transactions.Transaction`.
 
         Raises:
-            ConnectionLost: The connection is over for good.
+            ConnectionLost: The connection has ended permanently.
         """
         return self.default_session.transaction()
 
     async def authorize(self, address: str) -> None:
-        """Have a token for *address* on the peer, and renew it as long as the connection lasts.
+        """Put a token for *address* at the peer, and renew it as long as the connection lasts.
 
-        Links see to that themselves; this is for addresses that messages name in their ``to``.
-        Does nothing on a connection without ``token=``. Cancelled, it is put all the same.
+        Links do this themselves; call it for addresses that messages name in their ``to``. Does
+        nothing on a connection without ``token=``. If cancelled, the token is put all the same.
 
         Raises:
-            AuthenticationFailed: There is none, or the peer does not accept it.
-            ConnectionLost: The connection is over for good.
+            AuthenticationFailed: There is no token, or the peer does not accept it.
+            ConnectionLost: The connection has ended permanently.
         """
         self.refuse_if_closed()
         if self.tokens is not None:
             await self.tokens.authorize(address)
 
     def follow(self, link: LinkHandle, error: Error) -> bool:
-        """Take *link* where a redirect points; whether that is tried."""
+        """Move a redirected *link* to its new place; return whether that is tried."""
         return self.redirector is not None and self.redirector(link, error)
 
     # --- requests ------------------------------------------------------------------------
@@ -637,30 +640,30 @@ class Connection:
         within: float | None = None,
         **properties: Unpack[MessageProperties],
     ) -> Any:
-        """Ask the node at *address* and wait for its reply.
+        """Send a request to the node at *address* and wait for its reply.
 
-        While a lost connection is dialled again, the call waits. A request that had left when the
-        connection was lost is in doubt, and raises.
+        While a lost connection is dialled again, the call waits. A request that had been sent when
+        the connection was lost is in doubt, and raises ``ConnectionLost``.
 
         Args:
             address: The ``@rpc`` node.
             args: The request: nothing, one payload, or several as a list.
             reply: The type that the reply is decoded as; ``Message`` gives the whole message.
             within: Seconds; the deadline travels with the request.
-            properties: Further properties of the request's message, but those by which the reply
-                is found: ``message_id``, ``correlation_id`` and ``reply_to``.
+            properties: Further properties of the request's message, except ``message_id``,
+                ``correlation_id`` and ``reply_to``, which identify the reply.
 
-        Cancelled, or past its deadline, the request is given up: its handler is cancelled.
+        When cancelled or past its deadline, the request is abandoned and its handler cancelled.
 
         Raises:
-            CallFailed: The node answered with an error; its condition says which.
+            CallFailed: The node answered with an error; see its condition.
             DeadlineExceeded: There was no reply within *within* seconds.
-            DeliveryRejected: The request was invalid to the node.
-            DeliveryNotAccepted: The node gave it back: it was not processed.
+            DeliveryRejected: The node rejected the request as invalid.
+            DeliveryNotAccepted: The node released the request, without processing it.
             LinkRefused: There is no such node, or we may not call it.
-            ConnectionLost: The connection went; whether the node has acted is in doubt.
-            DecodeError: The reply is no *reply*.
-            TypeError: Nothing can be decoded as *reply*; nothing was sent.
+            ConnectionLost: The connection was lost; whether the request was processed is in doubt.
+            DecodeError: The reply cannot be decoded as *reply*.
+            TypeError: *reply* is not a type that payloads can be decoded as; nothing was sent.
         """
         check_reply(reply)
         return await self._calls().call(address, args, reply, within, properties)
@@ -674,15 +677,15 @@ class Connection:
         credit: int = 100,
         **properties: Unpack[MessageProperties],
     ) -> ReplyStream:
-        """Ask the node at *address* and iterate over its streamed reply.
+        """Send a request to the node at *address* and iterate over its streamed reply.
 
         ``async for row in peer.stream("export", day, reply=Row): …``. The handler runs at most
-        *credit* replies ahead. Breaking off the loop, or exceeding *within* (seconds for the whole
+        *credit* replies ahead. Leaving the loop early, or exceeding *within* (seconds for the whole
         stream), cancels the handler.
 
         Raises:
-            CallFailed: As :meth:`call`, and so are the others, while iterating.
-            TypeError: Nothing can be decoded as *reply*.
+            CallFailed: Raised while iterating, like the other errors of :meth:`call`.
+            TypeError: *reply* is not a type that payloads can be decoded as.
         """
         check_reply(reply)
         return self._calls().stream(address, args, reply, within, credit, properties)
@@ -693,30 +696,30 @@ class Connection:
         return self._requests
 
     def management(self, entity: str = "", *, within: float | None = 10.0) -> ManagementClient:
-        """The peer's ``$management``, or that of one of its entities.
+        """Return a client of the peer's ``$management`` node, or of that of one of its entities.
 
         Args:
-            entity: An address; left out, the peer itself.
+            entity: An address; omit it for the peer itself.
             within: Seconds that each operation may take.
         """
         return management_of(self, entity, within)
 
     async def serve(self, *nodes: Any) -> None:
-        """Let nodes of our container consume from the peer's addresses of the same names.
+        """Consume from the peer's addresses with nodes of our container of the same names.
 
         For peers that are brokers: a ``node`` receives from the queue at its address, an ``rpc``
-        answers requests that wait there, a ``source`` sends to it. Returns when all are attached;
-        they work until the connection or the container ends.
+        answers requests from it, a ``source`` sends to it. Returns when all are attached; they are
+        served until the connection or the container ends.
 
-        Cancelled, those that are attached go on.
+        If cancelled, links that are attached continue.
 
         Args:
-            nodes: Functions with a declaration, or objects with such methods; none means every
-                node of the container that has no captures.
+            nodes: Functions with a declaration, or objects with such methods; none means every node
+                of the container without captures, except those that handle links themselves.
 
         Raises:
             LinkRefused: The peer has no such address.
-            ConnectionLost: The connection went.
+            ConnectionLost: The connection was lost.
         """
         await self.container.consume(self, nodes)
 

@@ -1,8 +1,8 @@
-"""What a sender and a receiver have in common: a link that attaches, is lost, comes back, ends.
+"""Base of senders and receivers: a link that attaches, is lost, attaches again and ends.
 
-The application holds a :class:`LinkHandle` for as long as it likes. The engine's link behind it
-comes and goes with the connection; the :class:`~amqp_rt.container.connections.Session` that the
-handle is a member of says when.
+The application may keep a :class:`LinkHandle` for any time. The engine's link behind it is replaced
+with the connection, under control of the :class:`~amqp_rt.container.connections.Session` of which
+the handle is a member.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ log = logging.getLogger("amqp_rt.connections")
 
 E = TypeVar("E", bound=AmqpError)
 
-#: Seconds that a peer has to answer our detach before we go on without the answer.
+#: Seconds that a peer has to answer our detach before we continue without the answer.
 DETACH_GRACE_S: Final = 5.0
-#: Times in a row that a link is attached again because its unsettled map did not fit a frame, without
-#: that making it smaller.
+#: Times in succession that a link is attached again because its unsettled map did not fit a frame,
+#: without the map getting smaller.
 ROUNDS_MAX: Final = 16
-#: Redirects that one link follows in a row, and the seconds after which it is another row.
+#: Redirects in succession that one link follows, and seconds without a redirect after which
+#: counting starts again.
 REDIRECTS_MAX: Final = 5
 REDIRECTS_FORGOTTEN_S: Final = 60.0
 
-#: Detaching with one of these, a peer may take the same link again, such as after maintenance. Any other
-#: condition, such as *not-found* or *unauthorized-access*, would only be said again.
+#: Conditions with which a peer detaches, for example for maintenance, but may accept the same link
+#: again. After any other condition, such as *not-found* or *unauthorized-access*, it would only
+#: refuse again.
 PASSING_CONDITIONS: Final = frozenset({"amqp:link:detach-forced", "amqp:connection:forced"})
 
-#: ``waiting`` for a connection, ``attaching``, ``attached``, ``detaching``, ``over``.
+#: Stages of a link: ``waiting`` for a connection, ``attaching``, ``attached``, ``detaching``,
+#: ``over``.
 Stage = Literal["waiting", "attaching", "attached", "detaching", "over"]
 
 
 def fresh(error: E) -> E:
-    """A copy of *error* to raise.
+    """Return a copy of *error* to raise.
 
-    Many tasks hear of one loss. Were they to raise one object, each would add its own traceback to
-    everybody's.
+    Many tasks may raise the error of one loss. If they raised the same object, each would add its
+    own traceback to that of the others.
     """
     copy = type(error)(error.description, condition=error.condition, info=error.info)
     copy.__cause__ = error.__cause__
@@ -54,13 +57,13 @@ def fresh(error: E) -> E:
 
 
 def gone(kind: type[E], error: Error | None, address: object) -> E:
-    """The exception for a link that the peer ended, or would not attach."""
+    """Create the exception for a link that the peer ended or refused."""
     where = "the anonymous terminus" if address is None else repr(address)
     if error is None:
         return kind(f"the peer detached the link to {where}")
     why = error.description or "the peer ended the link"
     return kind(
-        # Most peers name the address themselves.
+        # Most peers include the address in the description.
         why if where in why else f"{where}: {why}",
         condition=str(error.condition),
         info=error.info,
@@ -68,89 +71,93 @@ def gone(kind: type[E], error: Error | None, address: object) -> E:
 
 
 def is_passing(error: Error | None, closed: bool) -> bool:
-    """Whether a peer that detaches like this may take the same link again."""
+    """Whether a peer that detaches like this may accept the same link again."""
     if error is None:
-        # It is suspended (Part 2 §2.6.5).
+        # Without ``closed`` the link is suspended (Part 2 §2.6.5).
         return not closed
     return error.condition in PASSING_CONDITIONS
 
 
 class Owner(Protocol):
-    """Whose member a link is: a session of a connection, or the handler of a link of the peer's."""
+    """Owner of a link: a session of a connection, or the handler of a link of the peer's."""
 
     @property
     def going(self) -> bool:
-        """It ends: links that go now go with it, and it says what becomes of them."""
+        """Whether the owner is ending, and its links with it; it decides what follows."""
 
     @property
     def may_come_back(self) -> bool:
-        """Another one will take its place: the link is attached again then."""
+        """Whether another owner will take its place, on which the link is attached again."""
 
     @property
     def limits(self) -> Limits:
-        """The bounds of the connection."""
+        """Limits of the connection."""
 
     def add(self, member: Any) -> None:
-        """A link joins: it attaches now, or when there is a connection again."""
+        """Add a link, which attaches now or when there is a connection again."""
 
     def remove(self, member: Any) -> None:
-        """A link has closed, or was detached for good."""
+        """Remove a link that was closed or detached permanently."""
 
     def follow(self, member: Any, error: Error) -> bool:
-        """Take a link where a redirect points; whether that is tried."""
+        """Move a redirected link to its new place; return whether that is tried."""
 
     def returns(self, member: Any, error: AmqpError, *, ended: bool) -> bool:
-        """Attach a link again that its peer has detached; whether that is tried.
+        """Attach a link again that its peer has detached; return whether that is tried.
 
         Args:
             member: The link.
-            error: Why; if it comes to nothing, the member hears this.
+            error: The cause, reported to the member if the link cannot be attached again.
             ended: The peer gave no error. The link is attached again only if its connection closes
-                within the next moment, too: stopping peers detach all links first.
+                shortly after too: stopping peers detach all links first.
         """
 
 
 class LinkHandle:
-    """A link of ours as the application sees it, over however many connections in a row.
+    """Link of ours as the application uses it, across the connections that replace each other.
 
     Args:
-        session: Whose member it is.
-        address: Where it leads; None where the peer makes the address, or there is none.
+        session: Owner of the link.
+        address: Address of the peer's terminus; None if the peer creates the address, or there is
+            none.
         name: The link's name (Part 2 §2.6.1).
     """
 
     def __init__(self, session: Owner, address: str | None, name: str) -> None:
         self.name = name
-        #: The agreed address: as asked for, or as the peer made it.
+        #: The agreed address: as requested, or as the peer created it.
         self.address = address
         self._session = session
         self._raw: Any = None
         self._stage: Stage = "waiting"
         self._was_attached = False
         self._error: AmqpError | None = None
-        #: Tasks that wait for the stage, or for whatever else a subclass announces.
+        #: Tasks that wait for the stage, or for other changes that a subclass announces.
         self._changes = trio.lowlevel.ParkingLot()
         self._redirects = 0
         self._redirected_at = 0.0
-        #: What the link left unsettled, to be resumed by the next one (Part 2 §2.6.13); None if the
-        #: peer does not keep its side of it.
+        #: Unsettled deliveries, to be resumed by the next link (Part 2 §2.6.13); None if the peer
+        #: does not keep its side of them.
         self._memory: UnsettledMap | None = None
-        #: Whose terminus it is, if that is kept when the connection is lost.
+        #: Container-id of the peer that keeps our terminus after a lost connection; None if none
+        #: does.
         self._keeper: str | None = None
-        #: How much of that the present link began with, and how often in a row that was no less.
+        #: Size of the map with which the present link began, and how many times in succession it
+        #: has not got smaller.
         self._left = 0
         self._rounds = 0
-        #: The peer has ended the link without an error, and may be closing the connection.
+        #: Whether the peer has ended the link without an error, and may be closing the connection.
         self._undecided = False
 
     # --- state ---------------------------------------------------------------------------
 
     @property
     def link(self) -> Any:
-        """The link of the present connection.
+        """Link of the current connection.
 
         Raises:
-            LinkDetached: There is none at the moment, or no more.
+            LinkDetached: The link is not attached at the moment, or was closed.
+            AmqpError: The error with which the link ended permanently.
         """
         if self._stage != "attached":
             self._refuse_if_over()
@@ -159,12 +166,12 @@ class LinkHandle:
 
     @property
     def attached(self) -> bool:
-        """Both sides are attached."""
+        """Whether both sides are attached."""
         return self._stage == "attached"
 
     @property
     def closed(self) -> bool:
-        """Closed by us, or over for good."""
+        """Whether the link was closed by us or has ended permanently."""
         return self._stage == "over" or self._stage == "detaching"
 
     def _refuse_if_over(self) -> None:
@@ -178,22 +185,23 @@ class LinkHandle:
     async def wait_attached(self) -> None:
         """Wait until the link is attached, or attached again after a lost connection.
 
-        Cancelled, the attach stays asked for; close the link to withdraw it.
+        If cancelled, the attach remains requested; close the link to withdraw it.
 
         Raises:
-            LinkRefused: The peer would not have it; its condition says why.
-            LinkDetached: It was detached.
-            SessionEnded: So was its session.
-            ConnectionLost: The connection is gone for good.
+            LinkRefused: The peer refused the link; see its condition.
+            LinkDetached: The link was detached.
+            SessionEnded: The session was ended.
+            ConnectionLost: The connection has ended permanently.
         """
         while self._stage != "attached":
             self._refuse_if_over()
             await self._changes.park()
 
     async def __aenter__(self) -> Self:
-        """Wait until the link is attached. Cancelled, the attach is withdrawn.
+        """Wait until the link is attached. If cancelled, the attach is withdrawn.
 
-        A peer that attaches, sends and detaches in one breath is heard all the same.
+        No error is raised if the peer has attached and detached before this task runs: messages
+        that it sent in between are still received.
         """
         try:
             await self.wait_attached()
@@ -216,18 +224,18 @@ class LinkHandle:
             self.abandon()
 
     async def close(self) -> None:
-        """Detach for good."""
+        """Detach permanently."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Detach at once, without waiting for anything. Nothing happens if it is over already."""
+        """Detach at once, without waiting for anything. Does nothing if the link has ended."""
         if not self.closed:
             self._say_detach(closed=True)
 
     # --- detaching -----------------------------------------------------------------------
 
     def _say_detach(self, *, closed: bool) -> None:
-        """Say detach, and be over as far as the application is concerned."""
+        """Send detach, and end the link for the application."""
         self._session.remove(self)
         raw = self._raw
         self._stage = "over" if raw is None else "detaching"
@@ -237,14 +245,17 @@ class LinkHandle:
             raw.detach(closed=closed)
 
     async def _detach(self, *, closed: bool = True) -> None:
-        """Detach, and wait until the peer has: its side is gone then, and the name is free."""
+        """Detach and wait for the peer's detach, at most ``DETACH_GRACE_S`` seconds.
+
+        After it the peer's side has ended, and the name is free.
+        """
         if not self.closed:
             self._say_detach(closed=closed)
         with trio.move_on_after(DETACH_GRACE_S):
             while self._stage == "detaching":
                 await self._changes.park()
 
-    # --- what the session says --------------------------------------------------------------
+    # --- called by the session --------------------------------------------------------------
 
     def attach(self, core: Any) -> None:
         """Attach, or after a lost connection attach again, on *core*, the engine's session.
@@ -260,11 +271,11 @@ class LinkHandle:
         self._raw = self._ask(core)
 
     def _ask(self, core: Any) -> Any:
-        """Attach on *core*; returns the link."""
+        """Attach on *core*, and return the link."""
         raise NotImplementedError
 
     def lost(self, error: AmqpError) -> None:
-        """It will not be attached again: everybody who waits hears *error*."""
+        """End the link permanently, and raise *error* in all tasks that wait for it."""
         self._undecided = False
         if self._stage == "detaching":
             self._stage = "over"
@@ -277,20 +288,20 @@ class LinkHandle:
         self._changes.unpark_all()
 
     def move(self, session: Owner, address: str | None) -> None:
-        """Go on as a member of *session*, at *address*: the peer has redirected us there."""
+        """Continue as a member of *session* at *address*, after a redirect."""
         self._session = session
         if address is not None:
             self._readdress(address)
         session.add(self)
 
     def _readdress(self, address: str) -> None:
-        """Ask for *address* from now on."""
+        """Request *address* from now on."""
         self.address = address
 
-    # --- what the link says -----------------------------------------------------------------
+    # --- called by the engine's link --------------------------------------------------------
 
     def on_attached(self, link: Any) -> None:
-        """Both sides are attached."""
+        """Handle that both sides are attached."""
         self._raw = link
         if self.closed:
             link.detach()
@@ -301,12 +312,12 @@ class LinkHandle:
         self._changes.unpark_all()
 
     def _begin(self, link: Any) -> None:
-        """It is attached: start to work."""
+        """Start to work, now that the link is attached."""
 
     def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
-        """The link is over: detached by either side, or with its session or connection."""
+        """Handle the end of the link, by either side or with its connection."""
         if self._raw is not None and link is not self._raw:
-            return  # one of a connection before
+            return  # An earlier connection's link.
         self._raw = None
         if self._stage == "detaching" or self._stage == "over":
             self._stage = "over"
@@ -314,12 +325,12 @@ class LinkHandle:
             return
         self._stage = "waiting"
         if self._session.going:
-            # The session says what becomes of us: lost, or attached to another one.
+            # The session decides whether the link is lost or attached on another one.
             if self._session.may_come_back:
                 self._remember(link)
                 self._interrupted(error)
         elif error is not None and error.condition == "amqp:link:redirect" and self._follow(error):
-            # Elsewhere nobody knows what was sent here.
+            # The other peer has no record of deliveries sent here.
             self._memory = None
             self._interrupted(error)
         elif link.incomplete and error is None and not closed and self._goes_on(link):
@@ -330,7 +341,7 @@ class LinkHandle:
         self._changes.unpark_all()
 
     def _waits_to_return(self, link: Any, error: Error | None, closed: bool) -> bool:
-        """Whether the link will be attached again, although its connection stands."""
+        """Whether the link will be attached again, although its connection is still open."""
         why: AmqpError
         if not self._was_attached:
             why = gone(LinkRefused, error, self.address)
@@ -356,18 +367,18 @@ class LinkHandle:
         return False
 
     def _forget(self) -> None:
-        """The peer has closed its side, and resumes nothing."""
+        """Drop the unsettled map: the peer has closed its side, and resumes nothing."""
         self._keeper = self._memory = None
 
     def _remember(self, link: Any) -> None:
-        """Keep what *link* left unsettled, if the peer does."""
+        """Keep the unsettled deliveries of *link*, if the peer does."""
         if self._keeper is None:
             self._memory = None
         elif link is not None:
             self._memory = link.remember()
 
     def _goes_on(self, link: Any) -> bool:
-        """Whether it helps to attach again: the maps did not fit their frames (Part 2 §2.6.13)."""
+        """Whether attaching again helps, as the maps did not fit their frames (Part 2 §2.6.13)."""
         self._remember(link)
         if self._memory is None:
             return False
@@ -381,20 +392,23 @@ class LinkHandle:
             self.lost(error)
 
     def _to_resume(self, core: Any) -> UnsettledMap | None:
-        """What the attach on *core* resumes: with another peer than before, nothing."""
+        """Return the map to resume with an attach on *core*; None if the peer is another one."""
         if self._keeper != core.engine.peer.container_id:
             return None
         return self._memory
 
     def _resumed_as(self, link: Any, terminus: Any) -> UnsettledMap | None:
-        """Both sides are attached, *terminus* is the peer's; what was to be resumed, if anything."""
+        """Return the map that was to be resumed, and note whether *terminus*, the peer's, is kept.
+
+        Called when both sides are attached; None if there was nothing to resume.
+        """
         memory, self._memory = self._memory, None
         self._left = 0 if memory is None else len(memory)
         self._keeper = link.peer.container_id if outlives_connection(terminus) else None
         return memory
 
     def _follow(self, error: Error) -> bool:
-        """Go where a redirect points; whether that is tried (Part 2 §2.8.18)."""
+        """Follow a redirect (Part 2 §2.8.18); return whether that is tried."""
         now = trio.current_time()
         if now - self._redirected_at > REDIRECTS_FORGOTTEN_S:
             self._redirects = 0
@@ -404,12 +418,12 @@ class LinkHandle:
             return False
         if not self._session.follow(self, error):
             return False
-        # Otherwise its session would attach it as well, on the connection after the present one.
+        # Otherwise its session would attach it too, on the next connection.
         self._session.remove(self)
         return True
 
     def _interrupted(self, error: Error | None) -> None:
-        """The link is gone and may come back; ``_memory`` is what it can resume then."""
+        """Handle the end of a link that may be attached again and resume ``_memory`` then."""
 
     def _let_go(self, error: AmqpError) -> None:
-        """The link will not come back, because of *error*: give up what waits for it."""
+        """Give up everything that waits for the link, which ended permanently with *error*."""

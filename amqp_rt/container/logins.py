@@ -1,4 +1,4 @@
-"""Which SASL mechanisms a container offers, and what judges the logins (Part 5 §5.3)."""
+"""SASL mechanisms that a container offers, with the verifiers of their logins (Part 5 §5.3)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ..security.mechanisms import (
 from ..security.scram import HASHES, FindSecret, ScramSecret, ScramServer
 from ..security.tokens import Cbs
 
-#: Logins whose passwords are checked at the same time.
+#: Passwords that are checked at the same time.
 _CHECKS_MAX: Final = 2
-#: Mechanisms in the order in which they are offered: a client takes the first that it can.
+#: Mechanisms in the order in which they are offered: a client uses the first that it supports.
 _RANKS: Final = (
     "EXTERNAL",
     *(f"SCRAM-{each}" for each in HASHES),
@@ -51,10 +51,12 @@ def mechanisms_of(
     cbs: Cbs | None,
     limits: Limits,
 ) -> dict[str, ServerMechanism]:
-    """The mechanisms that a container offers, the strongest first, by name; see :class:`Container`.
+    """Return the mechanisms that a container offers, by name; see :class:`Container`.
+
+    The order is that of the offer: unknown mechanisms first, then the strongest.
 
     Raises:
-        ValueError: One of *sasl* is not known, or needs what was not given.
+        ValueError: A name in *sasl* is not known, or needs an argument that was not given.
     """
     if sasl is None:
         sasl = [] if users is None else ["PLAIN"]
@@ -62,7 +64,7 @@ def mechanisms_of(
             sasl += [f"SCRAM-{each}" for each in users.scram_hashes]
         sasl += [] if tokens is None else ["OAUTHBEARER", "XOAUTH2"]
         if not sasl:
-            # Tokens may come with the login, or afterwards.
+            # Tokens may arrive with the login or after it.
             sasl = ["ANONYMOUS", *([] if cbs is None else ["AMQPCBS", "OAUTHBEARER", "XOAUTH2"])]
     if tokens is None and cbs is not None:
         tokens = verified_by(cbs, limits)
@@ -70,7 +72,7 @@ def mechanisms_of(
         each if not isinstance(each, str) else _known(each, users, tokens, cbs, limits)
         for each in sasl
     ]
-    # What we do not know comes first: somebody has a reason for it.
+    # Mechanisms of the application come first: it has a reason for adding them.
     found.sort(key=lambda each: _RANKS.index(each.name) if each.name in _RANKS else -1)
     return {each.name: each for each in found}
 
@@ -82,10 +84,10 @@ def _known(
     cbs: Cbs | None,
     limits: Limits,
 ) -> ServerMechanism:
-    """The mechanism of that name.
+    """Create the mechanism *name*.
 
     Raises:
-        ValueError: There is none, or it needs what was not given.
+        ValueError: There is no such mechanism, or it needs an argument that was not given.
     """
     if name == "ANONYMOUS":
         return AnonymousServer()
@@ -115,8 +117,8 @@ def _known(
 def _in_a_thread(users: Users) -> Verifier:
     """Return a verifier that checks passwords in worker threads, a few at a time.
 
-    A check takes long on purpose. What waits for one waits in :class:`FairGate`; a password that was
-    right before needs no check (:meth:`Users.recall`), so that clients which come back do not wait at all.
+    A check is slow on purpose. Logins wait for one in :class:`FairGate`; a password that was right
+    before needs no check (:meth:`Users.recall`), so that returning clients do not wait at all.
     """
     gate = FairGate(_CHECKS_MAX)
     limiter = trio.CapacityLimiter(_CHECKS_MAX)
@@ -136,23 +138,24 @@ def _in_a_thread(users: Users) -> Verifier:
 
 
 class FairGate:
-    """Admits a few tasks at a time; those that wait take turns by address.
+    """Gate that admits a few tasks at a time; waiting tasks take turns by address.
 
-    In one line for all, a peer that opens a thousand connections and guesses on each would keep
-    everybody else waiting beyond the deadline of the handshake.
+    With a single line for all, a peer that opens a thousand connections and guesses a password on
+    each would keep the others waiting beyond the deadline of the handshake.
 
     Args:
-        places: Tasks that are inside at the same time.
+        places: Tasks that may be inside at the same time.
     """
 
     def __init__(self, places: int) -> None:
         self._free = places
-        #: By address, the address whose turn is next first; of each the oldest first.
+        #: Waiting tasks by address: the next address first, and for each address the oldest task
+        #: first.
         self._waiting: dict[str, dict[trio.Event, None]] = {}
 
     @asynccontextmanager
     async def turn(self, address: str) -> AsyncIterator[None]:
-        """Wait for a place, and keep it within the block."""
+        """Wait for a place, and hold it within the block."""
         if self._free:
             self._free -= 1
         else:
@@ -187,7 +190,7 @@ class FairGate:
         called = next(iter(waiting))
         del waiting[called]
         if waiting:
-            # Behind all other addresses.
+            # The address goes behind all others.
             self._waiting[address] = waiting
         called.set()
 

@@ -1,4 +1,4 @@
-"""Errors for programs that use the classes of another event loop."""
+"""Check that the classes for trio are used under trio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def require_trio(name: str) -> None:
     """Check that the caller runs under trio, which *name* needs.
 
     Raises:
-        RuntimeError: It runs under asyncio, or under nothing.
+        RuntimeError: The caller runs under asyncio, or without an event loop.
     """
     if not trio.lowlevel.in_trio_task():
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A peer's ``$management``, typed: entities go out and come back as Structs."""
+"""Typed client of a peer's ``$management`` node: entities are sent and returned as Structs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-#: Rows that a query asks for at a time.
+#: Rows requested in each page of a query.
 _PAGE: Final = 200
 _SELF: Final = "org.amqp.management"
 
 
 class ManagementClient:
-    """Operations on what a peer has; ``async with peer.management() as there:``.
+    """Operations on the entities of a peer; use as ``async with peer.management() as there:``.
 
-    What it is about is said by a class, such as :class:`~amqp_rt.broker.Queue`, or by the name of a
-    type, such as ``"amqp_rt.link"``; with a name, entities are mappings. Each operation waits for its
-    answer; cancelled, it may have been performed.
+    The kind of entity is given as a class, such as :class:`~amqp_rt.broker.Queue`, or as the name
+    of a type, such as ``"amqp_rt.link"``; with a name, entities are mappings. Each operation waits
+    for its answer. If cancelled, it may have been performed.
 
     Raises:
-        CallFailed: The peer says no; its condition says why.
+        CallFailed: The peer refused the operation; see its condition.
     """
 
     def __init__(self, connection: Connection, address: str, within: float | None) -> None:
@@ -50,7 +50,13 @@ class ManagementClient:
         return None
 
     async def request(self, operation: str, body: Any = None, **given: Any) -> Message:
-        """Any operation: *given* are its application-properties, *body* its body; the whole answer."""
+        """Request any operation, and return the whole answer.
+
+        Args:
+            operation: Name of the operation.
+            body: Body of the request.
+            given: Application-properties of the request.
+        """
         message = Message(
             {} if body is None else body, application_properties={"operation": operation, **given}
         )
@@ -66,17 +72,17 @@ class ManagementClient:
     async def read(self, kind: str, name: str) -> Mapping[str, Any]: ...
 
     async def read(self, kind: type[T] | str, name: str) -> T | Mapping[str, Any]:
-        """One entity as it is now."""
+        """Return the current attributes of one entity."""
         reply = await self.request("READ", type=type_name(kind), name=name)
         found: T | Mapping[str, Any] = _entity(kind, reply.body)
         return found
 
     async def create(self, entity: msgspec.Struct) -> None:
-        """Make what *entity* describes; it has a ``name``."""
+        """Create *entity*, a Struct with a ``name``."""
         await self._change("CREATE", entity)
 
     async def update(self, entity: msgspec.Struct) -> None:
-        """Let what there is under the name of *entity* go on as *entity*."""
+        """Update the entity of the same name to the attributes of *entity*."""
         await self._change("UPDATE", entity)
 
     async def _change(self, operation: str, entity: msgspec.Struct) -> None:
@@ -87,7 +93,7 @@ class ManagementClient:
         await self.request(operation, fields, type=type_name(type(entity)), name=name)
 
     async def delete(self, kind: type[msgspec.Struct] | str, name: str) -> None:
-        """Delete an entity; of a connection or link, that is its end."""
+        """Delete an entity; deleting a connection or link ends it."""
         await self.request("DELETE", type=type_name(kind), name=name)
 
     @overload
@@ -97,7 +103,7 @@ class ManagementClient:
     def query(self, kind: str) -> AsyncIterator[Mapping[str, Any]]: ...
 
     async def query(self, kind: type[T] | str) -> AsyncIterator[T | Mapping[str, Any]]:
-        """Every entity of a type, fetched page by page."""
+        """Iterate over all entities of a type, fetched page by page."""
         offset = 0
         while True:
             reply = await self.request(
@@ -111,17 +117,17 @@ class ManagementClient:
             offset += len(rows)
 
     async def types(self) -> Mapping[str, list[str]]:
-        """The types that there are, each with those that it extends."""
+        """Return the types, each with the types that it extends."""
         found: Mapping[str, list[str]] = (await self.request("GET-TYPES", type=_SELF)).body
         return found
 
     async def attributes(self) -> Mapping[str, list[str]]:
-        """The attributes of each type."""
+        """Return the attributes of each type."""
         found: Mapping[str, list[str]] = (await self.request("GET-ATTRIBUTES", type=_SELF)).body
         return found
 
     async def operations(self) -> Mapping[str, Mapping[str, list[str]]]:
-        """The operations of each type, with their arguments."""
+        """Return the operations of each type, with their arguments."""
         found: Mapping[str, Any] = (await self.request("GET-OPERATIONS", type=_SELF)).body
         return found
 
@@ -130,12 +136,12 @@ class ManagementClient:
 
 
 def management_of(connection: Connection, entity: str, within: float | None) -> ManagementClient:
-    """The client of a peer's management node, or of that of an entity."""
+    """Return a client of a peer's management node, or of that of an entity."""
     return ManagementClient(connection, f"{entity}/{MANAGEMENT}" if entity else MANAGEMENT, within)
 
 
 def type_name(kind: type | str) -> str:
-    """The name of a type: of a class ``Queue`` it is ``amqp_rt.queue``."""
+    """Return the name of a type: ``amqp_rt.queue`` for a class ``Queue``."""
     if isinstance(kind, str):
         return kind
     return f"amqp_rt.{kind.__name__.removesuffix('Entity').lower()}"

@@ -1,9 +1,11 @@
-"""Who has the only connection of its container (``sole-connection-for-container``, JMS mapping), and
-how many a user has.
+"""Registry of connections by container and user.
 
-A container may have as many connections as it likes, unless it wishes for one that is its only one:
-then a second is closed, whichever of the two had the wish. A container is known by its virtual host,
-its user and its container-id, so that nobody keeps others out by using their name.
+It enforces the wish of a container for a single connection (``sole-connection-for-container``, JMS
+mapping) and the limit of connections of a user.
+
+A container may have any number of connections, unless one of them asks to be the only one: then a
+second is closed, no matter which of the two asked. A container is identified by virtual host, user
+and container-id, so that a client cannot lock out others by using their container-id.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ..limits import Limits
 from ..outcomes import Error
 from ..values import Symbol
 
-#: Open capability: this connection is the container's only one.
+#: Open capability: this connection is to be the only one of its container.
 SOLE_CONNECTION: Final = "sole-connection-for-container"
 
 #: Virtual host, user and container-id.
@@ -24,7 +26,7 @@ _Key: TypeAlias = tuple[str, str | None, str]
 
 
 class Namesakes:
-    """The connections of a process by the containers that they come from, and by their users."""
+    """Connections of a process, counted by container and by user."""
 
     def __init__(self, limits: Limits) -> None:
         self._users_max = limits.connections_per_user_max
@@ -34,7 +36,10 @@ class Namesakes:
         self._keys: dict[Any, _Key] = {}
 
     def enter(self, connection: Any, peer: Peer) -> Error | None:
-        """*connection* is open; why it has to go, None if it may stay until :meth:`leave`."""
+        """Register *connection*, which has opened; return None, or the error to close it with.
+
+        A registered connection counts until :meth:`leave`.
+        """
         key = (peer.virtual_host, peer.user, peer.container_id)
         sole = SOLE_CONNECTION in peer.desired_capabilities
         if key in self._sole or (sole and self._counts[key]):
@@ -58,7 +63,7 @@ class Namesakes:
         return None
 
     def leave(self, connection: Any) -> None:
-        """*connection* is over, whether it stayed or not."""
+        """Remove *connection*, which has ended, whether or not it was registered."""
         key = self._keys.pop(connection, None)
         if key is None:
             return

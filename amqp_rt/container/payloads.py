@@ -1,7 +1,7 @@
-"""Typed payloads: what a Python value becomes in a message, and back (A3).
+"""Typed payloads: conversion between Python values and message bodies.
 
-The content-type says how data are read. Without one a body is an AMQP value, which every AMQP
-client in every language reads as a value of its own kind.
+The content-type determines how data sections are decoded. A body without one is an AMQP value,
+which AMQP clients in any language read as a native value.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..values import Array, Char, Described, Float32, Map, Symbol, Timestamp
 JSON: Final = "application/json"
 MESSAGE_PACK: Final = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
 OCTETS: Final = "application/octet-stream"
-#: In place of a content-type: send as amqp-value what would be sent as JSON.
+#: In place of a content-type: send structured values as amqp-value instead of JSON.
 AMQP_VALUE: Final = "amqp-value"
 
 #: Content-type, body and kind of body for :class:`~amqp_rt.message.Message`.
 Encoded: TypeAlias = tuple[str | None, Any, BodyKind | None]
 
-#: Character sets of text. Python knows others that are slow, or are no character sets at all.
+#: Supported character sets of text. Python knows others that are slow, or are not character sets.
 _CHARSETS: Final = {
     "utf-8": "utf-8",
     "utf8": "utf-8",
@@ -43,13 +43,13 @@ _CHARSETS: Final = {
     "windows-1252": "cp1252",
 }
 
-#: Makes the decoder of a type.
+#: Creates the decoder of a type.
 _Decoders: TypeAlias = Callable[[Any], msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]]
 
 _DECODERS_MAX: Final = 1024
 _REASON_MAX: Final = 300
 
-#: What msgspec raises for bad input. The last two come from types that cannot hold what is there.
+#: Exceptions of msgspec for bad input. The last two come from types that cannot hold the value.
 _FAULTS: Final = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
 
 
@@ -57,16 +57,16 @@ _FAULTS: Final = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, O
 
 
 def encode_payload(value: object, content_type: str | None = None) -> Encoded:
-    """The body for *value*.
+    """Return the body for *value*.
 
     Without *content_type*, Structs, dataclasses, maps and lists are sent as JSON, bytes as data,
-    and anything else as the AMQP value that it is; a :class:`~amqp_rt.message.Sequence` and
-    objects of composite classes keep their form. ``AMQP_VALUE`` sends maps and lists as AMQP
-    values too, Structs and dataclasses as maps. With a content-type, bytes are taken as encoded
+    and anything else as the corresponding AMQP value; a :class:`~amqp_rt.message.Sequence` and
+    objects of composite classes keep their form. ``AMQP_VALUE`` also sends maps and lists as AMQP
+    values, and Structs and dataclasses as maps. With a content-type, bytes count as encoded
     already.
 
     Raises:
-        EncodeError: It cannot be encoded so.
+        EncodeError: *value* cannot be encoded in this way.
     """
     if content_type is None:
         if type(value) in _AS_THEY_ARE:
@@ -103,13 +103,13 @@ def encode_payload(value: object, content_type: str | None = None) -> Encoded:
     )
 
 
-#: Most payloads without a structure are of these; the others take a closer look.
+#: Types of most unstructured payloads, which need no further tests.
 _AS_THEY_ARE: Final = frozenset({str, int, float, bool, type(None), UUID})
 
 
 def _is_structured(value: object) -> bool:
     if hasattr(type(value), "__amqp_write__"):
-        return False  # of a composite class
+        return False  # An object of a composite class.
     return (
         isinstance(value, msgspec.Struct | Mapping | list | tuple | set | frozenset)
         and not isinstance(value, Described)
@@ -124,7 +124,7 @@ def _encoded(encode: Callable[..., bytes], value: object) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """What msgspec is to encode instead of an object of a class that only AMQP has."""
+    """Return a value that msgspec can encode in place of *value*, whose class only AMQP has."""
     if isinstance(value, Timestamp):
         return _moment(value)
     for kind in (str, int, float):
@@ -138,7 +138,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _as_value(value: Any) -> Any:
-    """*value* out of types that AMQP has."""
+    """Convert *value* to types that AMQP has."""
     kind = type(value)
     if isinstance(value, Mapping):
         return {_as_value(key): _as_value(item) for key, item in value.items()}
@@ -160,8 +160,8 @@ def _as_value(value: Any) -> Any:
             field.name: _as_value(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     try:
-        # Decimals, dates, enumerations and the like have a form in text or numbers. What has
-        # none may still be a type of AMQP's, and is refused where it is written if it is not.
+        # Decimals, dates, enumerations and the like have a form as text or number. Other values may
+        # still be of an AMQP type; if not, writing them fails.
         return msgspec.to_builtins(value)
     except (TypeError, ValueError):
         return value
@@ -171,14 +171,14 @@ def _as_value(value: Any) -> Any:
 
 
 def decode_payload(message: Message, kind: Any) -> Any:
-    """The body of *message* as *kind*, by its content-type.
+    """Decode the body of *message* as *kind*, according to its content-type.
 
     *kind* is any type that msgspec can validate, a class declared with ``@composite``, or ``Any``
-    for the value as it comes. Data without a content-type are bytes, text or JSON, whichever
-    *kind* can be made of.
+    for the value as received. Data without a content-type are read as bytes, text or JSON,
+    depending on *kind*.
 
     Raises:
-        DecodeError: It is none; the reason names the field.
+        DecodeError: The body is not a valid *kind*; the reason names the field.
     """
     body = message.body
     if message.body_kind != "data":
@@ -207,7 +207,7 @@ def decode_payload(message: Message, kind: Any) -> Any:
 
 
 def has_no_payload(message: Message) -> bool:
-    """Whether *message* has no body, or an empty one, as clients send it that have nothing to say."""
+    """Whether *message* has no body, or an empty one, which clients send for no payload."""
     body = message.body
     return body is None or (
         isinstance(body, str | bytes | list | Mapping | Map | Sequence)
@@ -227,10 +227,10 @@ def _from_encoded(
 
 
 def _from_encoded_value(message: Message, body: str | bytes, content_type: str, kind: Any) -> Any:
-    """A string or binary amqp-value that has a content-type.
+    """Decode a string or binary amqp-value that has a content-type.
 
-    Several clients (rhea, Proton, JMS) send JSON in this form, so the content-type decides, as it
-    does for data. Who asks for the text or the octets themselves gets them.
+    Several clients (rhea, Proton, JMS) send JSON in this form, so the content-type decides, as for
+    data. The text or the octets themselves are returned if *kind* asks for them.
     """
     media_type = _media_type(content_type)
     decoder: _Decoders
@@ -255,7 +255,7 @@ def _from_encoded_value(message: Message, body: str | bytes, content_type: str, 
 
 
 def _from_untyped(body: bytes, kind: Any) -> Any:
-    """Data whose content-type says nothing."""
+    """Decode data whose content-type gives no format."""
     if kind is str:
         return _text(body, "")
     if kind is Any or kind is object or bytes in _members(kind):
@@ -267,7 +267,7 @@ def _from_text(text: str, kind: Any) -> Any:
     if kind is str or kind is Any or kind is object:
         return text
     try:
-        # There are no numbers in a text but those that are written in it.
+        # Numbers in text are always written as text, so conversion is not strict.
         return msgspec.convert(text, kind, strict=False)
     except _FAULTS as error:
         raise DecodeError(_brief(error)) from None
@@ -291,7 +291,7 @@ def _from_value(value: Any, kind: Any) -> Any:
         except msgspec.ValidationError:
             if not moments:
                 raise
-        # A timestamp is asked for as a number.
+        # *kind* may expect a timestamp as a number.
         return msgspec.convert(_plain(value, moments, numbers=True), kind)
     except _FAULTS as error:
         raise DecodeError(_brief(error)) from None
@@ -301,7 +301,7 @@ _PLAIN: Final = frozenset({list, dict})
 
 
 def _plain(value: Any, moments: list[Timestamp], *, numbers: bool) -> Any:
-    """*value* without the types that only AMQP has, so that msgspec knows what it is."""
+    """Convert *value* from types that only AMQP has, so that msgspec recognizes it."""
     kind = type(value)
     if kind is str or kind is int or kind is bool or kind is float or kind is bytes:
         return value
@@ -340,9 +340,9 @@ def check_payload_type(kind: Any) -> None:
     """Check that payloads can be decoded as *kind*.
 
     Raises:
-        TypeError: They cannot; it names the part of *kind* that is not supported.
+        TypeError: Payloads cannot; the error names the part of *kind* that is not supported.
     """
-    # Classes of AMQP's own are told apart by their descriptor or type, before msgspec is asked.
+    # AMQP's own classes are recognized by descriptor or type, before msgspec is involved.
     members = [
         member
         for member in _members(kind)
@@ -394,7 +394,7 @@ def _custom_types(info: object) -> list[Any]:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, or *kind* alone."""
+    """Return the members of a union, or *kind* alone."""
     if get_origin(kind) in (Union, types.UnionType):
         return get_args(kind)
     return (kind,)
@@ -409,7 +409,7 @@ def _media_type(content_type: str) -> str:
 
 
 def _charset(content_type: str) -> str | None:
-    """Python's name for the character set; UTF-8 if none is given, None if it is not known."""
+    """Return Python's name of the character set: UTF-8 by default, None if it is not supported."""
     for parameter in content_type.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":

@@ -1,7 +1,7 @@
 """Typed nodes as an AsyncAPI 3.0 document.
 
-Channels are addresses, operations are handlers, and the schemas of payloads are those that
-msgspec validates by.
+Channels are addresses, operations are handlers, and the schemas of payloads are those by which
+msgspec validates them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import msgspec
 
 from .routes import Route
 
-#: What the application does at a channel. A source's messages leave it.
+#: Action of the application at a channel by kind of node: a source sends its messages.
 _ACTIONS: Final = {"node": "receive", "link": "receive", "rpc": "receive", "source": "send"}
 
 
 def asyncapi(title: str, routes: Sequence[Route], *, version: str = "1.0.0") -> dict[str, Any]:
-    """The document for *routes*, as plain dicts and lists, ready for JSON.
+    """Return the document for *routes*, as plain dicts and lists, ready for JSON.
 
-    A payload without a type, or of a type that msgspec has no schema for, is described by its
-    name only.
+    A payload without a type, or of a type without a msgspec schema, is described by its name only.
     """
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
@@ -77,7 +76,7 @@ def _types(routes: Iterable[Route]) -> list[Any]:
 def _message(
     channel: dict[str, Any], messages: dict[str, Any], key: str, name: str, schema: Any
 ) -> list[dict[str, str]]:
-    """Describe one message; what an operation refers to it by."""
+    """Describe one message, and return the references to it for an operation."""
     messages[name] = {"name": name} if schema is None else {"name": name, "payload": schema}
     channel["messages"][name] = {"$ref": f"#/components/messages/{name}"}
     return [{"$ref": f"#/channels/{key}/messages/{name}"}]
@@ -105,7 +104,7 @@ class _Schemas:
         return True
 
     def __getitem__(self, kind: Any) -> Any:
-        """The schema of *kind*; None if it has none."""
+        """Return the schema of *kind*; None if it has none."""
         if kind is None:
             return {"type": "null"}
         for known, schema in self._found:
@@ -115,7 +114,7 @@ class _Schemas:
 
 
 def _key(address: str, taken: dict[str, Any]) -> str:
-    """A name for *address* of the characters that AsyncAPI allows, not in use yet."""
+    """Return an unused key for *address* from the characters that AsyncAPI allows."""
     base = re.sub(r"[^A-Za-z0-9._-]+", "_", address).strip("_") or "root"
     key = base
     number = 2

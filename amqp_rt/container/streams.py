@@ -1,7 +1,7 @@
-"""The body of a message while it arrives, in bounded memory (Part 3 §3.2.6).
+"""Body of a message that is read while it arrives, in bounded memory (Part 3 §3.2.6).
 
-What nobody has read yet stays in the session's window, so that a slow reader slows the peer
-down; what has been read is gone.
+Unread data count against the session's window, so that a slow reader slows down the peer; data that
+have been read are not kept.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..message import BodyReader, Message
 
 
 class ByteStream:
-    """The octets of one message's data sections, in the pieces that they arrive in.
+    """Octets of a message's data sections, in the pieces in which they arrive.
 
-    Iterate it, once. Leaving it unread is allowed: the rest is dropped as it comes.
+    Iterate over it once. It may be left unread: the rest is dropped as it arrives.
     """
 
     def __init__(self, delivery: IncomingDelivery, limits: Limits) -> None:
@@ -30,7 +30,7 @@ class ByteStream:
         self._waiting: trio.lowlevel.Task | None = None
 
     def on_data(self) -> None:
-        """More has arrived, or the message has ended or was aborted."""
+        """Handle further data, or the end or abort of the message."""
         if self._over:
             self.delivery.read_chunks()
         elif self._waiting is not None:
@@ -38,18 +38,18 @@ class ByteStream:
             trio.lowlevel.reschedule(waiting)
 
     def close(self) -> None:
-        """Drop what has arrived, and what will."""
+        """Drop all data of the message, arrived or still to come."""
         self._over = True
         self._pieces.clear()
         self.delivery.read_chunks()
 
     async def head(self) -> Message:
-        """The message without its body, once the body begins.
+        """Return the message without its body, as soon as the body begins.
 
         Raises:
-            DecodeError: What comes before the body is malformed, or larger than an assembled
+            DecodeError: The sections before the body are malformed, or larger than an assembled
                 message may be.
-            AmqpError: The sender gave up the message, or its link is gone.
+            AmqpError: The sender aborted the message, or its link has ended.
         """
         while self._reader.message is None:
             if not await self._fill():
@@ -60,11 +60,11 @@ class ByteStream:
         return self
 
     async def __anext__(self) -> bytes:
-        """The next octets, as many as have arrived. Cancelling loses nothing.
+        """Return the next octets, as many as have arrived. Cancelling loses nothing.
 
         Raises:
-            DecodeError: What follows is no data section.
-            AmqpError: The sender gave up the message, or its link is gone.
+            DecodeError: The next section is not a data section.
+            AmqpError: The sender aborted the message, or its link has ended.
         """
         while not self._over:
             while self._pieces:
@@ -76,7 +76,7 @@ class ByteStream:
         raise StopAsyncIteration
 
     async def _fill(self) -> bool:
-        """Wait for more of the message; false if it is all here."""
+        """Wait for more of the message; return False if all of it has been read."""
         while True:
             complete = self.delivery.complete
             chunks = self.delivery.read_chunks()

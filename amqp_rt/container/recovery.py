@@ -1,16 +1,17 @@
-"""Dialling, and dialling again: failover lists, back-off, redirects (X25, X27).
+"""Dialling and reconnecting: failover lists, back-off, redirects.
 
-The first connection is made while the caller waits. Until there is one, and whenever it is lost later, every
-URL is tried, again and again with growing pauses; senders and receivers attach again by themselves. A link
-that its peer has detached for a passing reason attaches again in the same way. It is given up when
+The first connection is made while the caller waits. Until it is open, and whenever it is lost
+later, all URLs are tried repeatedly with growing pauses; senders and receivers attach again by
+themselves. A link that its peer has detached for a passing reason attaches again in the same way.
+The connection is given up when
 
-- the peer would only say the same again: it refused the login, or closed with a condition of
-  :data:`FINAL_CONDITIONS`;
+- another attempt would fail in the same way: the peer refused the login, or closed with a condition
+  of :data:`FINAL_CONDITIONS`;
 - there was no connection for ``give_up_after_s``;
 - the application has closed it.
 
 A close with ``amqp:connection:redirect`` is followed at once, and a detach with
-``amqp:link:redirect`` moves that link to a connection of its own to the place it names.
+``amqp:link:redirect`` moves that link to a separate connection to the named host.
 """
 
 from __future__ import annotations
@@ -64,25 +65,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("amqp_rt.connections")
 
-#: How a connection ends before it begins if the peer takes our header for a broken TLS handshake: it
-#: closes, or sends an alert first.
+#: Errors of a connection whose peer takes our header for a broken TLS handshake: the peer closes,
+#: or sends an alert first.
 _SPEAKS_TLS: Final = (
     "the stream ended without a close",
     "the peer speaks another protocol or version",
 )
 
 DEFAULT_URL: Final = "amqp://127.0.0.1:5672"
-#: Redirects of a connection followed in a row, so that two peers cannot send us round in circles.
+#: Redirects of a connection followed in succession, so that two peers cannot redirect us endlessly.
 REDIRECTS_MAX: Final = 5
-#: Connections that one connection keeps for links that were redirected.
+#: Connections that one connection keeps for redirected links.
 REDIRECT_CONNECTIONS_MAX: Final = 16
-#: Seconds in which a connection is expected to close if a stopping peer has detached its links before.
+#: Seconds within which a stopping peer that has detached links is expected to close the connection.
 CLOSING_S: Final = 0.1
-#: Seconds that a connection gets to close politely when its block ends, and when it is left with
-#: an exception.
+#: Seconds that a connection gets to close when its block ends, and when the block is left with an
+#: exception.
 CLOSE_GRACE_S: Final = 5.0
 HASTY_CLOSE_GRACE_S: Final = 0.5
-#: Closing with one of these, a peer means that it will not be otherwise next time.
+#: Conditions of a close after which another attempt would fail in the same way.
 FINAL_CONDITIONS: Final = frozenset(
     {
         "amqp:unauthorized-access",
@@ -98,16 +99,16 @@ FINAL_CONDITIONS: Final = frozenset(
 
 
 class Reconnect(Struct, frozen=True, kw_only=True):
-    """How a connection is dialled again: the first one until it stands, and whenever it is lost."""
+    """Policy of reconnecting: until the first connection is open, and whenever it is lost."""
 
-    #: Seconds before the first attempt, and the most between two.
+    #: Seconds before the first attempt, and the longest pause between two.
     first_delay_s: float = 0.1
     delay_max_s: float = 10.0
-    #: Each pause is this much longer than the one before, until a connection has stood for
-    #: ``delay_max_s``.
+    #: Factor by which each pause is longer than the previous one, until a connection has been open
+    #: for ``delay_max_s``.
     factor: float = 2.0
-    #: Each pause is shortened by up to this part of it, at random, so that the clients of a
-    #: broker that restarts do not all come at once.
+    #: Fraction by which each pause may be shortened at random, so that the clients of a broker that
+    #: restarts do not all connect at once.
     jitter: float = 0.5
     #: Seconds without a connection after which it is given up.
     give_up_after_s: float = 300.0
@@ -123,16 +124,16 @@ class Reconnect(Struct, frozen=True, kw_only=True):
 
 
 class _Pauses(Struct):
-    """The pauses of a link that its peer detaches again and again."""
+    """Pauses of a link that its peer detaches repeatedly."""
 
-    #: When the first of them began, and when the latest one ended.
+    #: Start of the first of them, and end of the latest one.
     since: float
     until: float
     delay: float
 
 
 class Plan(Struct, kw_only=True):
-    """Everything that dialling needs to know, besides where."""
+    """All parameters of dialling except the URLs."""
 
     mechanisms: tuple[ClientMechanism, ...] | None
     virtual_host: str | None
@@ -175,52 +176,54 @@ async def connect(
     jitter: Callable[[], float] = random.random,
     on_state: Callable[[Connection], object] | None = None,
 ) -> AsyncIterator[Connection]:
-    """Connect to a peer; the block's end closes.
+    """Connect to a peer; leaving the block closes the connection.
 
     Args:
-        urls: Where to: one URL, several as a failover list, or None for ``$AMQP_URL``, else
+        urls: One URL, several as a failover list, or None for ``$AMQP_URL``, else
             ``amqp://127.0.0.1:5672``.
-        container: Whose container-id and nodes the peer sees; by default one made for this.
-        auth: Mechanisms, best first. By default SCRAM or PLAIN with the URL's user and password if it has
-            them, else EXTERNAL if *tls* has a certificate, else ANONYMOUS.
-        token: Where tokens for the peer's addresses come from, such as
-            :class:`~amqp_rt.container.tokens.Sas`: each link attaches when there is one, and all
-            are renewed in time.
-        set_token: True brings tokens by ``set-token`` of the OASIS draft, False by ``put-token``, which
-            Azure knows. By default the first where the peer offers ``AMQP_CBS_V1_0``.
-        sasl: False leaves the SASL layer out.
+        container: The container whose container-id and nodes the peer gets; by default one is
+            created.
+        auth: Mechanisms, best first. By default SCRAM or PLAIN with the URL's user and password if
+            it has them, else EXTERNAL if *tls* has a certificate, else ANONYMOUS.
+        token: Provider of tokens for the peer's addresses, such as
+            :class:`~amqp_rt.container.tokens.Sas`: each link attaches when its token has been put,
+            and all tokens are renewed before they expire.
+        set_token: True puts tokens by ``set-token`` of the OASIS draft, False by ``put-token``,
+            which Azure supports. By default the first if the peer offers ``AMQP_CBS_V1_0``.
+        sasl: False omits the SASL layer.
         virtual_host: ``hostname`` of our open; by default the URL's path, else its host.
-        limits: Bounds, by default the container's.
+        limits: Limits of the connection, by default the container's.
         idle_timeout_s: Seconds of silence that we announce; 0 for none.
-        properties: Of our open.
-        desired_capabilities: Of our open.
-        pipelined: False waits for the peer's header before open, which rhea's server needs.
+        properties: Properties of our open.
+        desired_capabilities: Desired capabilities of our open.
+        pipelined: False waits for the peer's header before sending open, which rhea's server needs.
         within: Seconds for one attempt, from the first packet to the peer's open.
-        plain_in_clear: Let a password cross a network unencrypted.
-        tls: Whom to believe, and our certificate, for URLs that are encrypted; by default those
-            whom the system believes, and none.
-        tls_upgrade: Ask for TLS within the port of ``amqp://`` URLs (Part 5 §5.2.1), and do not
-            connect without.
-        transport: ``await transport(url)`` opens the stream of each attempt instead of a socket, such as
-            a pipe to another process. TLS and WebSockets come on top, where the scheme asks for them.
-        reconnect: How the connection is dialled again, if it cannot be made or is lost. None tries every
-            URL once.
-        jitter: Numbers from 0 to 1 for the pauses between attempts.
-        on_state: Called with the connection when its ``state`` has changed; a plain call.
+        plain_in_clear: Allow sending a password over a network unencrypted.
+        tls: Trusted authorities and our certificate, for encrypted URLs; by default the authorities
+            that the system trusts, and no certificate.
+        tls_upgrade: Request TLS on the port of ``amqp://`` URLs (Part 5 §5.2.1), and do not connect
+            without.
+        transport: ``await transport(url)`` opens the stream of each attempt instead of a socket,
+            such as a pipe to another process. TLS and WebSockets run on top of it, if the scheme
+            requires them.
+        reconnect: Policy for reconnecting, if the connection cannot be made or is lost. None tries
+            every URL once.
+        jitter: Source of numbers from 0 to 1 for the pauses between attempts.
+        on_state: Called with the connection when its ``state`` has changed; not awaited.
 
-    Cancelled while connecting, nothing is left behind. Leaving the block says close and waits for
-    the answer, at most 5 seconds, or half a second after an exception.
+    If cancelled while connecting, nothing remains. Leaving the block sends close and waits for the
+    answer, at most 5 seconds, or half a second after an exception.
 
     Raises:
-        ConnectFailed: No URL could be connected to within ``reconnect.give_up_after_s``, or each would
-            refuse us again; the sentence says where and why.
-        AuthenticationFailed: The peer does not let us in.
+        ConnectFailed: No URL could be connected to within ``reconnect.give_up_after_s``, or each
+            would refuse again; the error names the URLs and the causes.
+        AuthenticationFailed: The peer refused the login.
     """
     require_trio("connect")
     where = parse_urls(urls if urls is not None else os.environ.get("AMQP_URL") or DEFAULT_URL)
     async with AsyncExitStack() as stack:
         if container is None:
-            from .container import Container  # which needs this module
+            from .container import Container  # Imported here because it imports this module
 
             container = await stack.enter_async_context(Container(f"client-{token_hex(8)}"))
         given = limits or container.limits
@@ -268,16 +271,16 @@ async def connect(
 
 
 def _grace(*, hasty: bool) -> trio.CancelScope:
-    """The time in which a connection may close politely; after an exception nothing shortens it."""
+    """Limit the time for closing a connection; after an exception it is shielded."""
     return trio.move_on_after(HASTY_CLOSE_GRACE_S if hasty else CLOSE_GRACE_S, shield=hasty)
 
 
 @asynccontextmanager
 async def local(container: Container, virtual_host: str = "") -> AsyncIterator[Connection]:
-    """A connection to *container* itself, without a socket; the block's end closes.
+    """Connect to *container* itself, without a socket; leaving the block closes the connection.
 
-    The same engines, states, credit and errors as over a network. Cancelled while it begins,
-    nothing is left behind.
+    Engines, states, credit and errors are the same as over a network. If cancelled while
+    connecting, nothing remains.
     """
     ours, theirs = memory_stream_pair()
     connection = Connection(container, dialled=True)
@@ -326,7 +329,7 @@ async def local(container: Container, virtual_host: str = "") -> AsyncIterator[C
 def client_options(
     container: Container, limits: Limits, *, hostname: str | None = None, **options: Any
 ) -> ClientOptions:
-    """What an engine of *container* says when it opens."""
+    """Return the options of our open for an engine of *container*."""
     return ClientOptions(
         container_id=container.name,
         hostname=hostname,
@@ -337,13 +340,13 @@ def client_options(
 
 
 class Dialler:
-    """Keeps one connection connected.
+    """Task that connects one connection, and reconnects it.
 
     Args:
-        container: Whose connection it is.
-        urls: Where to.
-        plan: How.
-        patient: Whether the first connection is tried again, too.
+        container: The container of the connection.
+        urls: The URLs to try.
+        plan: The parameters of dialling.
+        patient: Whether the first connection is retried as well.
     """
 
     def __init__(
@@ -362,21 +365,21 @@ class Dialler:
         self._urls = deque(urls)
         self._plan = plan
         self._patient = patient
-        #: There is a stream, and octets may be on their way.
+        #: Whether there is a stream, on which octets may be under way.
         self._carrying = False
         self._scope = trio.CancelScope()
         self._failure: AmqpError | None = None
-        #: The next pause, and when the latest connection began: one that was lost soon after it
-        #: stood does not shorten the pauses.
+        #: The next pause, and when the latest connection was dialled: one that was lost soon after
+        #: its open does not shorten the pauses.
         self._delay = 0.0
         self._began = 0.0
-        #: Where the peer has sent us; tried before anything else, once.
+        #: The peer's redirect; tried once, before the URLs.
         self._redirected: Url | None = None
         self._redirects = 0
         self._at: Url | None = None
-        #: Connections for links that were redirected, by where they lead.
+        #: Connections for redirected links, by URL.
         self._elsewhere: dict[Url, Dialler] = {}
-        #: Links that are on their way elsewhere, or wait until they attach again.
+        #: Number of links that are being redirected, or wait until they attach again.
         self._moving = 0
         self._pauses: WeakKeyDictionary[Any, _Pauses] = WeakKeyDictionary()
         self._moved = trio.lowlevel.ParkingLot()
@@ -384,7 +387,11 @@ class Dialler:
     async def first(self) -> None:
         """Wait for the first connection, or for the last failure to make one.
 
-        Cancelled, dialling goes on until :meth:`stop`.
+        If cancelled, dialling continues until :meth:`stop`.
+
+        Raises:
+            ConnectFailed: No connection could be made.
+            AuthenticationFailed: The peer refused the login.
         """
         while self.connection.state == "opening":
             await self.connection.wait_changed()
@@ -392,24 +399,24 @@ class Dialler:
             raise self._failure
 
     async def close(self) -> None:
-        """Close the connection, and those of redirected links; wait for the peers' answers."""
+        """Close the connection and those of redirected links; wait for the peers' answers."""
         for each in self._all():
             each.connection.close()
         for each in self._all():
             await each.connection.wait_closed()
-        # The last word may be on its way: a WebSocket's is sent by a task.
+        # The last octets may be under way: those of a WebSocket are sent by a task.
         with trio.move_on_after(HASTY_CLOSE_GRACE_S):
             for each in self._all():
                 if each._carrying:
                     await each.stopped.wait()
 
     def stop(self) -> None:
-        """Dial no more, and drop what is not closed yet."""
+        """Stop dialling, and drop connections that are not closed yet."""
         for each in self._all():
             each._scope.cancel()
 
     async def wait_stopped(self) -> None:
-        """Wait until nothing runs any more."""
+        """Wait until all tasks of the connection and of redirected links have ended."""
         for each in self._all():
             if not each.stopped.is_set():
                 await each.stopped.wait()
@@ -423,7 +430,7 @@ class Dialler:
         return found
 
     async def run(self) -> None:
-        """Connect, and connect again, until there is nothing to connect for."""
+        """Connect, and reconnect, until the connection has ended permanently."""
         connection = self.connection
         keeper = connection.tokens
         if keeper is not None:
@@ -443,7 +450,11 @@ class Dialler:
             self.stopped.set()
 
     async def _run(self) -> AmqpError | None:
-        """Until the connection is over for good; why, if that is not what its engine said."""
+        """Run until the connection has ended permanently.
+
+        Returns:
+            The cause, if it is not the error with which the engine ended.
+        """
         connection = self.connection
         policy = self._plan.reconnect
         since = trio.current_time()
@@ -464,11 +475,11 @@ class Dialler:
         return failure
 
     async def _come_back(self, policy: Reconnect, since: float) -> AmqpError | None:
-        """Dial again with growing pauses; None once a connection stood and is over.
+        """Dial again with growing pauses; None once a connection was open and has ended.
 
         Args:
-            policy: Says how long the pauses are, and when it is enough.
-            since: There has been no connection since then.
+            policy: The lengths of the pauses, and the time after which to give up.
+            since: Start of the time without a connection.
         """
         if not self._delay or since - self._began >= policy.delay_max_s:
             self._delay = policy.first_delay_s
@@ -489,7 +500,7 @@ class Dialler:
         return delay * (1 - policy.jitter * self._plan.jitter())
 
     async def _try_each(self) -> AmqpError | None:
-        """Try every URL once; None if one was connected to, and its connection is over by now."""
+        """Try every URL once; None if one was connected to, and its connection has ended."""
         failures: list[AmqpError] = []
         untried = len(self._urls)
         while untried or self._redirected is not None:
@@ -507,7 +518,8 @@ class Dialler:
                     return None
         kinds = {type(each) for each in failures}
         kind = AuthenticationFailed if kinds == {AuthenticationFailed} else ConnectFailed
-        # Another attempt helps as long as it might help with one of them.
+        # Report a passing error if there is one: another attempt is useful if it may succeed with
+        # any of the URLs.
         told = next((each for each in reversed(failures) if not _is_final(each)), failures[-1])
         return kind(
             "; ".join(each.description for each in failures),
@@ -516,12 +528,12 @@ class Dialler:
         )
 
     async def _connect(self, url: Url) -> None:
-        """One connection to *url*, from dialling to its end.
+        """Make one connection to *url*, and run it until its end.
 
-        Where the peer redirects us is left in ``_redirected``.
+        A redirect of the peer is left in ``_redirected``.
 
         Raises:
-            ConnectFailed: It did not get as far as the peer's open.
+            ConnectFailed: The peer's open did not arrive.
         """
         connection = self.connection
         plan = self._plan
@@ -542,7 +554,7 @@ class Dialler:
             for mechanism in mechanisms:
                 prepare = getattr(mechanism, "prepare", None)
                 if prepare is not None:
-                    # Where its secret comes from somewhere else, that may take a while.
+                    # Loading a secret from elsewhere may take a while.
                     with trio.move_on_at(timeout.deadline) as late:
                         await prepare()
                     if late.cancelled_caught:
@@ -590,10 +602,10 @@ class Dialler:
         self._judge(url, connection)
 
     def _judge(self, url: Url, connection: Connection) -> None:
-        """What the end of a connection to *url* means.
+        """Evaluate the end of a connection to *url*, and store its redirect.
 
         Raises:
-            ConnectFailed: It was over before it began.
+            ConnectFailed: The connection ended before it was open.
         """
         error = connection.ended_with
         if error is not None and error.condition == "amqp:connection:redirect":
@@ -642,7 +654,7 @@ class Dialler:
     # --- detached links, ended sessions --------------------------------------------------
 
     def _return_link(self, session: Session, link: Member, error: AmqpError, ended: bool) -> bool:
-        """Attach *link* again after a pause; whether that is tried."""
+        """Attach *link* again after a pause; return whether that is tried."""
         policy = self._plan.reconnect
         if policy is None or self.connection.closing:
             return False
@@ -659,7 +671,7 @@ class Dialler:
         return True
 
     def _return_session(self, session: Session, error: SessionEnded) -> bool:
-        """Begin *session* again after a pause; whether that is tried."""
+        """Begin *session* again after a pause; return whether that is tried."""
         policy = self._plan.reconnect
         if policy is None or self.connection.closing:
             return False
@@ -671,7 +683,7 @@ class Dialler:
         return True
 
     def _pause_of(self, ended: Member | Session, policy: Reconnect) -> float | None:
-        """Seconds before *ended* is tried again; None if that has been done for long enough."""
+        """Return the pause in seconds before *ended* is tried again; None to give it up."""
         now = trio.current_time()
         pauses = self._pauses.get(ended)
         if pauses is None or now - pauses.until >= policy.delay_max_s:
@@ -684,7 +696,7 @@ class Dialler:
         return pause
 
     def _after_pause(self, seconds: float, resume: Callable[[], None]) -> None:
-        """Call *resume* in *seconds*, or when the connection is over for good."""
+        """Call *resume* in *seconds*, or when the connection has ended permanently."""
         self._moving += 1
         self._container.start_connection(partial(self._pause_and, seconds, resume))
 
@@ -700,7 +712,7 @@ class Dialler:
     # --- redirected links ----------------------------------------------------------------
 
     def _redirect_link(self, link: LinkHandle, error: Error) -> bool:
-        """Move *link* where the peer wants it; whether that is tried."""
+        """Move *link* to the place of the peer's redirect; return whether that is tried."""
         if self._at is None or self.connection.closing:
             return False
         self._moving += 1
@@ -723,7 +735,7 @@ class Dialler:
             self._moved.unpark_all()
 
     def _place(self, error: Error) -> tuple[Dialler, str | None]:
-        """The connection that a redirect points to, and the address there."""
+        """Return the connection that a redirect points to, and the address there."""
         assert self._at is not None
         url = redirected(self._at, error)
         address = _info(error).get("address")
@@ -753,20 +765,20 @@ class Dialler:
 
 
 def _by_password(user: str, password: str) -> tuple[ClientMechanism, ...]:
-    """Ways to log in with a password, those that do not show it first."""
+    """Return the mechanisms for a password; those that do not reveal it come first."""
     found: list[ClientMechanism] = []
     try:
         found += [Scram(user, password, each) for each in ("SHA-512", "SHA-256")]
     except AuthenticationFailed:
-        pass  # It has characters that SCRAM does not take.
+        pass  # The password has characters that SCRAM does not support.
     return (*found, Plain(user, password))
 
 
 def redirected(url: Url, error: Error) -> Url:
-    """Where a redirect of a peer at *url* points (Part 2 §2.8.16, §2.8.18).
+    """Return the URL that a redirect of a peer at *url* points to (Part 2 §2.8.16, §2.8.18).
 
-    ``network-host`` and ``port`` say where to dial, ``hostname`` what to ask for there. The way of
-    connecting, and who we are, stay as they were.
+    ``network-host`` and ``port`` are the address to dial, ``hostname`` the virtual host to request
+    there. Scheme and user remain the same.
     """
     info = _info(error)
     host, hostname, port = info.get("network-host"), info.get("hostname"), info.get("port")

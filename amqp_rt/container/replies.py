@@ -1,13 +1,12 @@
-"""Answering requests, and where the answers go (M41, A7, A8).
+"""Answers to requests, and the links on which they are sent.
 
-A request names its reply address. That may be an address that this container made for the
-caller's link, an address of a host, or a link of the caller's own connection; see
-:meth:`Replies.path`. A reply waits for the credit of the reply link, and the slot of its handler
-with it, so that a caller that does not take its replies slows down nobody but itself.
+A request names its reply address. This may be an address that this container created for the
+caller's link, an address of a host, or that of a link of the caller's own connection; see
+:meth:`Replies.path`. A reply waits for the credit of the reply link, and occupies the slot of its
+handler meanwhile, so that a caller that does not read its replies slows down only itself.
 
-A caller gives up by settling its request before there is an outcome, or by going away. Its
-handler is cancelled then, as it is when the request's deadline (``ttl``, counted from arrival)
-has passed.
+A caller gives up by settling its request before there is an outcome, or by detaching. Its handler
+is cancelled then, as it is when the request's deadline (``ttl``, counted from arrival) has passed.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ log = logging.getLogger("amqp_rt.handlers")
 
 #: Message annotation of the message that ends a streamed reply.
 STREAM_END: Final = Symbol("x-opt-stream-end")
-#: Link property of the halves of a pair, the ``reply-to`` that means the other half, and the
-#: capability to do all that (link pairing 1.0).
+#: Link property of both links of a pair, the ``reply-to`` that stands for the other link, and the
+#: capability for pairs (link pairing 1.0).
 PAIRED: Final = "paired"
 PAIRED_REPLY: Final = "$me"
 LINK_PAIR_CAPABILITY: Final = "LINK_PAIR_V1_0"
@@ -84,10 +83,10 @@ STATUS: Final = {
 
 
 class ReplyLink:
-    """A sending link that messages are written to one by one: replies, or what was relayed.
+    """Sending link for single messages: replies, or messages relayed from other links.
 
-    What the link has no credit for waits here in order. Replies wait with the task that makes
-    them, relayed messages within the credit of the link they came on.
+    Messages without credit wait here in order. The number of replies is limited by the tasks that
+    wait for them to leave, that of relayed messages by the credit of their incoming link.
     """
 
     def __init__(self, container: Container, address: str) -> None:
@@ -115,7 +114,7 @@ class ReplyLink:
             if each.remote_settled or not isinstance(each.state, Received | None):
                 each.settle()
                 if each.context is not None:
-                    # Relayed: the outcome goes on to where the message came from.
+                    # Relayed: pass the outcome to the incoming delivery.
                     outcome = RELEASED if each.state is None else each.state
                     each.context.settle(outcome)
 
@@ -136,15 +135,15 @@ class ReplyLink:
 
     @property
     def over(self) -> bool:
-        """The link is gone."""
+        """Whether the link has ended."""
         return self._over
 
     def shares_session_with(self, link: ReceivingLink) -> bool:
-        """Whether both links are of one session."""
+        """Whether both links are in the same session."""
         return self.link is not None and self.link.session is link.session
 
     def send_nowait(self, payload: Sequence[bytes]) -> bool:
-        """Send at once, or not at all."""
+        """Send at once if possible; return whether the message was sent."""
         link = self.link
         if self._over or self._pending or link is None or not (link.credit and link.writable):
             return False
@@ -152,7 +151,7 @@ class ReplyLink:
         return True
 
     async def flush(self) -> None:
-        """Until everything handed over has left. Only one task may wait."""
+        """Wait until all queued messages have left. Only one task may wait."""
         while not self._over and (
             self._pending or (self.link is not None and not self.link.writable)
         ):
@@ -163,11 +162,11 @@ class ReplyLink:
     async def send(self, payload: Sequence[bytes]) -> None:
         """Send when there is credit. Not a checkpoint if there is.
 
-        Cancelled, it leaves nothing behind.
+        If cancelled, nothing is sent.
 
         Raises:
-            LinkDetached: The link is gone.
-            LocalProtocolError: The peer does not take messages of that size.
+            LinkDetached: The link has ended.
+            LocalProtocolError: The message is larger than the peer allows.
         """
         if self.send_nowait(payload):
             return
@@ -185,7 +184,7 @@ class ReplyLink:
             raise pending.failed
 
     def forward(self, delivery: IncomingDelivery, window: CreditWindow) -> None:
-        """Pass on a message; its outcome comes back, and its room in *window* when it leaves."""
+        """Forward a message; its outcome is passed back, and *window* is freed when it leaves."""
         relayed = _Relayed(delivery, window)
         link = self.link
         if self._over or link is None:
@@ -200,7 +199,7 @@ class ReplyLink:
 
 
 class _Pending:
-    """A message that waits for the credit of a reply link."""
+    """Message that waits for the credit of a reply link."""
 
     def send(self, link: SendingLink) -> None:
         raise NotImplementedError
@@ -210,7 +209,7 @@ class _Pending:
 
 
 class _Reply(_Pending):
-    """One whose maker waits for it to leave."""
+    """Reply whose task waits for it to leave."""
 
     def __init__(self, payload: Sequence[bytes], task: trio.lowlevel.Task) -> None:
         self.payload = payload
@@ -231,7 +230,7 @@ class _Reply(_Pending):
 
 
 class _Relayed(_Pending):
-    """One that came on another link."""
+    """Message that arrived on another link."""
 
     def __init__(self, delivery: IncomingDelivery, window: CreditWindow) -> None:
         self.delivery = delivery
@@ -253,7 +252,7 @@ class _Relayed(_Pending):
             say(delivery, Rejected(Error.of(error)))
         else:
             if settled:
-                say(delivery, ACCEPTED)  # nobody will say more
+                say(delivery, ACCEPTED)  # No other outcome will follow
         self.window.freed(1, len(self.delivery.payload))
 
     def fail(self, error: AmqpError) -> None:
@@ -262,7 +261,7 @@ class _Relayed(_Pending):
 
 
 class _HostReply:
-    """A reply as an incoming delivery, for a host to take: settled, and complete."""
+    """Reply as an incoming delivery for a host: settled and complete."""
 
     def __init__(self, link: ReceivingLink, payload: bytes) -> None:
         self.link = link
@@ -287,7 +286,7 @@ class _HostReply:
 
 
 class _HostPort:
-    """What a host sees as the link of a reply: whose it is, and nothing to be done to it."""
+    """Link of a reply as passed to a host: it identifies the sender, but cannot be changed."""
 
     attached = True
     source = target = None
@@ -298,12 +297,12 @@ class _HostPort:
         self.connection = link.connection
 
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
-        """The request's link is not to suffer for its reply."""
+        """Log the error: a reply that is refused must not end the link of its request."""
         log.info("a reply was not taken: %s", error)
 
 
 class _HostPath:
-    """Replies to an address of a host, such as a queue of the broker."""
+    """Path of replies to an address of a host, such as a queue of the broker."""
 
     def __init__(
         self, container: Container, address: str, endpoint: ReceivingEndpoint, link: ReceivingLink
@@ -327,7 +326,7 @@ class _HostPath:
 
 
 class _NoPath:
-    """The caller left no way to answer: replies are dropped, and the first is logged."""
+    """Path of replies without a reply address: they are dropped, and the first is logged."""
 
     def __init__(self, binding: Binding, reply_to: str | None) -> None:
         where = "no reply-to" if reply_to is None else f"the unknown reply-to {reply_to!r}"
@@ -344,34 +343,34 @@ class _NoPath:
 
 
 class Path(Protocol):
-    """A way for replies."""
+    """Path on which replies are sent."""
 
     def send_nowait(self, payload: Sequence[bytes]) -> bool:
-        """Send at once, or not at all."""
+        """Send at once if possible; return whether the message was sent."""
 
     async def send(self, payload: Sequence[bytes]) -> None:
         """Send when there is credit.
 
         Raises:
-            LinkDetached: The link is gone.
-            LocalProtocolError: The peer does not take messages of that size.
+            LinkDetached: The link has ended.
+            LocalProtocolError: The message is larger than the peer allows.
         """
 
 
 class Replies:
-    """The reply links of a container, and the addresses that it made for them."""
+    """Reply links of a container, and the addresses created for them."""
 
     def __init__(self, container: Container) -> None:
         self.container = container
-        #: Addresses that we made; they can be replied to from anywhere.
+        #: Links by the address that we created, to which replies may be sent from any connection.
         self.dynamic: dict[str, ReplyLink] = {}
-        #: Every reply link.
+        #: All reply links.
         self.links: set[ReplyLink] = set()
-        #: Links by connection and by either of their addresses.
+        #: Links by connection and by the address of either terminus.
         self._by_address: dict[Any, dict[str, list[ReplyLink]]] = {}
 
     def attach_dynamic(self, link: SendingLink) -> None:
-        """Make an address for *link*, hard to guess, that lives as long as the link (M33)."""
+        """Create an address for *link*, hard to guess, that exists as long as the link."""
         asked = link.source or Source()
         address = "/".join(
             (link.peer.container_id[:64], link.name[:64], token_urlsafe(16)),
@@ -391,7 +390,7 @@ class Replies:
         )
 
     def attach(self, link: SendingLink, address: str, source: Source) -> None:
-        """Replies of the rpc at *address* may go to *link* (see :meth:`path`)."""
+        """Accept *link* for replies of the rpc at *address* (see :meth:`path`)."""
         reply_link = ReplyLink(self.container, address)
         self.links.add(reply_link)
         by_address = self._by_address.setdefault(link.connection, {})
@@ -407,7 +406,7 @@ class Replies:
         }
 
     def remove(self, reply_link: ReplyLink, link: SendingLink) -> None:
-        """The link is gone, and its address with it."""
+        """Remove a link that has ended, with its address."""
         self.links.discard(reply_link)
         if self.dynamic.get(reply_link.address) is reply_link:
             del self.dynamic[reply_link.address]
@@ -423,16 +422,24 @@ class Replies:
             del self._by_address[link.connection]
 
     async def flush(self) -> None:
-        """Until what was handed to the links has left."""
+        """Wait until all messages queued on the links have left."""
         for reply_link in list(self.links):
             await reply_link.flush()
 
     def path(self, binding: Binding, reply_to: str | None, *, hosts: bool = True) -> Path:
-        """Where replies to a request go; to an address of a *host* only if the caller may send there.
+        """Return the path of replies to a request.
 
-        To its reply-to: an address that we made, an address of a host, a link of the same
-        connection that has this address at either end. Without reply-to, to the link in the same
-        session whose source is the node, as clients of management and CBS want it.
+        With a reply-to: an address that we created, an address of a host, or a link of the same
+        connection with this address at either terminus. Without one: the link in the same session
+        whose source is the node, as clients of management and CBS expect.
+
+        Args:
+            binding: The link of the request.
+            reply_to: The request's reply-to.
+            hosts: Whether the caller may send to *reply_to*, so that hosts may be used.
+
+        Raises:
+            Reject: *reply_to* stands for the other link of a pair, and there is none.
         """
         if reply_to == PAIRED_REPLY:
             return self._pair(binding)
@@ -445,7 +452,7 @@ class Replies:
             if hosts and self.container.hosts:
                 port = cast("ReceivingLink", _HostPort(binding.link))
                 for host in self.container.hosts:
-                    # As it was judged: by the name of the node, not by a URL of it.
+                    # By the node's name, for which the right was checked, not by a URL of it.
                     endpoint = host.relay(address_of(reply_to), port)
                     if isinstance(endpoint, Error):
                         break
@@ -459,10 +466,10 @@ class Replies:
         return links[-1] if links else _NoPath(binding, reply_to)
 
     def _pair(self, binding: Binding) -> Path:
-        """The other half of the pair that the request's link is one half of.
+        """Return the other link of the pair to which the request's link belongs.
 
         Raises:
-            Reject: It is not.
+            Reject: The link belongs to no pair.
         """
         link = binding.link
         if is_paired(link):
@@ -482,38 +489,38 @@ class Replies:
 
 
 def is_paired(link: ReceivingLink | SendingLink) -> bool:
-    """Whether *link* is one half of a pair (link pairing 1.0)."""
+    """Whether *link* belongs to a pair (link pairing 1.0)."""
     return any(str(name) == PAIRED and value is True for name, value in link.properties.items())
 
 
 def paired_properties(link: ReceivingLink | SendingLink) -> dict[object, object] | None:
-    """What our attach says of *link*: that it is paired, if it is."""
+    """Return the properties of our attach for *link*: that it is paired, or None."""
     return {Symbol(PAIRED): True} if is_paired(link) else None
 
 
 class Request:
-    """What a reply needs to know of its request."""
+    """Data of a request that its replies need."""
 
     __slots__ = ("correlation_id", "path", "reply_to", "sequence")
 
     def __init__(self, message: Message, binding: Binding, *, hosts: bool = True) -> None:
         properties = message.properties
-        # The type is kept: ulong, uuid, binary and string are four key spaces (§3.2.11).
+        # The type is kept: ulong, uuid, binary and string are separate key spaces (§3.2.11).
         self.correlation_id: MessageId | None = (
             properties.message_id
             if properties.correlation_id is None
             else properties.correlation_id
         )
         self.reply_to = properties.reply_to
-        #: Messages sent of a streamed reply; None if the reply is one message.
+        #: Number of messages sent of a streamed reply; None if the reply is one message.
         self.sequence: int | None = None
         self.path = binding.container.replies.path(binding, properties.reply_to, hosts=hosts)
 
     def reply(self, value: Any) -> list[bytes]:
-        """The message that carries *value*, or the next one of a stream.
+        """Return the encoded reply with *value*, or the next message of a streamed one.
 
         Raises:
-            EncodeError: It has no encoding.
+            EncodeError: *value* has no encoding.
         """
         if isinstance(value, Message):
             return value.replace(**self._address()).buffers()
@@ -532,11 +539,11 @@ class Request:
         return make_message(value, self._address()).buffers()
 
     def stream_end(self) -> list[bytes]:
-        """The message without content that ends a streamed reply."""
+        """Return the message without content that ends a streamed reply."""
         return Message(b"", message_annotations={STREAM_END: True}, **self._address()).buffers()
 
     def failure(self, error: Error) -> list[bytes]:
-        """The reply that says *error*; it ends a stream as well."""
+        """Return the reply that reports *error*; it also ends a stream."""
         return Message(
             b"",
             application_properties={
@@ -560,10 +567,11 @@ class Request:
 
 
 async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
-    """Give one request to its handler and send what it answers.
+    """Pass one request to its handler and send the reply.
 
-    The request is settled when the reply has been handed to the reply link, and rejected if it
-    cannot be decoded. One that its caller gave up is not settled: the caller has done that.
+    The request is settled when the reply has been passed to the reply link, and rejected if it
+    cannot be decoded. A request that its caller abandoned is not settled, since the caller has
+    settled it.
     """
     arrived = delivery.context
     if arrived is GIVEN_UP:
@@ -584,13 +592,13 @@ async def answer(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> No
         deadline = Deadline(arrived + ttl_ms / 1000)
         worker.timed = True
         worker.scope.deadline = deadline.at
-    # A caller that gives up finds the worker here, whatever the worker waits for.
+    # Here a caller that gives up finds the worker, even while the worker waits.
     delivery.context = worker
     inbox.calls.add(worker)
     admitted = False
     request: Request | None = None
     try:
-        # A reply is sent in the caller's name: it goes nowhere that the caller may not send to.
+        # A reply is sent in the caller's name: only to addresses to which the caller may send.
         hosts = (
             not container.guarded
             or reply_to is None
@@ -644,7 +652,7 @@ async def _answer(
     if route.awaits or inspect.isawaitable(result):
         result = await result
     if result is ACCEPTED:
-        return  # the outcome says all that there is to say
+        return  # The outcome is the whole answer
     if not (route.streams or hasattr(type(result), "__anext__")):
         await _send(request, request.reply(result))
         route.stats.sent += 1
@@ -676,7 +684,7 @@ async def _send(request: Request, payload: list[bytes]) -> None:
 
 
 class _CallerGone(AmqpError):
-    """The reply link went away before the reply."""
+    """The reply link ended before the reply was sent."""
 
 
 class _TooMany(AmqpError):
@@ -684,11 +692,11 @@ class _TooMany(AmqpError):
 
 
 async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
-    """Tell the caller of *error*; the outcome for the request."""
+    """Send *error* to the caller, and return the outcome of the request."""
     if isinstance(error, _CallerGone):
         return RELEASED
     if isinstance(error, RaisedOutcome) and not isinstance(error, Reject):
-        return error.outcome  # somebody else may answer: the request itself is given back
+        return error.outcome  # Another receiver may answer: the request itself is released
     outcome: Outcome = ACCEPTED
     if isinstance(error, AmqpError):
         told = Error.of(error)
@@ -703,14 +711,14 @@ async def _fail(inbox: Inbox, request: Request, error: Exception) -> Outcome:
     try:
         await request.path.send(request.failure(told))
     except (LinkDetached, LocalProtocolError):
-        pass  # nobody listens
+        pass  # The caller has detached
     return outcome
 
 
 def _cancelled(
     inbox: Inbox, delivery: IncomingDelivery, worker: Worker, request: Request | None
 ) -> None:
-    """Answer a request whose worker was cancelled; *request* is None if no handler had begun."""
+    """Settle a request whose worker was cancelled; *request* is None if no handler had started."""
     if worker.cancelled:
         inbox.route.stats.cancelled += 1
     elif not worker.scope.cancel_called:
@@ -719,10 +727,10 @@ def _cancelled(
     else:
         inbox.route.stats.cancelled += 1
         if request is None:
-            # Whether its reply may be sent was still being found out.
+            # The right to send the reply was still being checked.
             say(delivery, RELEASED)
             return
-        # Nothing can be waited for any more: it goes now or never.
+        # A cancelled task cannot wait: the reply is sent now or not at all.
         request.path.send_nowait(
             request.failure(Error("amqp:timeout", "the deadline passed before the answer"))
         )
@@ -730,7 +738,7 @@ def _cancelled(
 
 
 class Forward:
-    """A link on which a peer sends to an address that we made: straight on to its owner."""
+    """Link on which a peer sends to an address that we created; forwards to its owner."""
 
     def __init__(self, container: Container, reply_link: ReplyLink, link: ReceivingLink) -> None:
         self._container = container
@@ -746,10 +754,10 @@ class Forward:
             self._reply_link.forward(each, self._window)
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Not a streaming link."""
+        """Do nothing: the link is not streaming."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """On its way already."""
+        """Do nothing: the message has been forwarded already."""
 
     def on_flow(self, link: ReceivingLink) -> None:
         self._window.freed(0, 0)
@@ -760,10 +768,10 @@ class Forward:
 
 
 class Relay:
-    """The anonymous terminus: each message goes where its ``to`` says (M41).
+    """Link to the anonymous terminus: each message is routed by its ``to``.
 
-    The first message for an address resolves it, as an attach would; the others follow. Messages
-    whose address still waits for permission wait with it, in the link's credit.
+    The first message for an address resolves it, as an attach would, and later ones follow.
+    Messages for an address whose right is still being checked wait, within the link's credit.
     """
 
     def __init__(self, container: Container, connection: Connection, link: ReceivingLink) -> None:
@@ -773,7 +781,7 @@ class Relay:
         self._window = CreditWindow(link, messages=PREFETCH)
         #: By address, the least recently used first.
         self._targets: OrderedDict[str, _Target] = OrderedDict()
-        #: The link is gone.
+        #: Whether the link has ended.
         self._over = False
 
     def on_attached(self, link: ReceivingLink) -> None:
@@ -802,7 +810,7 @@ class Relay:
             target = self._targets[address] = _Target()
             container = self._container
             if container.authorize is None:
-                # Without a wait: the transaction of a message could be discharged meanwhile.
+                # Resolve at once: a wait would hold up the transaction of a message.
                 refused = container.decide(self._link.peer, Rights.SEND, address)
                 target.resolved(self._resolve(address) if refused is None else refused)
                 target.waiting = None
@@ -814,7 +822,7 @@ class Relay:
         if target.waiting is not None:
             self._window.took(len(batch), sum([len(each.payload) for each in batch]))
             target.waiting += batch
-            # A discharge that comes before the application has answered belongs behind these.
+            # A discharge that arrives before ``authorize`` has answered has to wait for these.
             for each in batch:
                 if _is_posted(each):
                     for host in self._container.hosts:
@@ -823,10 +831,11 @@ class Relay:
             self._hand_over(address, target, batch)
 
     def _make_room(self, newest: _Target) -> None:
-        """Drop targets that have not been used for longest, except *newest* and those that wait.
+        """Drop the least recently used targets, except *newest* and those that wait.
 
-        The messages of a target that waits would be overtaken by later ones for its address. Each has
-        one at least, so that the credit of the link bounds such targets.
+        If a target with waiting messages were dropped, later messages for its address would
+        overtake them. Each of these has at least one message, so the credit of the link limits
+        their number.
         """
         surplus = len(self._targets) - self._container.limits.relay_targets_max
         for address, target in list(self._targets.items()) if surplus > 0 else ():
@@ -837,7 +846,7 @@ class Relay:
 
     def _hand_over(self, address: str, target: _Target, batch: list[IncomingDelivery]) -> None:
         if target.error is not None:
-            # The next message may have more luck.
+            # Resolve the address again for the next message, which may succeed.
             if self._targets.get(address) is target:
                 del self._targets[address]
             for each in batch:
@@ -850,13 +859,13 @@ class Relay:
             target.endpoint.deliver(self._link, batch)
 
     async def _ask(self, address: str, target: _Target) -> None:
-        """Hand over what waits for *address* once the peer is known to have the right to send there."""
+        """Check the peer's right to send to *address*, then hand over the waiting messages."""
         refused = await self._container.may_send(self._link.peer, address)
         batch, target.waiting = target.waiting or [], None
         self._window.freed(len(batch), sum([len(each.payload) for each in batch]))
         if self._over:
-            # The peer delivers again what it has not settled; what it has settled is only here, and
-            # what it has posted in a transaction is part of that.
+            # The peer redelivers messages that it has not settled; settled ones exist only here, and
+            # messages posted in a transaction belong to it.
             batch = [each for each in batch if each.settled or _is_posted(each)]
             if not batch:
                 return
@@ -874,7 +883,7 @@ class Relay:
             self._make_room(target)
 
     def _resolve(self, address: str) -> ReceivingEndpoint | ReplyLink | Error:
-        """Where messages for *address* go, or what an attach to it would be told."""
+        """Return the destination of messages for *address*, or the error of an attach to it."""
         container = self._container
         address = address_of(address)
         try:
@@ -899,9 +908,10 @@ class Relay:
         return Error("amqp:not-found", f"there is no node {address!r}")
 
     def _refuse(self, delivery: IncomingDelivery, error: Error) -> None:
-        """Reject a message that cannot be routed with what an attach would be told.
+        """Reject a message that cannot be routed, with the error that an attach would get.
 
-        A sender that could not hear of it loses the link instead, or its transaction.
+        A message posted in a transaction of a host is refused within the transaction. If the sender
+        cannot receive a rejection, its link is detached instead.
         """
         told = Error(error.condition, error.description, {Symbol("delivery-tag"): delivery.tag})
         if _is_posted(delivery) and any(
@@ -915,7 +925,7 @@ class Relay:
             delivery.settle(Rejected(told))
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Not a streaming link."""
+        """Do nothing: the link is not streaming."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         if any(target.waiting for target in self._targets.values()):
@@ -945,12 +955,12 @@ class Relay:
         self._container.forget(link)
 
     def _leave(self, target: _Target, error: Error | None, *, closed: bool) -> None:
-        """Tell the endpoint of *target* that the link is gone."""
+        """Notify the endpoint of *target* that the link has ended."""
         if target.endpoint is not None and not isinstance(target.endpoint, ReplyLink):
             target.endpoint.on_detached(self._link, error, closed)
 
     def forget(self, connection: Connection) -> None:
-        """The rights of *connection* have changed: where it may send is found out again."""
+        """Drop the resolved targets, because the rights of *connection* have changed."""
         if connection is self._connection:
             for address, target in list(self._targets.items()):
                 if target.waiting is None:
@@ -958,7 +968,7 @@ class Relay:
                     target.drop()
 
     def stop(self) -> None:
-        """Take the credit back. What waits for a handler is given back by its route."""
+        """Take back the credit. Messages that wait for a handler are released by its route."""
         self._window.close()
 
 
@@ -968,14 +978,14 @@ def _is_posted(delivery: IncomingDelivery) -> bool:
 
 
 class _Target:
-    """What an anonymous terminus knows of one address."""
+    """State of one address of an anonymous terminus."""
 
     __slots__ = ("endpoint", "error", "waiting")
 
     def __init__(self) -> None:
         self.endpoint: ReceivingEndpoint | ReplyLink | None = None
         self.error: Error | None = None
-        #: What has arrived before the address was resolved; None once it is.
+        #: Messages that arrived before the address was resolved; None afterwards.
         self.waiting: list[IncomingDelivery] | None = []
 
     def resolved(self, found: ReceivingEndpoint | ReplyLink | Error) -> None:
@@ -986,10 +996,10 @@ class _Target:
 
     @property
     def over(self) -> bool:
-        """What was found is gone."""
+        """Whether the destination that was found has ended."""
         return isinstance(self.endpoint, ReplyLink | Inbox) and self.endpoint.over
 
     def drop(self) -> None:
-        """Others need the room: the next message resolves the address anew."""
+        """Release the target; the next message resolves the address again."""
         if isinstance(self.endpoint, Inbox):
             self.endpoint.retire()

@@ -1,12 +1,11 @@
-"""Request and response over links: calls, streamed replies, deadlines, giving up (A6, A7, A8).
+"""Requests and responses over links: calls, streamed replies, deadlines, cancellation.
 
-Requests leave on one sender per address; replies come on one link with an address that the peer
-made for it, and are told apart by correlation-id. A streamed reply has a link of its own, so that
-its credit holds back its own handler and nobody else's.
+Requests are sent by one sender per address. Replies arrive on one link, at an address that the peer
+creates for it, and are matched by correlation-id. A streamed reply has its own link, so that its
+credit limits only its own handler.
 
-Whoever gives up, by being cancelled or because a deadline has passed, settles the request: the
-other side cancels its handler. A request that is answered too late is answered in vain; its reply
-is dropped, and its credit given again.
+A caller that is cancelled, or whose deadline has passed, settles the request: the other side then
+cancels its handler. A reply that arrives later is dropped, and its credit is given again.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ if TYPE_CHECKING:
 
 #: Message annotation of the message that ends a streamed reply.
 STREAM_END: Final = "x-opt-stream-end"
-#: Addresses whose senders are kept attached; of those that are idle the one not used for longest
-#: goes first.
+#: Addresses whose senders are kept attached; beyond these the least recently used idle ones are
+#: detached.
 _SENDERS_MAX: Final = 64
-#: Requests to one address that have no outcome at the same time.
+#: Requests to one address that may be without an outcome at the same time.
 _PENDING_MAX: Final = 4096
 #: Answered requests that the peer has not settled; beyond these we settle the oldest ourselves.
 _ANSWERED_MAX: Final = 256
-#: Replies under way at a time; each is taken as it comes.
+#: Credit for replies; each reply is processed as it arrives.
 _REPLY_CREDIT: Final = 1000
 #: Content-types whose encoded properties are kept.
 _ENVELOPES_MAX: Final = 16
@@ -61,7 +60,7 @@ _IDLE_STREAMS_MAX: Final = 8
 
 
 class _Call(Receipt):
-    """A request under way: over when its reply is here, or when there will be none."""
+    """Pending request, until its reply has arrived or cannot arrive any more."""
 
     __slots__ = ("caller", "failure", "key", "reply")
 
@@ -74,13 +73,13 @@ class _Call(Receipt):
         self.caller: trio.lowlevel.Task | None = None
 
     def answer(self, reply: Message) -> None:
-        """The reply has come, maybe before the outcome of the request."""
+        """Store the reply, which may arrive before the outcome of the request."""
         if self.reply is None and self.failure is None:
             self.reply = reply
             self.wake()
 
     def lose(self, error: AmqpError) -> None:
-        """There will be no reply."""
+        """Fail the request: there will be no reply."""
         if self.reply is None and self.failure is None:
             self.failure = error
             self.wake()
@@ -92,27 +91,27 @@ class _Call(Receipt):
         elif type(self._outcome) is not Accepted:
             assert self._outcome is not None
             self.lose(refusal(self._outcome))
-        # Accepted: the reply is on its way.
+        # Accepted: the reply will follow.
 
     def wake(self) -> None:
-        """Let the caller see what has come."""
+        """Wake the caller, if it waits."""
         if self.caller is not None:
             caller, self.caller = self.caller, None
             trio.lowlevel.reschedule(caller)
 
     async def park(self) -> None:
-        """Until woken. Cancelled, nothing has changed."""
+        """Wait until woken. Cancelling changes nothing."""
         self.caller = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self.abort)
 
     def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        """The task that waits is cancelled."""
+        """Handle the cancellation of the waiting task."""
         self.caller = None
         return trio.lowlevel.Abort.SUCCEEDED
 
 
 class _ReplyLink(LinkHandle):
-    """A link from an address that the peer makes for it."""
+    """Link from an address that the peer creates for it."""
 
     def __init__(self, session: Session, name: str, credit: int) -> None:
         super().__init__(session, None, name)
@@ -136,26 +135,26 @@ class _ReplyLink(LinkHandle):
         self._window.opened()
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Replies are not streamed."""
+        """Do nothing: replies are not streamed."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """We settle first."""
+        """Do nothing: we settle first."""
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """A reply was aborted, perhaps: its credit is used."""
+        """Give credit again for a reply that may have been aborted."""
         if self._window is not None:
             self._window.freed(0, 0)
 
 
 class _Replies(_ReplyLink):
-    """Hands replies to the calls that wait for them."""
+    """Link of replies, which passes them to the waiting calls."""
 
     def __init__(self, session: Session, name: str) -> None:
         super().__init__(session, name, _REPLY_CREDIT)
         self.calls: dict[str, _Call] = {}
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Replies have come. One that nobody waits for any more is dropped."""
+        """Pass arrived replies to their calls, and drop those without one."""
         window = self._window
         size = sum([len(each.payload) for each in deliveries])
         if window is not None:
@@ -188,7 +187,7 @@ class _Replies(_ReplyLink):
 
 
 class _Parts(_ReplyLink):
-    """The link of one streamed reply at a time."""
+    """Link of one streamed reply at a time."""
 
     def __init__(self, session: Session, name: str, credit: int) -> None:
         super().__init__(session, name, credit)
@@ -197,7 +196,7 @@ class _Parts(_ReplyLink):
         self._inbox: deque[IncomingDelivery] = deque()
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Parts have come."""
+        """Queue parts that have arrived, and wake the reader."""
         if self._window is not None:
             self._window.took(len(deliveries), sum([len(each.payload) for each in deliveries]))
         self._inbox += deliveries
@@ -207,10 +206,10 @@ class _Parts(_ReplyLink):
             self.clear()
 
     def take(self) -> Message | None:
-        """The next part of our reply that is here.
+        """Return the next part of our reply that has arrived, or None.
 
         Raises:
-            DecodeError: It is malformed.
+            DecodeError: The part is malformed.
         """
         while self._inbox:
             raw = self._inbox.popleft()
@@ -223,7 +222,7 @@ class _Parts(_ReplyLink):
         return None
 
     def clear(self) -> None:
-        """Drop what belongs to a reply that nobody wants any more."""
+        """Drop parts of a reply that has been abandoned."""
         while self._inbox:
             self._freed(self._inbox.popleft())
 
@@ -246,20 +245,21 @@ class _Parts(_ReplyLink):
 
 
 class Requests:
-    """The calls of one connection."""
+    """Calls of one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._senders: OrderedDict[str, Sender] = OrderedDict()
-        #: Senders that tasks wait for, or begin a stream with, and how many do.
+        #: Number of tasks that wait for each sender, or start a stream with it.
         self._awaited: Counter[Sender] = Counter()
         self._replies: _Replies | None = None
         self._idle: list[_Parts] = []
         self._answered: deque[_Call] = deque()
-        # Keys look like UUIDs, and are one random one and a number.
+        # Keys have the form of UUIDs: a random prefix and a number.
         self._prefix = f"{uuid4()}"[:24]
         self._numbers = count(1)
-        #: Encoded properties around a key, by content-type: reply address, before, after.
+        #: Encoded properties, by content-type: reply address, octets before the key, octets after
+        #: it.
         self._envelopes: dict[str | None, tuple[str | None, bytes, bytes]] = {}
 
     # --- calling -------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Requests:
         within: float | None,
         properties: Mapping[str, Any],
     ) -> Any:
-        """See :meth:`Connection.call`."""
+        """Send a request and wait for its reply; see :meth:`Connection.call`."""
         if within is None:
             return result(await self._call(address, args, inf, properties), kind)
         reply: Message | None = None
@@ -308,7 +308,7 @@ class Requests:
             try:
                 sender.submit(call)
                 if call.failure is None:
-                    # As park() does, without a coroutine more for each call.
+                    # As in park(), without another coroutine for each call.
                     call.caller = trio.lowlevel.current_task()
                     await trio.lowlevel.wait_task_rescheduled(call.abort)
             finally:
@@ -316,14 +316,15 @@ class Requests:
                 if call.reply is None:
                     call.give_up()
                 elif not call.done:
-                    # Also if we were cancelled in the pass that brought the reply.
+                    # Also if we were cancelled in the pass in which the reply arrived.
                     self._settle_later(call)
             if call.reply is not None:
                 return call.reply
             assert call.failure is not None
             if not (call.raw is None and self._connection.state == "recovering"):
                 raise fresh(call.failure)
-            # It had not left: it goes with the next connection, and asks for replies there.
+            # The request had not been sent: send it on the next connection, with its new reply
+            # address.
 
     def _request(
         self,
@@ -354,10 +355,10 @@ class Requests:
         return call
 
     def _encode(self, key: str, reply_to: str | None, ttl_ms: int | None, payload: object) -> bytes:
-        """The message of a request that says nothing special.
+        """Encode a request without further properties.
 
-        What comes before the body is the same for all of them, but for the key, which is always
-        as long: it is encoded once.
+        The sections before the body are the same for all of them, except for the key, whose length
+        is constant: they are encoded once.
         """
         content_type, body, kind = encode_payload(payload)
         envelope = self._envelopes.get(content_type)
@@ -383,7 +384,7 @@ class Requests:
         return bytes(out)
 
     def _settle_later(self, call: _Call) -> None:
-        """The peer should settle what it has answered. If it never does, we do."""
+        """Let the peer settle an answered request, but settle the oldest beyond the limit."""
         self._answered.append(call)
         if len(self._answered) > _ANSWERED_MAX:
             self._answered.popleft().give_up()
@@ -391,7 +392,7 @@ class Requests:
     # --- links ---------------------------------------------------------------------------
 
     async def _sender(self, address: str) -> Sender:
-        """The sender to *address*, attached and with room for a request."""
+        """Return the sender to *address*, attached and with room for a request."""
         sender = self._senders.get(address)
         if sender is None or sender.closed:
             connection = self._connection
@@ -418,7 +419,7 @@ class Requests:
 
     @contextmanager
     def _kept(self, sender: Sender) -> Iterator[None]:
-        """Keep *sender* from being detached as idle before the task that waits in the block can use it."""
+        """Keep *sender* from being detached as idle until the waiting task can use it."""
         self._awaited[sender] += 1
         try:
             yield
@@ -428,7 +429,7 @@ class Requests:
                 del self._awaited[sender]
 
     def _make_room(self) -> None:
-        """Detach the senders that have not been used for longest, if they are idle."""
+        """Detach the least recently used senders beyond the limit, if they are idle."""
         surplus = len(self._senders) - _SENDERS_MAX
         for address, sender in list(self._senders.items())[: max(0, surplus)]:
             if sender in self._awaited:
@@ -438,7 +439,7 @@ class Requests:
                 sender.abandon()
 
     async def _reply_link(self) -> _Replies:
-        """The link that replies come on, attached."""
+        """Return the link of replies, attached."""
         replies = self._replies
         if replies is None or replies.closed:
             session = self._connection.default_session
@@ -459,14 +460,14 @@ class Requests:
         credit: int,
         properties: Mapping[str, Any],
     ) -> ReplyStream:
-        """See :meth:`Connection.stream`."""
+        """Create a stream; see :meth:`Connection.stream`."""
         if credit < 1:
             raise ValueError(f"credit must be at least 1, not {credit}")
         deadline = inf if within is None else trio.current_time() + within
         return ReplyStream(_Stream(self, address, args, deadline, credit, properties), kind)
 
     async def begin(self, stream: _Stream) -> tuple[_Parts, _Call]:
-        """Send the request of *stream*. Cancelled, nothing was sent."""
+        """Send the request of *stream*. If cancelled, nothing was sent."""
         sender = await self._sender(stream.address)
         parts = None
         for each in self._idle:
@@ -484,7 +485,7 @@ class Requests:
                 with self._kept(sender):
                     await parts.wait_attached()
                 if not sender.attached or sender.pending >= _PENDING_MAX:
-                    # Things have changed while the reply link attached.
+                    # The sender may have changed while the reply link attached.
                     sender = await self._sender(stream.address)
             call = self._request(
                 sender, parts.address, stream.args, stream.deadline, stream.properties
@@ -498,7 +499,7 @@ class Requests:
         return parts, call
 
     def end(self, parts: _Parts, call: _Call, *, complete: bool) -> None:
-        """A stream is over. Not a checkpoint."""
+        """End a stream, and keep or detach its link. Not a checkpoint."""
         parts.call = None
         if not complete:
             call.give_up()
@@ -512,7 +513,7 @@ class Requests:
 
 
 class _Stream:
-    """A streamed reply, from the request to its end."""
+    """Streamed reply, from the request to its end."""
 
     def __init__(
         self,
@@ -534,11 +535,11 @@ class _Stream:
         self._running: tuple[_Parts, _Call] | None = None
 
     async def next(self) -> Message | None:
-        """The next part; None at the end. Cancelled, nothing is lost.
+        """Return the next part; None at the end. Cancelling loses nothing.
 
         Raises:
             DeadlineExceeded: The stream did not end in time.
-            AmqpError: It failed.
+            AmqpError: The stream failed.
         """
         try:
             found = await self._next()
@@ -564,7 +565,7 @@ class _Stream:
         raise DeadlineExceeded(f"{self.address!r} did not finish its reply in time")
 
     def end(self, *, complete: bool) -> None:
-        """It is over; unless it is *complete*, the handler is cancelled."""
+        """End the stream; unless it is *complete*, the handler is cancelled."""
         if not self.over:
             self.over = True
             if self._running is not None:
@@ -574,11 +575,11 @@ class _Stream:
 
 
 class ReplyStream:
-    """The parts of a streamed reply, decoded; made by ``peer.stream(...)``.
+    """Parts of a streamed reply, decoded; created by ``peer.stream(...)``.
 
-    Iterate it once. The request is sent when the first part is asked for. A handler whose stream is
-    not read to the end is cancelled as soon as nobody holds the stream any more; ``async with`` or
-    :meth:`aclose` says so explicitly.
+    Iterate over it once. The request is sent when the first part is requested. If the stream is not
+    read to the end, its handler is cancelled when the object is deleted, or explicitly by
+    ``async with`` or :meth:`aclose`.
     """
 
     def __init__(self, stream: _Stream, kind: Any) -> None:
@@ -590,13 +591,14 @@ class ReplyStream:
         return self
 
     async def __anext__(self) -> Any:
-        """The next part. Cancelled while it waits, nothing is lost: ask again, or close.
+        """Return the next part. Cancelling loses nothing: ask again, or close the stream.
 
         Raises:
-            CallFailed: The handler failed; what it had yielded before was given out.
+            CallFailed: The handler failed; the parts that it had yielded before have been returned.
             DeadlineExceeded: The stream did not end in time.
-            ConnectionLost: The connection went; the stream does not come back.
-            DecodeError: A part is not of the type asked for.
+            ConnectionLost: The connection was lost; the stream cannot be continued.
+            DecodeError: A part is not of the requested type.
+            BusyResourceError: Another task is reading the stream.
         """
         stream = self._stream
         if stream.reading:
@@ -624,12 +626,15 @@ class ReplyStream:
         return value
 
     async def aclose(self) -> None:
-        """Be done with it; the handler is cancelled if it is not. Cancelled: done all the same."""
+        """End the stream, and cancel its handler if it is still running.
+
+        If cancelled, the stream has ended all the same.
+        """
         self._stream.end(complete=False)
         await trio.lowlevel.checkpoint()
 
     async def __aenter__(self) -> Self:
-        """Not a checkpoint."""
+        """Return the stream. Not a checkpoint."""
         return self
 
     async def __aexit__(
@@ -638,11 +643,11 @@ class ReplyStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """As :meth:`aclose`, but not a checkpoint."""
+        """End the stream as :meth:`aclose` does. Not a checkpoint."""
         self._stream.end(complete=False)
 
     def __del__(self) -> None:
-        # A loop that was broken off: saying so is a plain call.
+        # The loop was left early; ending the stream does not wait.
         self._stream.end(complete=False)
 
     def __repr__(self) -> str:
@@ -653,7 +658,7 @@ def check_reply(kind: Any) -> None:
     """Check that replies can be decoded as *kind*, the ``reply=`` of a call.
 
     Raises:
-        TypeError: They cannot; it names the part of *kind* that is not supported.
+        TypeError: Replies cannot; the error names the part of *kind* that is not supported.
     """
     if kind is Any or kind is Message:
         return
@@ -663,17 +668,17 @@ def check_reply(kind: Any) -> None:
         raise TypeError(f"reply=: {error}") from None
 
 
-#: Types that pass are remembered: most programs call with few of them, and often.
+#: Types that pass are remembered: most programs call often and with few types.
 _check_once = lru_cache(maxsize=256)(check_payload_type)
 
 
 def result(message: Message, kind: Any) -> Any:
-    """What a reply holds.
+    """Return the content of a reply as *kind*.
 
     Raises:
-        CallFailed: It says that the request failed.
-        DeadlineExceeded: It says that the node's deadline passed.
-        DecodeError: It holds no *kind*.
+        CallFailed: The reply reports that the request failed.
+        DeadlineExceeded: The reply reports that the node's deadline passed.
+        DecodeError: The reply cannot be decoded as *kind*.
     """
     properties = message.application_properties
     if properties:

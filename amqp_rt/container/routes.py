@@ -1,10 +1,10 @@
-"""Declaring functions on addresses: decorators, routes, and what a handler may ask for.
+"""Declarations of handlers at addresses: decorators, routes, and the arguments of handlers.
 
-A decorator marks the function and returns it unchanged; :class:`Route` is what a container
-makes of the mark. A signature is read once, when the route is made: the first free positional
-parameter takes the payload, typed by its annotation, captures of the address go by name, and
-everything else goes by type. When a link attaches, what is constant for it is filled in, and
-a message then costs one call.
+A decorator marks the function and returns it unchanged; a container creates a :class:`Route` from
+the mark. The signature is read once, when the route is created: the first free positional parameter
+takes the payload, typed by its annotation; captures of the address are matched by name, and all
+other arguments by type. Values that are constant for a link are computed when it attaches, so a
+message costs one call.
 """
 
 from __future__ import annotations
@@ -67,25 +67,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 Kind: TypeAlias = Literal["node", "rpc", "source", "link"]
 
-#: Running at once, unless said otherwise (decision 26): a node keeps the order of its messages.
+#: Handlers that run at once by default (decision 0004): a node keeps the order of its messages.
 SLOTS: Final[Mapping[Kind, int]] = {"node": 1, "rpc": 64, "source": 64, "link": 64}
-#: Waiting behind them on each link.
+#: Messages that wait behind the running ones on each link.
 PREFETCH: Final = 500
 
 MARK: Final = "__amqp_declarations__"
 
 
 class RaisedOutcome(AmqpError):
-    """An outcome that a handler raises instead of returning (Part 3 §3.4)."""
+    """Outcome that a handler raises instead of returning it (Part 3 §3.4)."""
 
     @property
     def outcome(self) -> Outcome:
-        """What the sender is told."""
+        """Outcome that the sender gets."""
         raise NotImplementedError
 
 
 class Reject(RaisedOutcome):
-    """Raise it: the message is invalid and will never be processed (Part 3 §3.4.3)."""
+    """Outcome of an invalid message, which will never be processed (Part 3 §3.4.3). Raise it."""
 
     default_condition = "amqp:precondition-failed"
 
@@ -95,7 +95,10 @@ class Reject(RaisedOutcome):
 
 
 class Release(RaisedOutcome):
-    """Raise it: not processed, nothing changed; somebody may try again (Part 3 §3.4.4)."""
+    """Outcome of a message not processed and not changed (Part 3 §3.4.4).
+
+    Raise it from a handler if another attempt may succeed.
+    """
 
     default_condition = "amqp:not-allowed"
 
@@ -105,13 +108,15 @@ class Release(RaisedOutcome):
 
 
 class Modify(RaisedOutcome):
-    """Raise it: not processed, and changed thus (Part 3 §3.4.5).
+    """Outcome of a message not processed, with changes for its next delivery (Part 3 §3.4.5).
+
+    Raise it from a handler.
 
     Args:
-        description: For the log; the outcome itself has no room for it.
-        failed: The attempt counts: ``delivery-count`` grows.
-        undeliverable_here: Do not send it to this link again.
-        annotations: Merged into the message annotations.
+        description: Used in the log only, since the outcome has no field for it.
+        failed: The attempt counts: ``delivery-count`` is increased.
+        undeliverable_here: The message is not to be sent to this link again.
+        annotations: Entries to merge into the message annotations.
     """
 
     default_condition = "amqp:not-allowed"
@@ -135,7 +140,7 @@ class Modify(RaisedOutcome):
 
 
 class Deadline:
-    """Until when a caller waits, in trio's clock. A handler is cancelled when it has passed."""
+    """Time until which a caller waits, in trio's clock; its handler is cancelled afterwards."""
 
     __slots__ = ("at",)
 
@@ -159,7 +164,7 @@ NO_DEADLINE: Final = Deadline()
 
 
 class Binding:
-    """A link and the route it attached to: what is the same for every message of the link."""
+    """Link and the route that it attached to: values that are the same for each of its messages."""
 
     __slots__ = (
         "address",
@@ -187,28 +192,29 @@ class Binding:
         self.route = route
         self.container = container
         self.connection = connection
-        #: None only until a link that we asked for is attached.
+        #: None only until a link that we requested is attached.
         self.link: Any = link
-        #: Our end of the link as the peer asked for it; ``link`` has it as it was answered.
+        #: Our terminus as the peer requested it; ``link`` has the one that we answered.
         self.asked = asked
-        #: Where replies go instead of where the request says: the peer's anonymous terminus.
+        #: The peer's anonymous terminus, to which replies go instead of to the request's address.
         self.relay = relay
-        #: The address that the peer asked for, and what the pattern found in it.
+        #: The address that the peer requested, and the captures of the pattern in it.
         self.address = address
         self.captures = captures
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """Peer at the other end of the link."""
         peer: Peer = self.link.peer
         return peer
 
 
 class Context:
-    """One message on its way to a handler, as middleware sees it.
+    """Message on its way to a handler, as middleware gets it.
 
-    ``payload`` may be replaced before the handler is called. For handlers of whole links there
-    is no message: ``delivery``, ``message`` and ``payload`` are None.
+    ``payload`` may be replaced before the handler is called. For sources and handlers of whole links
+    there is no message: ``delivery`` and ``message`` are None, and ``payload`` is the link's
+    :class:`SourceLink`, sender or receiver.
     """
 
     __slots__ = ("binding", "deadline", "delivery", "message", "payload")
@@ -250,12 +256,12 @@ class Context:
 CallNext: TypeAlias = Callable[[Context], Awaitable[Any]]
 #: ``async def middleware(call_next, context)``: awaits ``call_next(context)``, or does not.
 Middleware: TypeAlias = Callable[[CallNext, Context], Awaitable[Any]]
-#: What to say of a message whose handler raised: an outcome, or a function of the exception.
+#: Outcome of a message whose handler raised, or a function from the exception to it.
 OnError: TypeAlias = Outcome | Callable[[Exception], Outcome]
 
 
 class Declaration(Struct, kw_only=True):
-    """What a decorator notes on a function."""
+    """Declaration of a handler, as a decorator records it on a function."""
 
     kind: Kind
     address: str
@@ -266,7 +272,7 @@ class Declaration(Struct, kw_only=True):
     filters: tuple[str, ...] = ()
     on_error: OnError | None = None
     middleware: tuple[Middleware, ...] = ()
-    #: Names of the enclosing function that the annotations mention.
+    #: Local names of the enclosing function that the annotations mention.
     names: dict[str, Any] = {}
 
 
@@ -294,7 +300,7 @@ def _declare(
         raise ValueError(f"{address!r}: prefetch must not be negative, it is {prefetch}")
     if mode not in ("copy", "move"):
         raise ValueError(f"{address!r}: mode is 'copy' or 'move', not {mode!r}")
-    Pattern(address)  # a bad one is refused where it is written
+    Pattern(address)  # A malformed address is refused where it is written
     return Declaration(
         kind=kind,
         address=address,
@@ -309,7 +315,7 @@ def _declare(
 
 
 class _Decorators:
-    """Where declarations go: on the function, or at once into a container."""
+    """Base of decorators: they record declarations on functions, or add them to a container."""
 
     def __init__(self, register: Callable[[Any, Declaration], None]) -> None:
         self.register = register
@@ -324,10 +330,10 @@ class _Decorators:
 
 
 class NodeDecorator(_Decorators):
-    """Declares a function as the node at an address: each message that is sent there.
+    """Decorator of functions that handle each message sent to an address.
 
-    ``return`` accepts the message, :class:`Reject`, :class:`Release` and :class:`Modify` say
-    what they are called, any other exception follows *on_error*.
+    Returning accepts the message; raising :class:`Reject`, :class:`Release` or :class:`Modify`
+    gives it the outcome of that name, and any other exception that of *on_error*.
     """
 
     def __call__(
@@ -340,16 +346,16 @@ class NodeDecorator(_Decorators):
         on_error: OnError | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
-        """Declare the decorated function on *address*.
+        """Declare the decorated function as the node at *address*.
 
         Args:
             address: An address, or a pattern with captures such as ``"orders/{region}"``.
-            slots: Messages being handled at once; 1, the default, keeps their order.
+            slots: Messages handled at once; 1, the default, keeps their order.
             prefetch: Messages that wait behind them on each link (and at most 8 MiB). 0 gives
-                credit only for slots that are free.
+                credit only for free slots.
             streaming: The handler reads the body while it arrives, in bounded memory, from a
                 parameter ``AsyncIterator[bytes]``.
-            on_error: The outcome after an exception, in place of *modified, delivery-failed*.
+            on_error: The outcome after an exception, instead of *modified, delivery-failed*.
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(
@@ -372,14 +378,14 @@ class NodeDecorator(_Decorators):
         streaming: bool = False,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
-        """Declare a function that is given each whole link to *address*, in either direction."""
+        """Declare a function that gets each whole link to *address*, in either direction."""
         return self._decorator(
             _declare("link", address, prefetch=prefetch, streaming=streaming, middleware=middleware)
         )
 
 
 class RpcDecorator(_Decorators):
-    """Declares a function that answers requests; see :meth:`__call__`."""
+    """Decorator of functions that answer requests; see :meth:`__call__`."""
 
     def __call__(
         self,
@@ -389,14 +395,15 @@ class RpcDecorator(_Decorators):
         prefetch: int | None = None,
         middleware: Sequence[Middleware] = (),
     ) -> Callable[[F], F]:
-        """Declare the decorated function as what answers requests to *address*.
+        """Declare the decorated function as the handler of requests to *address*.
 
-        What it returns is the reply, and each value that an async generator yields is one
-        message of a streamed reply. A caller that gives up, or whose deadline passes, cancels it.
+        Its return value is the reply; each value that an async generator yields is one message of a
+        streamed reply. The handler is cancelled if its caller gives up or the caller's deadline
+        passes.
 
         Args:
             address: An address, or a pattern with captures.
-            slots: Requests being answered at once.
+            slots: Requests answered at once.
             prefetch: Requests that wait behind them on each link.
             middleware: Wrapped around the handler, the first outermost.
         """
@@ -406,7 +413,7 @@ class RpcDecorator(_Decorators):
 
 
 class SourceDecorator(_Decorators):
-    """Declares an async generator that peers receive from; see :meth:`__call__`."""
+    """Decorator of async generators from which peers receive; see :meth:`__call__`."""
 
     def __call__(
         self,
@@ -418,14 +425,15 @@ class SourceDecorator(_Decorators):
     ) -> Callable[[F], F]:
         """Declare the decorated async generator as a source of messages at *address*.
 
-        It runs once for each link, no faster than the link's credit, and is closed with it.
+        The generator runs once for each link, no faster than the link's credit, and is closed with
+        it.
 
         Args:
             address: An address, or a pattern with captures.
-            mode: ``"copy"`` sends each value and goes on; with ``"move"`` the value of ``yield``
-                is the outcome, and the next is asked for when it is known (Part 3 §3.5.7).
+            mode: ``"copy"`` sends each value and continues; with ``"move"`` the value of ``yield``
+                is the outcome, and the next value is requested when it is known (Part 3 §3.5.7).
             filters: Names of the filters that the generator applies. Only these are answered as
-                being in place (Part 3 §3.5.8).
+                being in effect (Part 3 §3.5.8).
             middleware: Wrapped around the handler, the first outermost.
         """
         return self._decorator(
@@ -446,10 +454,10 @@ source: Final = SourceDecorator(_mark)
 
 
 def _names_around(function: Any, frame: types.FrameType | None) -> dict[str, Any]:
-    """Local names that string annotations of *function* mention.
+    """Return local names that string annotations of *function* mention.
 
-    With postponed annotations, a class defined inside the function that also defines the handler
-    can be found nowhere else.
+    With postponed annotations there is no other way to find a class that is defined inside the
+    function that also defines the handler.
     """
     target = getattr(function, "__func__", function)
     texts = " ".join(
@@ -466,12 +474,12 @@ def _names_around(function: Any, frame: types.FrameType | None) -> dict[str, Any
 
 
 class Router:
-    """Nodes under a common prefix, with middleware of their own.
+    """Nodes under a common prefix, with their own middleware.
 
     Args:
-        prefix: Put before each address, as it is: ``"shop/"``.
+        prefix: Put before each address without a separator: ``"shop/"``.
         nodes: Functions, objects with decorated methods, or other routers.
-        middleware: Wrapped around each handler, outside of its own.
+        middleware: Wrapped around each handler, outside of the handler's own.
     """
 
     def __init__(
@@ -490,17 +498,17 @@ class Router:
         self.add(*nodes)
 
     def add(self, *nodes: Any) -> None:
-        """Add functions, objects or routers. Containers that hold this router do not notice."""
+        """Add functions, objects or routers; containers that have this router do not change."""
         for each in nodes:
             self._declared += declared(each)
 
     def declare(self, function: Any, declaration: Declaration) -> None:
-        """Add a function, and what a decorator would note on it."""
+        """Add a function with a declaration, as a decorator would record it."""
         self._declared.append((function, declaration))
 
     @property
     def declared(self) -> list[tuple[Any, Declaration]]:
-        """What the router holds, with prefix and middleware applied."""
+        """Handlers of the router, with prefix and middleware applied to their declarations."""
         return [
             (
                 function,
@@ -518,10 +526,10 @@ class Router:
 
 
 def declared(thing: Any) -> list[tuple[Callable[..., Any], Declaration]]:
-    """The handlers that *thing* declares: a function, an object with such methods, a router.
+    """Return the handlers that *thing* declares: a function, an object with such methods, a router.
 
     Raises:
-        TypeError: It declares none.
+        TypeError: *thing* declares no handler.
     """
     if isinstance(thing, Router):
         return thing.declared
@@ -541,13 +549,13 @@ def declared(thing: Any) -> list[tuple[Callable[..., Any], Declaration]]:
             f"{what} declares no node: decorate it, or a method of it, "
             "with @node, @rpc, @source or @node.link"
         )
-    # In the order of the class body, which is what its author sees.
+    # In the order of the class body, as its author wrote it.
     order = {name: at for at, name in enumerate(vars(type(thing)))}
     return sorted(found, key=lambda each: order.get(each[0].__name__, -1))
 
 
 class Stats(Struct):
-    """What became of a route's messages so far (A19)."""
+    """Counts of a route's links and messages so far."""
 
     links: int = 0
     received: int = 0
@@ -557,21 +565,21 @@ class Stats(Struct):
     rejected: int = 0
     released: int = 0
     modified: int = 0
-    #: Given up by their sender: requests, also past their deadline, and unfinished messages.
+    #: Abandoned by their sender: requests, also past their deadline, and incomplete messages.
     cancelled: int = 0
-    #: Handlers that raised something that is no outcome.
+    #: Handlers that raised an exception other than an outcome.
     failed: int = 0
 
 
-#: How one argument is made for a message.
+#: Function that makes one argument for a message.
 _Maker: TypeAlias = Callable[[Context], Any]
 
 
 class Resources:
-    """Objects that handlers may ask for by type.
+    """Objects that handlers may request by type.
 
-    A factory is an ``@asynccontextmanager`` function whose annotation says what it yields; it is
-    entered when the container starts and left when it has stopped.
+    A factory is an ``@asynccontextmanager`` function whose return annotation names the type that it
+    yields; it is entered when the container starts and left when the container has stopped.
     """
 
     def __init__(self, provided: Iterable[Any] = ()) -> None:
@@ -584,7 +592,8 @@ class Resources:
         """Add an object, or a factory of one.
 
         Raises:
-            TypeError: Nothing says what type the factory makes, or there is one already.
+            TypeError: The type of the factory's object is unknown, or there is a resource of that
+                type.
         """
         wrapped = getattr(thing, "__wrapped__", None)
         kind: Any
@@ -615,14 +624,14 @@ class Resources:
         return {kind: make for kind, make in self._factories.items() if kind not in self._values}
 
     def made(self, kind: type, value: Any) -> None:
-        """What the factory of *kind* made."""
+        """Store the object made by the factory of *kind*."""
         self._values[kind] = value
 
     def find(self, wanted: Any) -> type | None:
-        """The type under which a parameter annotated *wanted* finds its resource.
+        """Return the type of the resource that fits a parameter annotated *wanted*, or None.
 
         Raises:
-            TypeError: Several fit.
+            TypeError: Several resources fit.
         """
         if not isinstance(wanted, type) or wanted is object:
             return None
@@ -642,7 +651,7 @@ class Resources:
 def _is_subclass(kind: type, wanted: type) -> bool:
     try:
         return issubclass(kind, wanted)
-    except TypeError:  # a protocol with data members, or not a runtime one
+    except TypeError:  # A protocol with data members, or not a runtime one
         return False
 
 
@@ -666,7 +675,7 @@ def _constant(value: Any) -> _Maker:
     return lambda context: value
 
 
-#: Arguments that go by their type, and how they are made.
+#: Arguments that are matched by type, with the functions that make them.
 _BY_TYPE: Final[dict[type, _Maker]] = {
     Message: _message,
     Delivery: _delivery,
@@ -676,15 +685,15 @@ _BY_TYPE: Final[dict[type, _Maker]] = {
     Context: lambda context: context,
 }
 
-#: Those by which a handler gets at the message itself.
+#: Arguments through which a handler can read the message itself.
 _WHOLE: Final = tuple(_BY_TYPE[kind] for kind in (Message, Delivery, Context))
 
-#: Annotations of what is iterated.
+#: Annotations of values to iterate over.
 _STREAMS: Final = (AsyncIterator, AsyncIterable, AsyncGenerator)
 
 
 def _plain(wanted: Any) -> Any:
-    """*wanted* without ``Annotated`` and ``| None``."""
+    """Return *wanted* without ``Annotated`` and ``| None``."""
     if get_origin(wanted) is Annotated:
         wanted = get_args(wanted)[0]
     if get_origin(wanted) in (Union, types.UnionType):
@@ -699,7 +708,7 @@ def _is_stream_of_bytes(wanted: Any) -> bool:
 
 
 def _called(function: Any) -> Any:
-    """The function that carries the annotations of *function*, and whose code runs."""
+    """Return the function that has the annotations of *function* and whose code runs."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function):
@@ -708,7 +717,7 @@ def _called(function: Any) -> Any:
 
 
 def _wrapped(call: Callable[[Context], Any], middleware: Sequence[Middleware]) -> CallNext:
-    """*call* inside *middleware*, the first outermost."""
+    """Wrap *call* in *middleware*, the first outermost."""
 
     async def handler(context: Context) -> Any:
         result = call(context)
@@ -721,10 +730,10 @@ def _wrapped(call: Callable[[Context], Any], middleware: Sequence[Middleware]) -
 
 
 class Route:
-    """A handler on an address, with its signature read.
+    """Handler at an address, with its signature read.
 
     Raises:
-        TypeError: The signature asks for something that nobody gives.
+        TypeError: A parameter of the signature cannot be provided.
     """
 
     def __init__(
@@ -743,18 +752,19 @@ class Route:
         self.on_error = declaration.on_error
         self.name: str = getattr(function, "__qualname__", type(function).__name__)
         self.stats = Stats()
-        #: The type of the payload, ``Any`` if it is not annotated; None if it is not asked for.
+        #: Type of the payload, ``Any`` if it is not annotated; None if the handler takes no
+        #: payload.
         self.payload: Any = None
-        #: The type of the reply, of each item of a streamed one; ``Any`` if not annotated.
+        #: Type of the reply, or of each item of a streamed one; ``Any`` if it is not annotated.
         self.reply: Any = Any
         self._resources = resources
         self._positional: list[_Maker] = []
         self._keyword: list[tuple[str, _Maker]] = []
         self._captured: dict[str, Any] = {}
         called = _called(function)
-        #: What a call returns has to be awaited.
+        #: Whether the result of a call has to be awaited.
         self.awaits = inspect.iscoroutinefunction(called)
-        #: What it returns, or what that await gives, is iterated.
+        #: Whether the result, awaited if necessary, is iterated over.
         self.streams = inspect.isasyncgenfunction(called)
         self._read_signature(called, declaration.names)
         self._payload_only = (
@@ -764,7 +774,8 @@ class Route:
             and self._positional == [_payload]
             and not self._keyword
         )
-        #: A request with an argument is a mistake: the handler takes none, and sees no message.
+        #: Whether a request with an argument is an error, as the handler takes none and has no
+        #: access to the message.
         self.takes_nothing = (
             declaration.kind == "rpc"
             and not self.middleware
@@ -773,7 +784,7 @@ class Route:
                 for maker in (*self._positional, *(maker for _, maker in self._keyword))
             )
         )
-        #: The handler is called with the octets of the body, and nothing else.
+        #: Whether the handler is called with only the octets of the body.
         self.takes_octets = self._payload_only and self.payload is bytes
         self._call: Callable[[Context], Any] = self._direct
         if self.middleware:
@@ -796,7 +807,7 @@ class Route:
             self.reply = get_args(self.reply)[0]
             self.streams = True
         self._check_kind()
-        main: list[Any] = []  # types of what takes the payload, or the link
+        main: list[Any] = []  # Types of the parameters for the payload or the link
         for parameter in signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
@@ -829,7 +840,7 @@ class Route:
             ]
 
     def _maker(self, name: str, wanted: Any) -> _Maker | None:
-        """How an argument is made that goes by its name or its type; None if it does not."""
+        """Return the maker of an argument matched by name or type; None if it is neither."""
         if name in self.pattern.captures:
             if wanted not in (str, Any):
                 self._captured[name] = wanted
@@ -855,7 +866,7 @@ class Route:
             raise TypeError(f"{self.name}: a node yields nothing: @rpc streams replies")
 
     def _takes_another(self, parameter: inspect.Parameter) -> bool:
-        """A request may have several arguments, which come as a list."""
+        """Whether *parameter* is one of several arguments of a request, sent as a list."""
         return self.kind == "rpc" and parameter.default is parameter.empty
 
     def _check_streaming(self, name: str, wanted: Any) -> None:
@@ -890,10 +901,10 @@ class Route:
         )
 
     def convert(self, address: str, captures: Mapping[str, str]) -> Mapping[str, Any]:
-        """*captures* of *address* as the handler takes them.
+        """Convert *captures* of *address* to the types of the handler's parameters.
 
         Raises:
-            ValueError: One is not what the handler takes.
+            ValueError: A capture cannot be converted.
         """
         if not self._captured:
             return captures
@@ -912,10 +923,10 @@ class Route:
         message: Message,
         deadline: Deadline = NO_DEADLINE,
     ) -> Any:
-        """Call the handler with one message; the result may have to be awaited or iterated.
+        """Call the handler with one message; the result may have to be awaited or iterated over.
 
         Raises:
-            DecodeError: The payload is not what the handler takes. It was not called.
+            DecodeError: The payload is not of the handler's type. The handler was not called.
         """
         if self._payload_only:
             return self.function(decode_payload(message, self.payload))
@@ -942,7 +953,7 @@ class Route:
         )
 
     def outcome_of(self, error: Exception, default: OnError = MODIFIED_FAILED) -> Outcome:
-        """What to say of a message whose handler raised *error*."""
+        """Return the outcome of a message whose handler raised *error*."""
         policy = default if self.on_error is None else self.on_error
         return policy(error) if callable(policy) else policy
 

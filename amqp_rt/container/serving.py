@@ -1,10 +1,11 @@
-"""Running handlers: from the batch that a link brings to the outcome of each message.
+"""Execution of handlers: from the batch of a link to the outcome of each message.
 
-A link's :class:`Inbox` holds what has arrived and not been started; its credit bounds that.
-The :class:`Workers` of a route are at most ``slots`` tasks, started on demand and parked when
-idle. They take messages from the inboxes in turn, one from each. A batch wakes one worker;
-a worker that begins a message while more wait wakes others. So handlers that never block cost
-one wake-up a batch, and those that do are all running after a few passes of the scheduler.
+The :class:`Inbox` of a link holds messages that have arrived and not been started; the link's
+credit limits their number. The :class:`Workers` of a route are at most ``slots`` tasks, started on
+demand and parked when idle. They take messages from the inboxes in turn, one from each. A batch
+wakes one worker; a worker that starts a message while others wait wakes further workers. So
+handlers that never block cost one wake-up for each batch, and handlers that block are all running
+after a few passes of the scheduler.
 """
 
 from __future__ import annotations
@@ -56,40 +57,41 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("amqp_rt.handlers")
 
-#: Messages that a worker finishes, and seconds that it takes, before others get their turn.
+#: Messages that a worker processes, and seconds that it may take, before it yields to other tasks.
 TURN_MESSAGES: Final = 64
 TURN_S: Final = 0.001
-#: ``context`` of a request whose caller gave it up before it was started.
+#: ``context`` of a request that its caller abandoned before it was started.
 GIVEN_UP: Final = object()
-#: Seconds between two rotations of unused credit: the first, and the longest.
+#: Seconds between two rotations of unused credit: the least and the most.
 _ROTATION_MIN_S: Final = 0.005
 _ROTATION_MAX_S: Final = 0.5
-#: Seconds that a generator is given to yield more before a drain is answered.
+#: Seconds that a generator has to yield more before a drain is answered.
 _DRAIN_PATIENCE_S: Final = 0.01
 
 
 class Worker:
-    """One task of a route, and what it is doing."""
+    """Task of a route, with the state of the message that it processes."""
 
     __slots__ = ("cancelled", "scope", "task", "timed")
 
     def __init__(self) -> None:
         self.task = trio.lowlevel.current_task()
-        #: Around what it does now. Used up, it is replaced: no scope is made for each message.
+        #: Scope of the current work, replaced only after a cancellation: no scope is created for
+        #: each message.
         self.scope = trio.CancelScope()
-        #: The caller gave up the request that it is busy with.
+        #: Whether the caller abandoned the request that is being processed.
         self.cancelled = False
-        #: ``scope`` has had a deadline, which may have used it up.
+        #: Whether ``scope`` has had a deadline, which may have cancelled it.
         self.timed = False
 
     def cancel(self) -> None:
-        """The caller gave up: so does the handler."""
+        """Cancel the handler, because its caller has given up."""
         self.cancelled = True
         self.scope.cancel()
 
 
 class Workers:
-    """The tasks of a route, shared by all its links."""
+    """Tasks of a route, shared by all its links."""
 
     def __init__(self, route: Route, container: Container, run: Run) -> None:
         self.route = route
@@ -103,14 +105,14 @@ class Workers:
         self._ring: deque[Inbox] = deque()
         self._parked: list[Worker] = []
         self._started = 0
-        #: Woken workers that have not looked for a message yet.
+        #: Number of woken workers that have not looked for a message yet.
         self._woken = 0
         self._rotating = False
         #: Tasks that wait until no handler runs.
         self._idle = trio.lowlevel.ParkingLot()
 
     def put(self, inbox: Inbox) -> None:
-        """*inbox* has messages."""
+        """Process the messages of *inbox*, in turn with the other inboxes."""
         if not inbox.queued:
             inbox.queued = True
             self._ring.append(inbox)
@@ -128,7 +130,7 @@ class Workers:
         self._woken += 1
 
     def _next(self) -> tuple[Inbox, IncomingDelivery] | None:
-        """The next message, of the link whose turn it is."""
+        """Return the next message, from the link whose turn it is."""
         ring = self._ring
         while ring:
             inbox = ring[0]
@@ -155,7 +157,7 @@ class Workers:
             self._started -= 1
 
     async def _work_until_cancelled(self, worker: Worker) -> None:
-        """Run message after message; returns when the scope of *worker* is used up."""
+        """Process message after message; return when the scope of *worker* is cancelled."""
         run = self._run
         scope = worker.scope
         count = 0
@@ -165,27 +167,29 @@ class Workers:
         while True:
             taken = self._next()
             if taken is None:
-                # A worker may wait for long, and its last connection must not stay for that.
+                # A worker may wait for long, and must not keep its last connection in memory
+                # meanwhile.
                 inbox = delivery = None
                 await self._park(worker)
                 count = 0
                 since = trio.current_time()
                 continue
             inbox, delivery = taken
-            # Others help with what waits, two more at a time.
+            # Wake further workers for the waiting messages, at most two at a time.
             if self._woken < 2 and self._ring and (self._parked or self._started < self.slots):
                 self._wake()
             self.running += 1
             try:
                 await run(inbox, delivery, worker)
             except Exception:
-                # A fault of ours, for handlers have been judged by now. Others are not to suffer.
+                # A fault of ours, since errors of handlers are dealt with in run(). It must not
+                # stop the worker.
                 log.exception("a message to %r could not be handled", inbox.binding.address)
                 say(delivery, MODIFIED_FAILED)
             finally:
                 self.running -= 1
                 inbox.finished(delivery)
-            # Asking the scope takes asking for the time.
+            # The scope is asked only if necessary, since that reads the clock.
             if worker.cancelled or (worker.timed and scope.cancel_called):
                 return
             count += 1
@@ -207,7 +211,7 @@ class Workers:
         self._woken -= 1
 
     def rotate_unused_credit(self) -> None:
-        """See to it that no link starves while another sits on the free slots."""
+        """Start rotating unused credit if a link has none while another holds free slots."""
         if self.shared is not None and self.shared.starved and not self._rotating:
             self._rotating = True
             self.container.start_handler(self._rotate)
@@ -229,30 +233,30 @@ class Workers:
             self._rotating = False
 
     def stop(self) -> None:
-        """Give no more credit, and give back what has not been started."""
+        """Give no more credit, and release messages that have not been started."""
         if self.shared is not None:
             self.shared.close()
         for inbox in list(self.inboxes):
             inbox.stop()
 
     def detach(self, error: Error) -> None:
-        """End the links, except those that only relay messages here."""
+        """Detach the links, except those of anonymous termini, which also serve other addresses."""
         for inbox in list(self.inboxes):
             inbox.detach(error)
 
     async def wait_idle(self) -> None:
-        """Until no handler runs and nothing waits for one."""
+        """Wait until no handler runs and no message waits for one."""
         while self.running or any(inbox.waiting for inbox in self._ring):
             await self._idle.park()
 
 
 class Inbox:
-    """What has arrived on one link and has not been started; it hears the link.
+    """Messages of one link that have not been started; endpoint of the link.
 
     Args:
         binding: The link and its route.
-        workers: Who works on it.
-        window: The credit window to account to, if the link's credit is not the inbox's own.
+        workers: The workers that process the messages.
+        window: The credit window to use, if the link's credit is not the inbox's own.
     """
 
     def __init__(
@@ -262,9 +266,9 @@ class Inbox:
         self.route = binding.route
         self.workers = workers
         self.waiting: deque[IncomingDelivery] = deque()
-        #: It is in the ring of the workers.
+        #: Whether the inbox is in the ring of the workers.
         self.queued = False
-        #: Workers that are busy with a request of this link.
+        #: Workers that process a request of this link.
         self.calls: set[Worker] = set()
         self._open = True
         self._owns_credit = window is None
@@ -286,7 +290,8 @@ class Inbox:
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
         for each in deliveries:
             if type(each.state) is TransactionalState:
-                # A handler cannot be taken back, and must not run before the discharge.
+                # The effects of a handler cannot be rolled back, and it must not run before the
+                # discharge.
                 link.detach(Error("amqp:not-implemented", "nodes take part in no transactions"))
                 return
         stats = self.route.stats
@@ -313,7 +318,7 @@ class Inbox:
                 each.context.on_data()
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """A caller that settles its request gives it up: the handler is cancelled."""
+        """Cancel the handlers of requests that their callers have settled, which abandons them."""
         for each in deliveries:
             given_up(each)
 
@@ -324,9 +329,9 @@ class Inbox:
             self.workers.shared.flowed(link)
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """The peer will deliver again what has not been settled, or has given up its requests.
+        """Drop waiting messages, which the peer will redeliver, and cancel requests of the link.
 
-        Messages that it has settled are nowhere else any more: they are still handled.
+        Messages that the peer has settled exist only here: they are still handled.
         """
         self._open = False
         calls = self.route.kind == "rpc"
@@ -346,20 +351,20 @@ class Inbox:
 
     @property
     def over(self) -> bool:
-        """Nothing that arrives here is started any more."""
+        """Whether arriving messages are no longer started."""
         return not self._open
 
     def finished(self, delivery: IncomingDelivery) -> None:
-        """A worker has done with *delivery*: there is room for another."""
+        """Give back the room of *delivery*, which a worker has finished."""
         if self._window is not None:
             self._window.freed(1, len(delivery.payload))
         elif self.workers.shared is not None:
             self.workers.shared.freed(1)
 
     def stop(self) -> None:
-        """Take back the credit and give back what has not been started.
+        """Take back the credit and release messages that have not been started.
 
-        Messages that the sender has settled are nowhere else any more: they are still handled.
+        Messages that the sender has settled exist only here: they are still handled.
         """
         self._open = False
         if self._window is not None and self._owns_credit:
@@ -367,14 +372,14 @@ class Inbox:
         self._give_back()
 
     def detach(self, error: Error) -> None:
-        """End the link, if it is for this route alone."""
+        """Detach the link, if it is for this route alone."""
         if self._owns_credit:
             self.binding.link.detach(error)
         else:
             self.retire()
 
     def retire(self) -> None:
-        """No more will come from the link, though the link goes on."""
+        """Remove the inbox: its link, which may continue, brings no more messages."""
         if self in self.workers.inboxes:
             self.workers.inboxes.remove(self)
             self.route.stats.links -= 1
@@ -391,7 +396,11 @@ class Inbox:
 
 
 def given_up(delivery: IncomingDelivery) -> bool:
-    """The sender has settled *delivery*: if it is a request of ours, cancel its handler."""
+    """Cancel the handler of *delivery* if it is a request of ours that its sender has settled.
+
+    Returns:
+        Whether it is such a request.
+    """
     context = delivery.context
     if isinstance(context, Worker):
         context.cancel()
@@ -403,16 +412,16 @@ def given_up(delivery: IncomingDelivery) -> bool:
 
 
 def say(delivery: IncomingDelivery, outcome: Outcome) -> None:
-    """Settle *delivery*, unless the handler has settled it by hand."""
+    """Settle *delivery*, unless the handler has settled it itself."""
     if not delivery.settled:
         try:
             delivery.settle(outcome)
         except LocalProtocolError:
-            pass  # the handler's word stands
+            pass  # The outcome set by the handler remains
 
 
 async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
-    """Give one message to the handler of a node, and say what came of it (A9)."""
+    """Pass one message to the handler of a node, and settle it with the outcome."""
     route = inbox.route
     stats = route.stats
     outcome: Outcome
@@ -421,7 +430,7 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
         if route.takes_octets and delivery.message_format == MESSAGE_FORMAT:
             octets = read_data(delivery.payload)
         if octets is not None:
-            # As invoke() does, without a message around them.
+            # As in invoke(), without creating a message.
             result = route.function(octets)
         else:
             result = route.invoke(inbox.binding, delivery, read_message(delivery))
@@ -443,7 +452,7 @@ async def run_message(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) 
 
 
 async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
-    """As :func:`run_message`, for a message whose body is still arriving."""
+    """Pass a message whose body is still arriving to its handler; see :func:`run_message`."""
     route = inbox.route
     stats = route.stats
     stream = ByteStream(delivery, inbox.binding.container.limits)
@@ -461,7 +470,8 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
         raise
     except Exception as error:
         if delivery.aborted or not (delivery.complete or delivery.link.attached):
-            # The sender gave the message up: nobody is there to be told, or to blame.
+            # The sender aborted the message: there is no outcome to send, and the handler has not
+            # failed.
             stats.cancelled += 1
             log.info("%s: a message was not finished by its sender: %s", route.name, error)
             return
@@ -477,11 +487,11 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
 
 
 def read_message(delivery: IncomingDelivery) -> Message:
-    """The message that *delivery* carries.
+    """Decode the message of *delivery*.
 
     Raises:
-        Reject: It is of a format that we do not know (Part 2 §2.7.5 ``message-format``).
-        DecodeError: It is malformed.
+        Reject: The message-format is not known (Part 2 §2.7.5 ``message-format``).
+        DecodeError: The message is malformed.
     """
     if delivery.message_format != MESSAGE_FORMAT:
         raise Reject(
@@ -494,7 +504,8 @@ def read_message(delivery: IncomingDelivery) -> Message:
 def judge(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome:
     """Return the outcome of *delivery*, whose handler ended with *error*, and log the error.
 
-    A handler that raises an outcome decides; that is logged only if the sender cannot learn it.
+    An outcome that the handler raised is returned as it is, and logged only if the sender cannot
+    get it.
     """
     route = inbox.route
     if isinstance(error, RaisedOutcome):
@@ -515,14 +526,14 @@ def judge(inbox: Inbox, delivery: IncomingDelivery, error: Exception) -> Outcome
 def log_failure(
     container: Container, route: Route, where: str, error: BaseException | None
 ) -> None:
-    """Log that the handler of *route* failed; a few times, for it may do so with every message."""
+    """Log that the handler of *route* failed, limited in number, as every message may cause it."""
     left_out = container.log_limiter.admit((route.name, type(error)), trio.current_time())
     if left_out is not None:
         log.error("handler failed: %s %s%s", route.name, where, left_out, exc_info=error)
 
 
 def log_rejection(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Error | None) -> None:
-    """Warn of a message that no handler has processed and that may be dropped."""
+    """Warn of a message that no handler has processed and that may be lost."""
     binding = inbox.binding
     log_loss(
         log,
@@ -538,13 +549,13 @@ def log_rejection(inbox: Inbox, delivery: IncomingDelivery, why: str, error: Err
 
 
 def only_cancelled(route: Route, group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What has to go on upwards of a handler's *group*: its cancellation; the rest is logged.
+    """Return the part of a handler's *group* to raise: its cancellation. The rest is logged.
 
-    A handler with a nursery of its own may raise both at once.
+    A handler with its own nursery may raise both at once.
     """
     cancelled, rest = group.split(trio.Cancelled)
     if rest is not None and not isinstance(rest, ExceptionGroup):
-        return group  # somebody wants the process to end
+        return group  # A request to end the process, such as KeyboardInterrupt
     if rest is not None:
         route.stats.failed += 1
         log.error("handler failed: %s when it was cancelled", route.name, exc_info=rest)
@@ -564,13 +575,13 @@ def count(stats: Stats, outcome: Outcome) -> None:
 
 
 def _returned(result: Any) -> Outcome:
-    """A handler may return an outcome; anything else it returns says nothing."""
+    """Return the outcome for a handler's result, *accepted* unless it is an outcome itself."""
     if isinstance(result, Accepted | Rejected | Released | Modified):
         return result
     return result.outcome if isinstance(result, RaisedOutcome) else ACCEPTED
 
 
-#: What a worker does with a message.
+#: Function with which a worker processes a message.
 Run: TypeAlias = Callable[[Inbox, IncomingDelivery, Worker], Awaitable[None]]
 
 
@@ -580,12 +591,12 @@ def _filter(binding: Binding) -> Mapping[object, object]:
 
 
 def message_of(value: Any) -> Message:
-    """What a handler returned or yielded, as a message."""
+    """Return a handler's result or item as a message."""
     return value if isinstance(value, Message) else make_message(value, {})
 
 
 class SourceLink:
-    """The link that a ``@source`` generator feeds, as the generator sees it."""
+    """Link that a ``@source`` generator feeds, as passed to the generator."""
 
     __slots__ = ("address", "captures", "filter", "link", "peer")
 
@@ -594,7 +605,7 @@ class SourceLink:
         self.address = binding.address
         self.captures = binding.captures
         self.peer = binding.peer
-        #: The filters that the peer asked for, by name (Part 3 §3.5.8).
+        #: The filters that the peer requested, by name (Part 3 §3.5.8).
         self.filter: Mapping[object, object] = _filter(binding)
 
     @property
@@ -603,17 +614,17 @@ class SourceLink:
 
     @property
     def properties(self) -> Mapping[object, object]:
-        """What the peer said when it attached."""
+        """Link properties of the peer's attach."""
         return self.link.properties
 
     @property
     def credit(self) -> int:
-        """Messages that the peer will take now."""
+        """Number of messages that the peer accepts now."""
         return self.link.credit
 
     @property
     def draining(self) -> bool:
-        """The peer wants what there is now, and not to wait for more."""
+        """Whether the peer requests the available messages now, without waiting for more."""
         return self.link.draining
 
     def __repr__(self) -> str:
@@ -621,7 +632,7 @@ class SourceLink:
 
 
 class SourceFeed:
-    """Feeds one link from the generator of a ``@source``, no faster than its credit."""
+    """Feed of one link by the generator of a ``@source``, no faster than the link's credit."""
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
@@ -629,7 +640,7 @@ class SourceFeed:
         self.link: SendingLink = binding.link
         self._scope = trio.CancelScope()
         self._task: trio.lowlevel.Task | None = None
-        #: The generator has yielded something that has not been sent.
+        #: Whether the generator has yielded a message that has not been sent.
         self._holds = False
         self._answering_drain = False
         self._unsettled: set[OutgoingDelivery] = set()
@@ -659,7 +670,7 @@ class SourceFeed:
         self.route.stats.links -= 1
 
     def stop(self) -> None:
-        """Close the generator. The link is left to end with its connection."""
+        """Close the generator. The link stays until its connection ends."""
         self._scope.cancel()
 
     async def _run(self) -> None:
@@ -676,7 +687,8 @@ class SourceFeed:
             finally:
                 self.finished.set()
         if not self._scope.cancelled_caught:
-            # To the peer, a detach is the end of the source; its container may only be stopping.
+            # To the peer, a detach is the end of the source, but here only the container may be
+            # stopping.
             self.link.detach(error)
 
     async def _feed(self) -> None:
@@ -716,7 +728,7 @@ class SourceFeed:
                     await trio.lowlevel.checkpoint()
                     count = 0
                     since = trio.current_time()
-        # The end of a source is the end of the link, once everything has arrived.
+        # The end of a source ends the link, once all messages are settled and have left.
         while self._unsettled or (link.attached and not link.writable):
             await self._wait()
         link.drained()
@@ -728,14 +740,14 @@ class SourceFeed:
             self.binding.container.start_handler(self._answer_drain)
 
     async def _answer_drain(self) -> None:
-        """Give unused credit back once the generator has had the time to use it."""
+        """Return unused credit once the generator has had time to use it."""
         await trio.sleep(_DRAIN_PATIENCE_S)
         self._answering_drain = False
         if not self._holds:
             self.link.drained()
 
     async def _wait(self) -> None:
-        """Until the link says something."""
+        """Wait for an event of the link."""
         self._task = trio.lowlevel.current_task()
         try:
             await trio.lowlevel.wait_task_rescheduled(_abort)
@@ -753,7 +765,7 @@ def _abort(_raise_cancel: Any) -> trio.lowlevel.Abort:
 
 
 def reason(binding: Binding, failure: Exception) -> Error:
-    """What the peer is told when the handler of its link ended with *failure*."""
+    """Return the error for the peer whose link's handler ended with *failure*, and log it."""
     if isinstance(failure, RaisedOutcome):
         return Error.of(failure)
     route = binding.route
@@ -763,9 +775,9 @@ def reason(binding: Binding, failure: Exception) -> Error:
 
 
 class ServedReceiver(Receiver):
-    """A receiver on a link that the peer attached, for the handler of a ``@node.link``.
+    """Receiver on a link that the peer attached, for the handler of a ``@node.link``.
 
-    Iterating it ends when the peer detaches without an error, and when the container stops.
+    Iterating over it ends when the peer detaches without an error, and when the container stops.
     """
 
     def __init__(self, handler: LinkHandler, binding: Binding) -> None:
@@ -786,25 +798,25 @@ class ServedReceiver(Receiver):
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
         if error is None and not self.closed:
-            # It is the sender who knows that nothing more comes.
+            # A regular detach by the sender means that no more messages follow.
             self._ended = True
         super().on_detached(link, error, closed)
         self._handler.ended(link)
 
 
 class ServedSender(Sender):
-    """A sender on a link that the peer attached, for the handler of a ``@node.link``."""
+    """Sender on a link that the peer attached, for the handler of a ``@node.link``."""
 
     def __init__(self, handler: LinkHandler, binding: Binding) -> None:
         super().__init__(handler, binding.address, name=binding.link.name)
         self.binding = binding
-        #: The filters that the peer asked for, by name (Part 3 §3.5.8).
+        #: The filters that the peer requested, by name (Part 3 §3.5.8).
         self.filter: Mapping[object, object] = _filter(binding)
         self._handler = handler
 
     def on_attached(self, link: SendingLink) -> None:
         super().on_attached(link)
-        # The target is the peer's own; ours is where it receives from.
+        # The target is the peer's own address; ours is the source.
         self.address = self.binding.address
         self._handler.start()
 
@@ -813,14 +825,14 @@ class ServedSender(Sender):
         self._handler.ended(link)
 
     def finish(self) -> None:
-        """The handler cannot know that the container stops: it is cancelled."""
+        """Cancel the handler, which cannot notice otherwise that the container stops."""
         self._handler.cancel()
 
 
 class LinkHandler:
-    """Runs the handler of a ``@node.link`` for one link. The link ends with it."""
+    """Handler of a ``@node.link`` for one link, which is detached when the handler returns."""
 
-    #: A link that a peer attached is the peer's to attach again.
+    #: Only the peer can attach again a link that it attached.
     going = False
     may_come_back = False
 
@@ -833,51 +845,51 @@ class LinkHandler:
         binding.route.stats.links += 1
 
     def receive(self) -> ServedReceiver:
-        """The endpoint of a link on which the peer sends."""
+        """Create the endpoint of a link on which the peer sends."""
         self.handle = handle = ServedReceiver(self, self.binding)
         return handle
 
     def send(self) -> ServedSender:
-        """The endpoint of a link on which the peer receives."""
+        """Create the endpoint of a link on which the peer receives."""
         self.handle = handle = ServedSender(self, self.binding)
         return handle
 
     def start(self) -> None:
-        """The link is attached."""
+        """Start the handler, now that the link is attached."""
         self.binding.container.feeds.add(self)
         self.binding.container.start_handler(self._run)
 
     @property
     def limits(self) -> Limits:
-        """The bounds of the connection."""
+        """Limits of the connection."""
         return self.binding.container.limits
 
     def add(self, handle: Any) -> None:
-        """It attaches with the peer's attach, not with ours."""
+        """Do nothing: the peer's attach attaches the link, not ours."""
 
     def remove(self, handle: Any) -> None:
-        """The handle has closed its link."""
+        """Do nothing when the handle has closed its link."""
 
     def follow(self, handle: Any, error: Error) -> bool:
-        """The peer attached; where it goes is not ours to follow."""
+        """Return False: the peer attached the link, and redirects are for it to follow."""
         return False
 
     def returns(self, handle: Any, error: AmqpError, *, ended: bool) -> bool:
-        """The peer attached: it attaches again, if it wants to."""
+        """Return False: the peer attached the link, and may attach it again."""
         return False
 
     def ended(self, link: Any) -> None:
-        """The link is gone: the handler hears of it through its handle."""
+        """Remove the link, which has ended; the handler is notified by its handle."""
         self.binding.route.stats.links -= 1
         self.binding.container.forget(link)
 
     def stop(self) -> None:
-        """Let the handler come to its end. The link is left to end with its connection."""
+        """Let the handler finish. The link stays until its connection ends."""
         self._stopped = True
         self.handle.finish()
 
     def cancel(self) -> None:
-        """End it."""
+        """Cancel the handler."""
         self._scope.cancel()
 
     async def _run(self) -> None:
@@ -892,7 +904,7 @@ class LinkHandler:
         except trio.Cancelled:
             raise
         except LinkDetached:
-            pass  # it waited for more, and the peer has gone
+            pass  # The handler waited for more, and the peer has detached
         except Exception as failure:
             error = reason(self.binding, failure)
         except BaseExceptionGroup as group:

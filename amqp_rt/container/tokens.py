@@ -1,9 +1,9 @@
-"""Tokens on the side that brings them: put before a link attaches, and renewed in time (SE10, SE12).
+"""Tokens on the client side: put before a link attaches, and renewed before they expire.
 
-Whoever connects with ``token=`` gives a provider: a function from an audience to a token. One task
-of the connection asks it, puts what it says on the peer's ``$cbs`` and asks again before it expires,
-so that links go on without anybody noticing. A link attaches once the token for its address is
-there; after a lost connection all of them are put again.
+With ``token=`` a client passes a provider: a function from an audience to a token. One task of the
+connection calls it, puts the token at the peer's ``$cbs`` and renews it before it expires, so that
+links are not interrupted. A link attaches once the token for its address has been put; after a lost
+connection all tokens are put again.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("amqp_rt.connections")
 
-#: The part of its life after which a token is renewed, and seconds between attempts that fail.
+#: Fraction of a token's lifetime after which it is renewed, and seconds between failed attempts.
 _RENEWED_AT: Final = 0.75
 _AGAIN_S: Final = 5.0
-#: Seconds that a token without an expiry is taken to last.
+#: Assumed lifetime of a token without an expiry, in seconds.
 _LIFE_S: Final = 3600.0
-#: Seconds that the peer has to judge a token.
+#: Seconds that the peer has to answer a token.
 _ANSWER_S: Final = 15.0
 
 
-#: ``provider(audience)``, a plain function or an async one. *audience* is a URI such as
+#: ``provider(audience)``, a plain or an async function. *audience* is a URI such as
 #: ``amqps://host/orders``.
 TokenProvider: TypeAlias = Callable[[str], BearerToken | Awaitable[BearerToken]]
 
 
 class Sas:
-    """A provider of shared access signatures, made of a rule's name and key.
+    """Provider of shared access signatures, created from a rule's name and key.
 
     Args:
-        name: Of the rule.
-        key: Of the rule, as text.
-        life_s: Seconds that each lasts.
-        clock: Whose wall clock says when that is over.
+        name: Name of the rule.
+        key: Key of the rule, as text.
+        life_s: Seconds that each token is valid.
+        clock: Clock whose wall time determines the expiry.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Sas:
         self._clock = clock or SystemClock()
 
     def __call__(self, audience: str) -> BearerToken:
-        """A token for *audience*."""
+        """Create a token for *audience*."""
         expires_at = int(self._clock.wall() + self._life_s)
         return BearerToken(
             sas_token(audience, self._name, self._key, expires_at), expires_at, SAS_TYPE
@@ -82,22 +82,22 @@ class Sas:
 
 
 class _Audience:
-    """One address, and how things stand with its token."""
+    """Address, with the state of its token."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        #: Links that attach when it is there.
+        #: Links that attach when the token has been put.
         self.waiting: list[tuple[Member, Session, Any]] = []
-        #: Tasks that wait for it.
+        #: Tasks that wait for the token.
         self.asked: list[_Asked] = []
-        #: The peer has a token for it.
+        #: Whether the peer has a token for the address.
         self.good = False
-        #: When it is put or renewed.
+        #: Time at which the token is to be put or renewed.
         self.due = -inf
 
 
 class _Asked:
-    """A task that waits for a token."""
+    """Task that waits for a token."""
 
     def __init__(self) -> None:
         self.done = trio.Event()
@@ -105,14 +105,14 @@ class _Asked:
 
 
 class TokenKeeper:
-    """Keeps a connection in tokens.
+    """Task of a connection that puts and renews its tokens.
 
     Args:
-        connection: Whose tokens they are.
-        provider: Where they come from.
-        set_token: Whether they go by ``set-token`` of the draft (§3.3); None lets that depend on
-            whether the peer offers what the draft describes.
-        clock: Whose wall clock the expiry of tokens is meant in.
+        connection: The connection that needs the tokens.
+        provider: Function that returns the tokens.
+        set_token: Whether to use ``set-token`` of the draft (§3.3); None uses it if the peer offers
+            the draft's capability.
+        clock: Clock whose wall time determines the expiry of tokens.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TokenKeeper:
         set_token: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
-        #: What audiences begin with; whoever dials sets it.
+        #: First part of the audiences; set by the dialler.
         self.base = "amqp://localhost/"
         self._connection = connection
         self._provider = provider
@@ -131,19 +131,19 @@ class TokenKeeper:
         self._audiences: dict[str, _Audience] = {}
         self._changed = trio.Event()
         self._scope = trio.CancelScope()
-        #: Around the conversation with the present peer.
+        #: Cancel scope of the exchange with the current peer.
         self._conversation = trio.CancelScope()
-        #: Whose links need no tokens themselves; made once there is something to put.
+        #: Session whose links need no tokens themselves; created for the first token.
         self._session: Session | None = None
         self._links: tuple[Sender, Receiver] | None = None
         self._set_token = set_token
         self._setter: Sender | None = None
         self._count = 0
 
-    # --- what the connection says ------------------------------------------------------------
+    # --- called by the connection ------------------------------------------------------------
 
     def restart(self) -> None:
-        """There is another connection: its peer knows of no tokens."""
+        """Mark all tokens as missing: the peer of a new connection has none."""
         self._conversation.cancel()
         for audience in self._audiences.values():
             audience.good = False
@@ -152,14 +152,14 @@ class TokenKeeper:
         self._changed.set()
 
     def admit(self, member: Member, session: Session) -> None:
-        """Attach *member* in *session*: now, or when the token for its address is there.
+        """Attach *member* in *session*, now or when the token for its address has been put.
 
         Raises:
             LocalProtocolError: As ``member.attach``.
         """
         address = _audience_of(getattr(member, "address", None))
         if address is None:
-            # It is for no address, and wants no more than that somebody is known.
+            # The link has no address, and only needs a peer that has some token.
             good = next((each for each in self._audiences.values() if each.good), None)
             audience = good or self._audience("")
         else:
@@ -170,13 +170,14 @@ class TokenKeeper:
             audience.waiting.append((member, session, session.core))
 
     async def authorize(self, address: str) -> None:
-        """Have a token for *address*, as :meth:`Connection.authorize` says."""
+        """Put a token for *address*; see :meth:`Connection.authorize`."""
         wanted = _audience_of(address) or ""
         self._audience(wanted)
         await trio.lowlevel.checkpoint()
         if self._scope.cancel_called:
             raise ConnectionLost("the connection was closed")
-        # The one before may have failed meanwhile, and then nothing would answer who waits for it.
+        # The previous entry may have failed during the checkpoint, and its waiting tasks would get
+        # no answer.
         audience = self._audience(wanted)
         if not audience.good:
             asked = _Asked()
@@ -208,14 +209,14 @@ class TokenKeeper:
                 except ConnectionLost:
                     return
                 if self._connection.closing:
-                    # Until the peer has answered the close, its state is still open.
+                    # The state remains open until the peer has answered the close.
                     return
                 with trio.CancelScope() as self._conversation:
                     await self._converse()
                 await trio.lowlevel.checkpoint()
 
     def stop(self) -> None:
-        """The connection is over."""
+        """Stop: the connection has ended, and waiting tasks get ``ConnectionLost``."""
         self._scope.cancel()
         gone = ConnectionLost("the connection was closed")
         for audience in self._audiences.values():
@@ -233,7 +234,7 @@ class TokenKeeper:
                 await self._renew(audience)
             except AmqpError as error:
                 if self._connection.engine_over:
-                    # The token was not judged: it is put again on the next connection.
+                    # The token was not checked: it is put again on the next connection.
                     return
                 self._failed(audience, error)
             except Exception as error:
@@ -244,7 +245,7 @@ class TokenKeeper:
         log.warning("no token for %r: %s", audience.address, error)
         audience.due = trio.current_time() + _AGAIN_S
         if audience.good:
-            return  # the one before is there as long as it lasts
+            return  # The previous token is valid until it expires
         del self._audiences[audience.address]
         waiting, audience.waiting = audience.waiting, []
         for member, _, _ in waiting:
@@ -274,13 +275,13 @@ class TokenKeeper:
         _answer(audience, None)
 
     async def _set(self, token: BearerToken) -> None:
-        """Set *token* on the peer: the outcome is the answer (CBS draft §3.3).
+        """Set *token* at the peer, where the outcome is the answer (CBS draft §3.3).
 
         Raises:
-            AuthenticationFailed: It does not want it.
+            AuthenticationFailed: The peer does not accept it.
         """
         if self._setter is None or self._setter.closed:
-            # As §3.2 has it: unsettled, settled first, and these two outcomes.
+            # As in §3.2: unsettled, the sender settles first, and these two outcomes.
             self._setter = self._own_session().sender(
                 self._node(), settled=False, outcomes=("amqp:accepted:list", "amqp:rejected:list")
             )
@@ -302,10 +303,10 @@ class TokenKeeper:
             raise AuthenticationFailed(f"no answer to a token within {_ANSWER_S:g} s")
 
     async def _put(self, uri: str, token: BearerToken) -> None:
-        """Put *token* on the peer.
+        """Put *token* at the peer.
 
         Raises:
-            AuthenticationFailed: It does not want it.
+            AuthenticationFailed: The peer does not accept it.
         """
         out, replies = await self._cbs()
         self._count += 1
@@ -337,10 +338,10 @@ class TokenKeeper:
             raise AuthenticationFailed(f"the token was not accepted ({status}): {why}")
 
     async def _cbs(self) -> tuple[Sender, Receiver]:
-        """Our links to the peer's node for tokens, attached."""
+        """Return our links to the peer's node for tokens, attached."""
         if self._links is None or any(link.closed for link in self._links):
             for link in self._links or ():
-                # One is of no use without the other.
+                # Neither link is of use without the other.
                 link.abandon()
             session, address = self._own_session(), self._node()
             name = self._connection.new_name("tokens")
@@ -351,10 +352,10 @@ class TokenKeeper:
         return self._links
 
     def _own_session(self) -> Session:
-        """The session of our links to the peer's node for tokens, made again if it has ended.
+        """Return the session of our links to the peer's token node, begun again if it ended.
 
         Raises:
-            ConnectionLost: The connection is over for good.
+            ConnectionLost: The connection has ended permanently.
             LocalProtocolError: The peer allows no more sessions.
         """
         if self._session is None or self._session.ended:
@@ -362,7 +363,7 @@ class TokenKeeper:
         return self._session
 
     def _node(self) -> str:
-        """Where the peer takes tokens (CBS draft §3.1)."""
+        """Return the address of the peer's node for tokens (CBS draft §3.1)."""
         node = self._connection.peer.properties.get(Symbol("cbs-node"))
         return node if isinstance(node, str) else CBS
 
@@ -375,7 +376,7 @@ def _answer(audience: _Audience, error: AmqpError | None) -> None:
 
 
 def _audience_of(address: object) -> str | None:
-    """The resource whose token a link to *address* needs."""
+    """Return the resource whose token a link to *address* needs."""
     if not isinstance(address, str):
         return None
     if address == MANAGEMENT:

@@ -1,7 +1,7 @@
-"""The options of the format ``amqp``: one table, from which they are read, checked and explained.
+"""Options of the format ``amqp``: one table by which they are parsed, checked and explained.
 
-Spark hands options over as text with lower-cased names, and refuses none. A misspelt one would be
-a silent wrong result, so whatever is not in the table is refused here, with what was probably meant.
+Spark passes options as text with lower-cased names, and rejects none. A misspelt one would silently give a
+wrong result, so options that are not in the table are refused here, with the closest name as a suggestion.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from .wire import Endpoint
 SOURCE: Final = "source"
 SINK: Final = "sink"
 
-#: Whose logs are read.
+#: Brokers whose logs can be read.
 OURS: Final = "amqp_rt"
 RABBITMQ: Final = "rabbitmq"
 EVENT_HUBS: Final = "eventhubs"
 
 
 class Option(Struct, frozen=True):
-    """One option, and how its text is read."""
+    """One option, with the function that parses its text."""
 
     name: str
-    #: Of :class:`Options`.
+    #: Name of the field of :class:`Options`.
     field: str
     read: Callable[[str], Any]
-    #: ``source``, ``sink``, or both by an empty text.
+    #: ``source`` or ``sink``; empty for both.
     side: str
     help: str
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What the options say, with its defaults. It is pickled on the way to executors."""
+    """Parsed options, with defaults for missing ones. Pickled on the way to executors."""
 
     url: str = ""
     addresses: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Options(Struct, frozen=True, kw_only=True):
     delivery: str = ""
     producer: str = ""
     on_different_epoch: str = "fail"
-    #: Where Spark keeps the progress of the query, if that is given with the sink.
+    #: Folder in which Spark keeps the progress of the query, if the sink was given it.
     checkpoint: str = ""
     max_in_flight: int = 1_000
     max_bytes_in_flight: int = 16_777_216
@@ -99,12 +99,12 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The brokers: one, or several whose logs are one table."""
+        """URLs of the broker, or of several brokers whose logs are one table."""
         return tuple(self.url.split(","))
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The addresses, at each of several brokers as a URL."""
+        """The addresses; with several brokers, URLs that combine broker and address."""
         if len(self.urls) == 1:
             return self.addresses
         return tuple(f"{url}/{address}" for url in self.urls for address in self.addresses)
@@ -113,7 +113,7 @@ class Options(Struct, frozen=True, kw_only=True):
         """Return the broker of *node*, and its address there.
 
         Raises:
-            ValueError: It is at a broker that is not among the URLs.
+            ValueError: The node is at a broker that is not among the URLs.
         """
         urls = self.urls
         if len(urls) == 1:
@@ -125,7 +125,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the broker is, if there is one only."""
+        """Endpoint of the broker, if there is only one."""
         return self._endpoint(self.url)
 
     def _endpoint(self, url: str) -> Endpoint:
@@ -157,7 +157,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _urls(text: str) -> str:
-    """One or more URLs, without the slash that some end in."""
+    """Return one or more URLs, without trailing slashes."""
     return ",".join(dict.fromkeys(each.rstrip("/") for each in _names(text)))
 
 
@@ -183,7 +183,7 @@ def _positive(text: str) -> int:
 
 
 def _folder(text: str) -> str:
-    """A path, or a URL of one on the machine itself."""
+    """Return the absolute path in *text*, a path or a ``file:`` URL."""
     given = _text(text)
     scheme, colon, path = given.partition(":")
     if scheme.lower() == "file" and colon:
@@ -201,7 +201,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 def _seconds(text: str) -> float:
-    """Seconds, or a number with a unit: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``."""
+    """Parse a number of seconds, or a number with a unit: ``500ms``, ``30s``, ``5m``, ``2h``, ``1d``."""
     given = text.strip()
     digits = given.rstrip("abcdefghijklmnopqrstuvwxyz")
     unit = given[len(digits) :] or "s"
@@ -232,7 +232,7 @@ def _one_of(*known: str) -> Callable[[str], str]:
 
 
 def moment(text: str) -> int:
-    """Milliseconds since 1970: a number of them, or ISO 8601 with its offset from UTC."""
+    """Parse a time as milliseconds since 1970: their number, or ISO 8601 with its offset from UTC."""
     given = text.strip()
     if given.lstrip("-").isdecimal():
         return int(given)
@@ -608,15 +608,15 @@ _DECLARED: Final = (
 #: Name in lower case → option.
 OPTIONS: Final = {option.name.lower(): option for option in _DECLARED}
 
-#: What Spark puts among the options by itself.
+#: Options that Spark adds by itself.
 _SPARKS: Final = {"path", "checkpointlocation", "queryname", "paths"}
 
 
 def read_options(given: Mapping[str, str], side: str) -> Options:
-    """What *given* says to a *side*, ``source`` or ``sink``.
+    """Parse the options *given* to a *side*, ``source`` or ``sink``.
 
     Raises:
-        ValueError: One sentence says which option is wrong, and what to do.
+        ValueError: An option is invalid; one sentence names it and gives the remedy.
     """
     found: dict[str, Any] = {}
     for key, text in given.items():
@@ -635,7 +635,7 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
         try:
             found[option.field] = option.read(str(text))
         except ValueError as error:
-            # What is secret is never an option, so the text may be shown.
+            # Secrets are never options, so the text may be shown.
             raise ValueError(f"the option {option.name} is {text!r:.80}, but {error}") from error
     options = Options(**found)
     if not options.url:
@@ -665,7 +665,7 @@ def read_options(given: Mapping[str, str], side: str) -> Options:
 
 
 def _check_foreign(options: Options) -> None:
-    """Refuse what takes a broker of ours."""
+    """Refuse options that other brokers than amqp_rt do not support."""
     refused = {
         "addressPattern": bool(options.address_pattern),
         "selector": bool(options.selector),
@@ -681,7 +681,7 @@ def _check_foreign(options: Options) -> None:
 
 
 def explain(side: str = "") -> str:
-    """The table of the options, in Markdown: of one *side*, or of both."""
+    """Return the table of the options in Markdown, of one *side* only or of all."""
     lines = ["| option | |", "| --- | --- |"]
     lines += [
         f"| `{option.name}` | {option.help} |"

@@ -1,16 +1,16 @@
-"""A stream of the messages of a queue at any broker, by way of files: each micro-batch is the same when it
-is done again, and nothing is lost.
+"""Stream of the messages of a queue at any broker, by way of files: a repeated micro-batch is identical, and
+no message is lost.
 
-A broker that knows nothing but queues cannot give a message twice. So a task takes its share of what
-waits, leaves it unsettled, writes it to a file, accepts it, and reads its rows from that file; when the
-batch is done again the file is there already, and nothing is taken. An offset is the number of a batch
-(*epoch*) and its *plan*: how many tasks there are, and how much each takes. Spark keeps that in its checkpoint
-before anything is taken, so that a batch that is done again never takes more than it did.
+A plain queue cannot deliver a message again once it is settled. So a task receives its share of the available
+messages, leaves them unsettled, writes them to a file, accepts them, and reads its rows from that file; when
+the batch is repeated, the file exists, and nothing is received. An offset is the number of a batch (*epoch*)
+and its *plan*: the number of tasks, and the share of each. Spark keeps it in its checkpoint before any message
+is received, so a repeated batch never receives more than its plan.
 
-What can come twice is what was in a file and not yet accepted when its task, or the connection, ended: the
-broker delivers it again, and says so. Messages that come again are looked up by ``message-id`` and content
-in the files that are left; what has no ``message-id`` cannot be told from another one like it, and
-is taken as another one.
+Duplicates are possible for messages that were in a file and not yet accepted when their task, or the
+connection, ended: the broker redelivers them, and marks them so. Redelivered messages are looked up by
+``message-id`` and content in the remaining files; a message without ``message-id`` cannot be distinguished
+from another one like it, and is treated as new.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from .rows import Records
 from .wire import DataLost
 
 _VERSION: Final = 1
-#: Messages of a batch, if nobody says how many: a queue that is being filled has no end.
+#: Default for the messages of a batch: a queue that is being filled has no end.
 BATCH_MESSAGES: Final = 10_000
-#: Messages of a task: a session holds 5,000 that are not settled (limits.unsettled_max).
+#: Most messages of a task: a session holds 5,000 unsettled ones (limits.unsettled_max).
 TASK_MESSAGES: Final = 4_000
 
 
 # --- Files ---------------------------------------------------------------------------------------
 #
-# MAGIC; messages as they came, each after its length; 16 octets for each of them, which say which message
-# it is, zero if nobody can say; and _FOOTER: how many messages, whether the queue had no more, where the 16
-# octets begin, and CRC-32 of everything before.
+# MAGIC; the messages as received, each after its length; an identity of 16 octets for each of them, zero if
+# unknown; and _FOOTER: the number of messages, whether the queue was empty then, the offset of the
+# identities, and the CRC-32 of everything before.
 
 _MAGIC: Final = b"amqp-rt spool 1\n"
 _LENGTH: Final = struct.Struct(">I")
@@ -59,18 +59,18 @@ _FOOTER: Final = struct.Struct(">IBQI")
 _ID_SIZE: Final = 16
 _NOBODY: Final = bytes(_ID_SIZE)
 _SUFFIX: Final = ".spool"
-#: Messages of a file that are decoded together.
+#: Messages of a file that are decoded as one group.
 _AT_ONCE: Final = 100
 
 
 class SpoolFile:
-    """A file while it is written. It is there as a whole or not at all, and once.
+    """A file being written. Published as a whole or not at all, and only once.
 
     Args:
-        path: Where it is to be.
+        path: Path of the published file.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,12 +88,12 @@ class SpoolFile:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """What was not published is gone."""
+        """Close the file, and delete it unless it was published."""
         self._file.close()
         self._aside.unlink(missing_ok=True)
 
     def add(self, payload: bytes, identity: bytes) -> None:
-        """Add a message."""
+        """Append a message."""
         self._write(_LENGTH.pack(len(payload)))
         self._write(payload)
         self._ids += identity
@@ -101,13 +101,13 @@ class SpoolFile:
         self.size += len(payload)
 
     def publish(self, *, dry: bool) -> bool:
-        """Have it be there; false if there was one already, which stays.
+        """Publish the file under its path; return False if one exists there already, which stays.
 
         Args:
-            dry: Whether the queue had no more.
+            dry: Whether the queue was empty.
 
         Raises:
-            OSError: It cannot be kept.
+            OSError: The file cannot be written or published.
         """
         at = self._file.tell()
         self._write(bytes(self._ids))
@@ -115,7 +115,7 @@ class SpoolFile:
         self._file.flush()
         os.fsync(self._file.fileno())
         try:
-            # A link, since a rename would replace what another attempt has written.
+            # A link, because a rename would replace the file of another attempt.
             os.link(self._aside, self.path)
         except FileExistsError:
             return False
@@ -157,10 +157,10 @@ def _footer(path: Path, file: BinaryIO) -> _Footer:
 
 
 def spooled(path: Path) -> Iterator[bytes]:
-    """The messages in the file *path*.
+    """Yield the messages in the file *path*.
 
     Raises:
-        DataLost: It is not as it was written.
+        DataLost: The file is damaged.
     """
     with open(path, "rb") as file:
         footer = _footer(path, file)
@@ -176,7 +176,7 @@ def spooled(path: Path) -> Iterator[bytes]:
 
 
 def identities(path: Path) -> set[bytes]:
-    """Which messages are in the file *path*."""
+    """Return the identities of the messages in the file *path*, without unknown ones."""
     with open(path, "rb") as file:
         footer = _footer(path, file)
         file.seek(footer.ids_at)
@@ -185,13 +185,13 @@ def identities(path: Path) -> set[bytes]:
 
 
 def had_no_more(path: Path) -> bool:
-    """Whether the queue had no more when the file *path* was written."""
+    """Return whether the queue was empty after the messages of the file *path*."""
     with open(path, "rb") as file:
         return _footer(path, file).dry
 
 
 def _identity(payload: bytes) -> tuple[bytes, bool]:
-    """Which message *payload* is, and whether it may have been delivered before."""
+    """Return the identity of the message in *payload*, and whether it may have been delivered before."""
     try:
         message = Message.decode(payload)
         header = message.header
@@ -200,7 +200,7 @@ def _identity(payload: bytes) -> tuple[bytes, bool]:
             return _NOBODY, again
         return blake2b(message.bare, digest_size=_ID_SIZE).digest(), again
     except (DecodeError, ValueError):
-        # Whoever reads the rows will say so.
+        # Reported when the rows are read.
         return _NOBODY, False
 
 
@@ -208,25 +208,25 @@ def _identity(payload: bytes) -> tuple[bytes, bool]:
 
 
 class Plan(Struct, frozen=True):
-    """What the tasks of a batch take from one queue."""
+    """Messages that the tasks of a batch receive from one queue."""
 
-    #: Messages at most, of each task.
+    #: Most messages of each task.
     tasks: tuple[int, ...]
-    #: Octets after which a task asks for no more.
+    #: Octets after which a task grants no more credit.
     bytes: int | None = None
 
 
 class Epoch(Struct, frozen=True):
-    """The place after a batch: its number, and how it was planned."""
+    """Position after a batch: its number, and its plan."""
 
-    #: Of the stream, whatever folder it is in; empty before the first batch.
+    #: Id of the stream, in every folder; empty before the first batch.
     spool: str
     number: int
     plans: Mapping[str, Plan]
 
 
 def epoch_offset(epoch: Epoch) -> dict[str, Any]:
-    """*epoch* as a checkpoint keeps it."""
+    """Return *epoch* as an offset for the checkpoint."""
     return {
         "epoch": epoch.number,
         "plan": {
@@ -239,10 +239,10 @@ def epoch_offset(epoch: Epoch) -> dict[str, Any]:
 
 
 def epoch_of(offset: Mapping[str, Any]) -> Epoch:
-    """What :func:`epoch_offset` has said.
+    """Return the epoch in *offset*, which :func:`epoch_offset` made.
 
     Raises:
-        ValueError: It is the offset of something else.
+        ValueError: The offset is not one of a spool.
     """
     if offset.get("v") != _VERSION or "epoch" not in offset or "spool" not in offset:
         raise ValueError(f"the checkpoint holds no offset of a spool, but {str(offset)[:200]}")
@@ -257,13 +257,13 @@ def epoch_of(offset: Mapping[str, Any]) -> Epoch:
 
 
 class Share(Struct, frozen=True):
-    """What one task reads: a file, which it writes first if it is not there."""
+    """Input of one task: a file, which the task writes first if it does not exist."""
 
     address: str
     path: str
     messages: int
     bytes: int | None
-    #: Files that the driver has written, which this task reads, too.
+    #: Files that the driver has written and this task reads, too.
     before: tuple[str, ...] = ()
 
 
@@ -271,17 +271,17 @@ class Share(Struct, frozen=True):
 
 
 class _Probe(Struct):
-    """The message that has told the driver that there are some; it is not settled yet."""
+    """Message that showed the driver that a queue has some; not settled yet."""
 
     drain: wire.Drain
     delivery: Any
 
 
 class SpoolStream(Stream):
-    """A stream of the messages of queues, each of which is in a file before it is accepted.
+    """Stream of the messages of queues, each of which is in a file before it is accepted.
 
-    Every broker has queues, and few say how many messages wait there. The driver takes one to see whether
-    there are some, and puts it with the batch that it plans then.
+    Not every broker reports how many messages a queue has. So the driver receives one to find out whether
+    there are some, and adds it to the batch that it plans then.
     """
 
     def __init__(self, options: Options) -> None:
@@ -300,22 +300,22 @@ class SpoolStream(Stream):
             )
         self._root = Path(options.spool_dir)
         self._probes: dict[str, _Probe] = {}
-        #: Whether the query ends by itself; and then, which queues had no more at some time since.
+        #: Whether the query ends with ``availableNow``; and if so, queues that were empty once since then.
         self._ends = False
         self._dry: set[str] = set()
-        #: What this run has planned last.
+        #: The last plan of this run.
         self._planned: Epoch | None = None
-        #: The files of the stream that were looked at, and what is in them.
+        #: Files of the stream that were read, with the identities in them.
         self._seen: dict[Path, set[bytes]] = {}
 
-    # --- what Spark calls, in its spelling ---
+    # --- Called by Spark, under its names ---
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Before the first batch."""
+        """Return the position before the first batch."""
         return epoch_offset(Epoch("", 0, {}))
 
     def latestOffset(self, start: dict[str, Any], limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Plan the next batch, if there is a message for it; else *start*."""
+        """Delete files of old batches, and plan the next one; return *start* if no message is available."""
         self.commit(start)
         at = epoch_of(start)
         if not at.spool:
@@ -329,19 +329,19 @@ class SpoolStream(Stream):
         return epoch_offset(self._planned)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Nobody knows how far it goes."""
+        """Return None: the end of a queue is unknown."""
         return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on a queue that had no more once is done with."""
+        """Finish with each queue once it has been empty."""
         self._ends = True
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Share]:
-        """The tasks of the batch that ends at *end*.
+        """Return the tasks of the batch that ends at *end*.
 
         Raises:
-            DataLost: The folder is not the one that it was.
-            ValueError: It is not one batch.
+            DataLost: The folder of the stream is missing.
+            ValueError: The offsets are not those of one batch.
         """
         begin, stop = epoch_of(start), epoch_of(end)
         if begin.number == stop.number:
@@ -361,7 +361,7 @@ class SpoolStream(Stream):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for each in (mine, self._root):
             _sync_folder(each)
-        # The same whether this run has planned the batch or an earlier one: what is not there is taken.
+        # Works for plans of this run and of earlier ones: tasks fill the files that do not exist.
         found = []
         for address, plan in stop.plans.items():
             probed = _path(folder, address, 0)
@@ -374,10 +374,10 @@ class SpoolStream(Stream):
         return found
 
     def records(self, span: Share | Span | Snapshot | None) -> Iterator[Records]:
-        """Yield the messages of *span*, the same ones whenever it is asked; they are in a file by then.
+        """Yield the messages of *span*, the same ones on every call; they are in a file before that.
 
         Raises:
-            AmqpError: They cannot be taken, or are not there any more (:class:`.wire.DataLost`).
+            AmqpError: They cannot be received, or are gone (:class:`.wire.DataLost`).
         """
         if not isinstance(span, Share):
             return
@@ -395,10 +395,10 @@ class SpoolStream(Stream):
             except FileNotFoundError as error:
                 raise DataLost(f"{path} is not there any more: was spoolDir emptied?") from error
 
-    # --- inside: the driver ---
+    # --- Internals of the driver ---
 
     def _settle(self, end: dict[str, Any]) -> None:
-        """Files of the last batch stay, and of the one before: what is in them may come again."""
+        """Delete files, except those of the last two batches: their messages may be redelivered."""
         at = epoch_of(end)
         if not at.spool:
             return
@@ -416,7 +416,7 @@ class SpoolStream(Stream):
             )
 
     def _note_dry(self, at: Epoch) -> None:
-        """Which queues had no more, as the files of the batch say that this run has planned."""
+        """Note queues that were empty, according to the files of the batch, if this run has planned it."""
         if self._ends and self._planned is not None and at.number == self._planned.number:
             folder = self._root / at.spool / _number(at.number)
             for address, plan in at.plans.items():
@@ -425,7 +425,7 @@ class SpoolStream(Stream):
                     self._dry.add(address)
 
     def _waits(self, address: str) -> bool:
-        """Whether *address* has a message, which is held then."""
+        """Return whether *address* has a message, and keep it unsettled if so."""
         probe = self._probes.get(address)
         if probe is not None and not probe.drain.over:
             return True
@@ -449,14 +449,14 @@ class SpoolStream(Stream):
         return None
 
     def _share_out(self, waiting: list[str], limit: Any) -> dict[str, Plan]:
-        """What each of the queues that have messages is asked for."""
+        """Divide the batch among the queues that have messages."""
         options = self.options
         rows = getattr(limit, "max_rows", None) or options.max_messages or BATCH_MESSAGES
         octets = getattr(limit, "max_bytes", None) or options.max_bytes
         most = min(options.max_per_partition or TASK_MESSAGES, TASK_MESSAGES)
         plans = {}
         for number, address in enumerate(waiting):
-            # One of them is here already; the task is there for what has come since, too.
+            # The probe counts as one message. The tasks receive the rest, also of later arrivals.
             share = max(rows // len(waiting) + (number < rows % len(waiting)) - 1, 0)
             wanted = -(-options.min_partitions // len(waiting))
             count = max(-(-share // most), min(wanted, share), 1)
@@ -467,11 +467,11 @@ class SpoolStream(Stream):
             plans[address] = Plan(tasks, each)
         return plans
 
-    # --- inside: both ---
+    # --- Internals of driver and tasks ---
 
     def _keep(self, probe: _Probe | None, path: Path) -> None:
-        """Write what has told us that there are messages; nothing if another run has planned the batch, or
-        others have it again by now. Then nobody writes it any more, whoever still has it."""
+        """Write the probe's message to *path*, unless another run has done so or the broker has taken it back.
+        Without a message, publish an empty file, so that no other attempt writes one later."""
         if probe is not None:
             try:
                 with probe.drain as drain:
@@ -485,14 +485,18 @@ class SpoolStream(Stream):
                 file.publish(dry=False)
 
     def _fill(self, share: Share, path: Path) -> None:
-        """Take what *share* says, and have it be in a file."""
+        """Receive the messages of *share* into a file.
+
+        Raises:
+            DataLost: The folder is missing.
+        """
         if not path.parent.is_dir():
             raise DataLost(
                 f"{path.parent} is not there: is spoolDir a folder that the driver and all workers see?"
             )
 
         def fill(there: wire.Wire) -> None:
-            # An attempt that was interrupted has published its file, or has given back what it took.
+            # An interrupted attempt has either published its file or released its messages.
             if not path.exists():
                 with self._drain(there, share.address) as drain:
                     self._spool(drain, path, self._rounds(drain, share))
@@ -503,7 +507,7 @@ class SpoolStream(Stream):
         return wire.Drain(there, address, selector=self.options.selector)
 
     def _rounds(self, drain: wire.Drain, share: Share) -> Iterator[list[Any]]:
-        """What *share* says, bit by bit; the last bit is empty if the queue had no more."""
+        """Yield the deliveries of *share* in groups; the last one is empty if the queue was."""
         left, size = share.messages, 0
         window = wire.Window(self.options.credit)
         while left and (share.bytes is None or size < share.bytes):
@@ -519,7 +523,7 @@ class SpoolStream(Stream):
                 return
 
     def _spool(self, drain: wire.Drain, path: Path, rounds: Iterable[list[Any]]) -> None:
-        """Write what came, and only then accept it."""
+        """Write the deliveries to a file, and accept them only after it is published."""
         taken: list[Any] = []
         known: list[Any] = []
         dry = False
@@ -537,21 +541,21 @@ class SpoolStream(Stream):
                             continue
                     file.add(delivery.payload, identity)
                     taken.append(delivery)
-                    # The file has it.
+                    # Free the payload, which the file now has.
                     delivery.payload = b""
             if drain.over:
                 raise LinkDetached(
                     f"reading {str(path)!r} has ended: the broker has given others what was taken"
                 )
             won = file.publish(dry=dry)
-        # Another attempt of this task was first: what it has not got is for others.
+        # If another attempt of this task was first, release the messages that its file may not have.
         for delivery in taken:
             delivery.settle(ACCEPTED if won else RELEASED)
         for delivery in known:
             delivery.settle(ACCEPTED)
 
     def _live(self, folder: Path) -> set[bytes]:
-        """Which messages are in the files that are left."""
+        """Return the identities of the messages in the remaining files."""
         found = {path: self._seen.get(path) for path in folder.glob(f"*/*{_SUFFIX}")}
         self._seen = {
             path: identities(path) if known is None else known for path, known in found.items()
@@ -560,10 +564,10 @@ class SpoolStream(Stream):
 
 
 def _number(epoch: int) -> str:
-    """The name of the folder of *epoch*: as text they are in order, too."""
+    """Return the folder name of *epoch*, padded so that names sort by number."""
     return f"{epoch:012d}"
 
 
 def _path(folder: Path, address: str, task: int) -> Path:
-    """Where what *task* takes from *address* is kept; 0 is the driver's."""
+    """Return the path of the messages that *task* receives from *address*; 0 is the driver."""
     return folder / f"{sha256(address.encode()).hexdigest()[:16]}-{task}{_SUFFIX}"

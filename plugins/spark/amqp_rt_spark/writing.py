@@ -1,16 +1,16 @@
-"""What a query writes: messages that are sent as they come, or staged and published in one step.
+"""Sinks of queries: messages are sent at once, or staged and published in one step.
 
-*Exactly once* is the broker's doing: tasks send to a hidden stage, each attempt to its own, and one
-request publishes the attempts that count, under the number of the micro-batch. Asked again, after
-whatever failure, it publishes nothing. What a task sends twice, or sends for a micro-batch that is
-done again with other partitions, therefore does no harm; what nobody commits, the broker forgets.
+*Exactly once* is a service of the broker: tasks send to a hidden stage, each attempt to its own, and one
+request publishes the attempts that count, under the number of the micro-batch. Repeated after any failure,
+the request publishes nothing. So duplicates are harmless, whether a task sends messages twice or a repeated
+micro-batch has other partitions; staged messages that are never committed are dropped by the broker.
 
-A number may come again with something else behind it: a checkpoint was restored from a backup, or deleted, or
-two batches were given one name. The commit therefore says which query it is of, how the micro-batch was planned
-(:func:`plan_of`), and what its messages are, whatever their order and their tasks; the broker refuses it if
+A number may be reused for other messages: a checkpoint was restored from a backup, or deleted, or two batches
+were given one name. The commit therefore carries the query's id, the plan of the micro-batch (:func:`plan_of`),
+and a checksum of its messages that is independent of their order and their tasks; the broker refuses it if
 the number was published with something else.
 
-Nothing here knows Spark, as in :mod:`.reading`.
+Like :mod:`.reading`, this module does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _ATTEMPT: Final = "amqp_rt:attempt"
 _WRITE: Final = "amqp_rt:write"
 _COMMITTED: Final = "amqp_rt:committed-epoch"
 _PUBLISHED: Final = "amqp_rt:published"
-#: Condition of a commit whose epoch was committed with something else.
+#: Condition of a commit whose epoch was committed with other messages.
 DIFFERENT: Final = "amqp_rt:epoch-different"
-#: Annotations of dead letters, as our broker has them (amqp_rt/broker/expiry.py).
+#: Annotations of dead letters, as amqp_rt's broker sets them (amqp_rt/broker/expiry.py).
 _SOURCE: Final = Symbol("x-opt-deadletter-source")
 _REASON: Final = Symbol("x-opt-dead-letter-reason")
 _WHY: Final = Symbol("x-opt-dead-letter-description")
 _CAPABILITY: Final = "amqp_rt:epoch-publish"
-#: Characters of a plan that the broker keeps.
+#: Most characters of a plan, which the broker stores.
 _PLAN_MAX: Final = 1_024
 
 _log = logging.getLogger("amqp_rt_spark")
 
 
-#: What to do about a checkpoint that does not fit what is published.
+#: Remedy for a checkpoint that does not fit the published epochs.
 _AGAIN: Final = (
     "restore the latest checkpoint, or take a new one with another producer, and startingOffsets where the "
     "published ones end (with others, rows are published twice or left out)"
@@ -63,7 +63,7 @@ _AGAIN: Final = (
 
 
 class Task(Struct, frozen=True):
-    """Which task of which micro-batch is running. The query and its run are empty in a batch."""
+    """A running task and its micro-batch. In a batch, query and run are empty."""
 
     part: int
     attempt: int
@@ -73,13 +73,13 @@ class Task(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """What a task has sent: it goes to the driver, and says there what is to be published.
+    """Result of a task, sent to the driver, which publishes the attempts that count.
 
     Attributes:
         count: Messages that were sent and accepted.
         crc: CRC-32 over those, in their order.
         messages: Messages that were made, whether or not they were sent.
-        squares: Sum of the squares of their CRC-32s, which is the same in any order.
+        squares: Sum of the squares of their CRC-32s, which is independent of their order.
     """
 
     producer: str
@@ -98,18 +98,17 @@ class Written(Struct, frozen=True):
 
 
 class EpochDiffers(AmqpError):
-    """The number of a micro-batch was published with something else."""
+    """The number of a micro-batch was published with other messages."""
 
     default_condition = DIFFERENT
 
 
 def plan_of(checkpoint: str, epoch: int) -> str:
-    """How micro-batch *epoch* was planned, as the folder *checkpoint* has it; empty if that is not known.
+    """Return the plan of micro-batch *epoch* in the folder *checkpoint*; empty if it is unknown.
 
-    Spark writes the plan once, with the time, and does the micro-batch again by it. So the same text is the
-    same plan, and a plan that was made anew is another one even where the offsets are equal. Only folders of this
-    machine are looked at. The text begins with a hash, and goes on with the offsets where the micro-batch ends, for
-    people.
+    Spark writes the plan once, with the time, and repeats the micro-batch by it. So equal texts are the same
+    plan, and a plan made anew differs even where the offsets are equal. Only folders of this machine are
+    read. The text begins with a hash; the end offsets of the micro-batch follow, for people.
     """
     scheme, colon, rest = checkpoint.partition(":")
     if colon and scheme.lower() == "file":
@@ -122,7 +121,7 @@ def plan_of(checkpoint: str, epoch: int) -> str:
     except (OSError, ValueError):
         return ""
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    # A version, settings and times, and an offset for each source.
+    # The lines are a version, settings and times, and an offset for each source.
     offsets = " ".join(text.splitlines()[2:])
     return f"{digest} {offsets}"[:_PLAN_MAX]
 
@@ -131,13 +130,13 @@ class Sink:
     """Sends the rows of a query to its address.
 
     Args:
-        options: What the user has said.
+        options: The user's options.
         columns: Names of the columns of the rows.
-        streaming: Whether there are micro-batches; else there is one epoch, with the number 0.
+        streaming: Whether rows come in micro-batches; otherwise there is one epoch, with the number 0.
         body_type: Spark's type of the column body, by which a struct or a map is written as JSON.
 
     Raises:
-        ValueError: No message can be made of such rows, or the options do not go together.
+        ValueError: Such rows make no message, or the options contradict each other.
     """
 
     def __init__(
@@ -162,20 +161,20 @@ class Sink:
         self.staged = delivery == "exactly-once"
         self.streaming = streaming
         self._body_type = body_type
-        #: Name of this write, and run of a batch. It goes with the writer to all tasks.
+        #: Id of this write, and of the run of a batch. Pickled with the writer for every task.
         self._write = uuid4().hex
 
     def send(self, rows: Iterable[Mapping[str, Any]], task: Task) -> Written:
         """Send *rows*, or stage them.
 
         Raises:
-            AmqpError: The broker does not take them, or a later run of the query has taken over.
+            AmqpError: The broker rejects them, or a later run of the query has fenced this one off.
             ValueError: A row makes no message.
         """
         return self.send_payloads(self._payloads(rows), task)
 
     def _payloads(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-        """Yield the encoded messages of *rows*; the connection is made when the first row is there."""
+        """Yield the encoded messages of *rows*; the connection is made when the first row is available."""
         named_by: str | None = None
         for row in rows:
             if named_by is None:
@@ -185,7 +184,7 @@ class Sink:
     def send_payloads(self, payloads: Iterable[bytes], task: Task) -> Written:
         """Send encoded messages, or stage them.
 
-        The link is attached when the first message is there: a task may work for long before that.
+        The link is attached once the first message is available: a task may compute for long before that.
 
         Raises:
             AmqpError: As for :meth:`send`.
@@ -200,8 +199,8 @@ class Sink:
             published = self.staged and self._published(out, producer, task.epoch)
             for payload in chain(first, waiting):
                 if self.staged:
-                    # Squares, since CRC is linear: rows that had exchanged their values would often have the
-                    # same sum.
+                    # Squares, because CRC is linear: rows that have exchanged values would often give an
+                    # equal sum.
                     crc = zlib.crc32(payload)
                     squares += crc * crc
                     messages += 1
@@ -231,11 +230,11 @@ class Sink:
         )
 
     def committed(self, task: Task) -> int:
-        """The epoch that the producer has published last, -1 if none. Who published under its name
-        before *task* can do so no more.
+        """Return the last epoch that the producer has published, -1 if none, and fence off publishers that
+        used its name before *task*.
 
         Raises:
-            AmqpError: The broker cannot publish by epochs, or nothing can be sent there.
+            AmqpError: The broker cannot publish by epochs, or refuses messages for the address.
         """
         out = self._outlet(self.options.producer or task.query, task.run or self._write, task)
         out.close()
@@ -273,7 +272,7 @@ class Sink:
         )
 
     def _give_up(self, out: wire.Outlet) -> None:
-        """Send what was refused to the dead letters, at least once: a task that is done again does so, too."""
+        """Send the refused messages to the dead-letter address, at least once: a repeated task sends them again."""
         options = self.options
         dead = wire.retried(
             options.endpoint,
@@ -310,10 +309,14 @@ class Sink:
         return int(out.properties.get(_COMMITTED, -1))
 
     def _published(self, out: wire.Outlet, producer: str, epoch: int) -> bool:
-        """Whether this write seems to be published already, so that nothing has to be sent for it."""
+        """Return whether this write seems to be published already, so that nothing has to be sent for it.
+
+        Raises:
+            ValueError: A later epoch is published, so the checkpoint is outdated.
+        """
         committed = self._last(out)
         if committed > epoch:
-            # Spark does the last micro-batch again, and none before it.
+            # Spark repeats the last micro-batch, and none before it.
             raise ValueError(
                 f"{producer!r} has published epoch {committed}, and this is epoch {epoch}: its "
                 f"checkpoint was deleted or is an old one; {_AGAIN}"
@@ -321,11 +324,11 @@ class Sink:
         return bool(out.properties.get(_PUBLISHED, committed == epoch))
 
     def publish(self, written: Iterable[Written | None]) -> bool:
-        """Publish what the tasks have staged, once; whether that was not done before.
+        """Publish the messages that the tasks have staged, once; return whether they were new.
 
         Raises:
-            EpochDiffers: This number was published with something else.
-            AmqpError: A later run has taken over, or what was staged is not there any more.
+            EpochDiffers: This number was published with other messages.
+            AmqpError: A later run has fenced this one off, or the staged messages are gone.
         """
         parts = [each for each in written if each is not None and each.staged]
         if not parts:
@@ -370,7 +373,7 @@ class Sink:
         return bool(answer["published"])
 
     def _advice(self, written: Written) -> str:
-        """What to do about an epoch that was published with something else than *written*."""
+        """Return the remedy for an epoch that was published with other messages than *written*."""
         if self.streaming:
             return (
                 f"the checkpoint is a backup, or another one; {_AGAIN}. If only the messages differ each time they "

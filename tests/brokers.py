@@ -30,7 +30,7 @@ from amqp_rt.transactions import Declare, Declared, Discharge, TransactionalStat
 async def client_of(
     broker: Broker, name: str = "c", *, url: str = "memory://b", **options: Any
 ) -> AsyncIterator[Connection]:
-    """A connection to a running broker, in memory, of a container called *name*."""
+    """Connect a container called *name* to a running broker, in memory."""
     async with (
         Container(name, network=broker.container.network) as container,
         container.connect(url, reconnect=None, **options) as peer,
@@ -39,7 +39,7 @@ async def client_of(
 
 
 class Time:
-    """Both clocks, standing still until a test moves them."""
+    """Both clocks, which stand still until a test moves them."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -52,7 +52,7 @@ class Time:
 
 
 def acquired_entries(queue: MessageQueue) -> list[Entry] | None:
-    """Return what the deliveries of *queue* hold, None if some are not found at a link that is attached."""
+    """Return the entries held by deliveries of *queue*, None if some are not found at an attached link."""
     found: list[Entry] = []
     for consumer in queue.consumers.values():
         session = getattr(consumer.link, "session", None)
@@ -79,7 +79,7 @@ def check_queues(host: BrokerHost) -> None:
     assert held <= host.memory.held
 
 
-#: Worlds that the running test has made; ``conftest.py`` checks their queues when it has ended.
+#: Worlds that the running test has made; ``conftest.py`` checks their queues after the test.
 made: list[World] = []
 
 
@@ -101,7 +101,7 @@ class World:
         check_queues(self.host)
 
     def client(self, name: str = "", *, limits: Limits | None = None) -> Client:
-        # One that was cut has left the list: its number is not given again, or a link would be stolen.
+        # Clients that were cut have left the list: a reused number would steal their links.
         client = Client(self, name or f"client-{self._made}", limits or self.limits)
         self._made += 1
         self.clients.append(client)
@@ -109,13 +109,13 @@ class World:
         return client
 
     def pump(self) -> None:
-        """Carry bytes until no connection has more to say."""
+        """Carry bytes until no connection has output."""
         for _ in range(10_000):
             if not any(client.pump() for client in self.clients):
                 return
         raise AssertionError("the engines never stop talking")
 
-    # In a test that has no event loop.
+    # For tests without an event loop.
 
     def peek(self, address: str, count: int = 1) -> list[bytes]:
         return trio.run(self.host.peek, address, count)
@@ -128,7 +128,7 @@ class World:
 
 
 class Client:
-    """One connection with one session."""
+    """Connection with one session."""
 
     def __init__(self, world: World, name: str, limits: Limits) -> None:
         self.world = world
@@ -152,7 +152,7 @@ class Client:
             link.refuse(Error("amqp:not-found", "no such node"))
 
     def pump(self) -> bool:
-        """Carry bytes once in each direction; whether there were any."""
+        """Carry bytes once in each direction; return whether there were any."""
         joined = self.joined
         to_server = b"".join(joined.client.take())
         to_client = b"".join(joined.server.take())
@@ -164,7 +164,7 @@ class Client:
         return bool(to_server or to_client)
 
     def sender(self, address: str | None, **options: Any) -> Sending:
-        """A link to *address*, attached if the broker lets it."""
+        """Attach a link that sends to *address*; the broker may refuse it."""
         target = options.pop("target", None) or Target(address=address)
         self.links += 1
         name = options.pop("name", f"s{self.links}")
@@ -186,7 +186,7 @@ class Client:
         properties: dict[object, object] | None = None,
         **options: Any,
     ) -> Receiving:
-        """A link from *address*, with *credit* granted once."""
+        """Attach a link that receives from *address*, and grant *credit* once."""
         self.links += 1
         endpoint = Recorder(settle=settle)
         link = self.session.attach_receiver(
@@ -204,14 +204,14 @@ class Client:
         return receiving
 
     def cut(self) -> None:
-        """The connection is lost: no close, no detach."""
+        """Lose the connection, without a close or a detach."""
         self.joined.server.receive_eof(0.0)
         self.world.clients.remove(self)
         self.world.pump()
 
 
 class Controller:
-    """The client's end of a control link."""
+    """Client's end of a control link."""
 
     def __init__(self, client: Client, **options: Any) -> None:
         self.world = client.world
@@ -227,7 +227,7 @@ class Controller:
         self.world.pump()
 
     def say(self, body: Any, **options: Any) -> Any:
-        """Send *body*; what is said of it, None as long as nothing is."""
+        """Send *body*; return the delivery's state, None if there is none yet."""
         payload = Message(body).encode()
         sending = self.link.send(payload, **options)
         self.world.pump()
@@ -239,7 +239,7 @@ class Controller:
         return state.txn_id
 
     def discharge(self, txn_id: bytes, *, fail: bool = False) -> str:
-        """Commit or roll back: ``"accepted"``, or the condition with which it was rejected."""
+        """Commit or roll back; return ``"accepted"``, or the condition with which that was rejected."""
         state = self.say(Discharge(txn_id, fail))
         return (
             state.error.condition if isinstance(state, Rejected) else type(state).__name__.lower()
@@ -247,14 +247,14 @@ class Controller:
 
     @property
     def error(self) -> str | None:
-        """The condition with which the link was detached."""
+        """Condition with which the link was detached."""
         if not self.endpoint.detached or self.endpoint.detached[0][0] is None:
             return None
         return str(self.endpoint.detached[0][0].condition)
 
 
 class Relay(Recorder):
-    """The anonymous terminus, in its plainest form; what it resolved once it keeps."""
+    """Simplest form of the anonymous terminus, which caches resolved addresses."""
 
     def __init__(self, host: BrokerHost) -> None:
         super().__init__(credit=100)
@@ -282,7 +282,7 @@ class _End:
 
     @property
     def error(self) -> str | None:
-        """The condition with which the link was refused or detached."""
+        """Condition with which the link was refused or detached."""
         if not self.endpoint.detached:
             return None
         error, _ = self.endpoint.detached[0]
@@ -294,16 +294,16 @@ class _End:
 
 
 class Sending(_End):
-    """The client's end of a link to the broker."""
+    """Client's end of a link to the broker."""
 
     def send(self, *bodies: Any, settled: bool | None = None, **fields: Any) -> None:
-        """One message for each body."""
+        """Send one message for each body."""
         for body in bodies:
             self.link.send(Message(body, **fields).encode(), body, settled=settled)
         self.world.pump()
 
     def post(self, txn_id: bytes, *bodies: Any, settled: bool | None = None, **fields: Any) -> None:
-        """One message for each body, within a transaction."""
+        """Send one message for each body, within a transaction."""
         for body in bodies:
             state = TransactionalState(txn_id)
             self.link.send(Message(body, **fields).encode(), settled=settled, state=state)
@@ -315,12 +315,12 @@ class Sending(_End):
 
     @property
     def outcomes(self) -> list[Any]:
-        """What the broker said, in the order in which it did."""
+        """States of the settled deliveries, in the order of the broker's dispositions."""
         return [delivery.state for delivery in self.endpoint.outcomes]
 
 
 class Receiving(_End):
-    """The client's end of a link from the broker."""
+    """Client's end of a link from the broker."""
 
     def grant(self, credit: int) -> None:
         self.link.grant(credit)
@@ -339,7 +339,7 @@ class Receiving(_End):
         return [message.body for message in self.messages]
 
     def settle(self, outcome: Outcome | None, *indexes: int) -> None:
-        """Say *outcome* of the deliveries with these indexes, or of all unsettled ones."""
+        """Settle the deliveries with these indexes, or all of them, with *outcome*."""
         deliveries = self.endpoint.deliveries
         chosen = [deliveries[index] for index in indexes] if indexes else deliveries
         for delivery in chosen:

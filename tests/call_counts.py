@@ -1,4 +1,4 @@
-"""Counts calls of a package's Python functions, which do not depend on the speed of the machine."""
+"""Counts of calls of a package's Python functions, which do not depend on the speed of the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ plain_only = pytest.mark.skipif(amqp_rt.COMPILED, reason="counts calls of plain 
 class Calls:
     """Calls of functions of *packages* in this thread while the context is entered.
 
-    A coroutine or generator that goes on counts as a call each time. Comprehensions do not count: from
+    A coroutine or generator that is resumed counts as a call each time. Comprehensions do not count: from
     Python 3.12 on they are no functions.
     """
 

@@ -1,4 +1,4 @@
-"""Every way in which the driver carries a connection, for tests that must hold in all of them."""
+"""Kinds of streams over which the driver runs a connection, for tests that must hold for all of them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from amqp_rt.net.tls import ClientTls, ServerTls, TlsLayer, client_layer, encryp
 from amqp_rt.net.websocket import WebSocketStream, accept_websocket, request_websocket
 from amqp_rt.outcomes import Error
 
-#: Over these, time is virtual and costs nothing; over sockets it is real.
+#: Kinds with virtual time, which costs nothing; over sockets time is real.
 VIRTUAL = ["memory", "stream", "tls", "tls-stream", "ws"]
 REAL = ["tcp", "unix", "tcp-reactor", "unix-reactor", "tls-tcp-reactor", "ws-tls-tcp-reactor"]
 
 
 class Closing(trio.abc.SendStream):
-    """A WebSocket as a peer's way of sending: what it says after the end goes nowhere, and at its
-    own end both directions end."""
+    """WebSocket as the peer's sending half: octets after the connection's end are dropped, and closing it
+    ends both directions."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -47,7 +47,7 @@ class Closing(trio.abc.SendStream):
 
 
 class Carried:
-    """One way: pairs of streams, and a driver for one end of them."""
+    """Kind of stream: makes pairs of streams, and drives one end of them."""
 
     def __init__(
         self, kind: str, reactor: Reactor | None, owned: AsyncExitStack, nursery: trio.Nursery
@@ -59,11 +59,11 @@ class Carried:
         self._nursery = nursery
 
     def seconds(self, wanted: float) -> float:
-        """*wanted*, or nearly nothing where waiting is real."""
+        """Return *wanted*, or nearly nothing where time is real."""
         return wanted if self.virtual else 0.05
 
     async def pair(self) -> tuple[trio.abc.Stream, Any]:
-        """A stream for the driver, and the peer's end of it."""
+        """Return a stream for the driver, and the peer's end of it."""
         ours, theirs = await self._pair()
         if "tls" in self.kind:
             ours, theirs = await encrypted(ours, theirs)
@@ -78,7 +78,7 @@ class Carried:
             ours, theirs = memory_stream_pair()
             self._owned.push_async_callback(trio.aclose_forcefully, theirs)
             if self.kind.endswith("stream"):
-                # A stapled stream hides what it is made of.
+                # A stapled stream hides the kind of its parts from the driver.
                 return trio.StapledStream(ours, ours), theirs
             return ours, theirs
         if self.kind.startswith("unix"):
@@ -96,7 +96,7 @@ class Carried:
     async def run(
         self, stream: trio.abc.Stream, engine: ProtocolEngine, events: list[Event], **options: Any
     ) -> None:
-        """Drive *engine*; what it reports is appended to *events*."""
+        """Drive *engine*, and append its events to *events*."""
         handle = options.pop("handle", events.extend)
         await run_connection(stream, engine, handle, reactor=self._reactor, **options)
 
@@ -104,7 +104,7 @@ class Carried:
 async def encrypted(
     ours: trio.abc.Stream, theirs: trio.abc.Stream
 ) -> tuple[LayeredStream, LayeredStream]:
-    """Both ends of a connection with TLS on them; we are the server."""
+    """Return both ends of a connection with TLS on them; our end is the server."""
     known = certificates()
     ends: list[LayeredStream] = []
 
@@ -120,9 +120,9 @@ async def encrypted(
 async def websockets(
     ours: trio.abc.Stream, theirs: trio.abc.Stream, home: trio.Nursery
 ) -> tuple[WebSocketStream, WebSocketStream]:
-    """Both ends of a WebSocket, whose tasks run in *home*, and that know each other; we are the server."""
+    """Return both ends of a WebSocket, trusted by each other, with tasks in *home*; our end is the server."""
     ends: dict[str, WebSocketStream] = {}
-    # How long a write may wait is the driver's to say here.
+    # The time that a write may wait is left to the driver here.
     limits = Limits(websocket_message_max=1 << 30, write_stall_s=600)
 
     async def accept() -> None:
@@ -141,7 +141,7 @@ async def websockets(
 
 
 class Echo:
-    """An engine that says back what it hears: a protocol of one rule."""
+    """Engine that returns its input as output: a protocol of one rule."""
 
     def __init__(self, *, repeat: int = 1) -> None:
         self.on_output = lambda: None

@@ -12,7 +12,7 @@ import trustme
 
 
 class Certificates:
-    """An authority, and what it has signed; files in a folder that goes with the process."""
+    """An authority and certificates signed by it, as files in a folder that is removed at exit."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -23,7 +23,7 @@ class Certificates:
         self.server = self.issue("localhost", "127.0.0.1")
         self.client = self.issue("client.example.org", common_name="ada")
         stranger = trustme.CA()
-        #: An authority that nobody believes, and a certificate of it.
+        #: An authority that is not trusted, and a certificate signed by it.
         self.other_ca = folder / "other.pem"
         stranger.cert_pem.write_to_path(self.other_ca)
         self.stranger = folder / "stranger.pem"
@@ -32,7 +32,7 @@ class Certificates:
         ).private_key_and_cert_chain_pem.write_to_path(self.stranger)
 
     def issue(self, *names: str, common_name: str | None = None) -> Path:
-        """A certificate and its key in one file."""
+        """Issue a certificate; return the file with it and its key."""
         leaf = self.authority.issue_cert(*names, common_name=common_name)
         path = self.folder / f"{names[0]}-{common_name}.pem"
         leaf.private_key_and_cert_chain_pem.write_to_path(path)
@@ -41,7 +41,7 @@ class Certificates:
 
 @lru_cache(maxsize=1)
 def certificates() -> Certificates:
-    """The certificates of this process."""
+    """Return the certificates of this process."""
     folder = Path(tempfile.mkdtemp(prefix="amqp-rt-tls-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Certificates(folder)

@@ -1,4 +1,4 @@
-"""``amqp-rt`` as a process: a broker that it serves, and what it answers."""
+"""``amqp-rt`` as a process: brokers that it serves, and the output of its commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Served:
         self.url: str = self.ready["listeners"][0]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Exit code and what stood on standard error."""
+        """Stop the process; return its exit code and standard error."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=30)

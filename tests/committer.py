@@ -1,8 +1,8 @@
-"""Commits batches to the store of its first argument, and says so, until it is killed.
+"""Commit batches to the store of the first argument, printing the number of each, until killed.
 
-Batch n puts messages n * 10 to n * 10 + 9 of node 1, takes those of batch n - 3 away, moves some to
-node 2 and keeps n as a fact. Message n of nodes 3, 4 and 5 share a payload; batch n + 1 takes the first of
-them away, and batch n + 2 the others. With a second argument it kills itself before that call of the disk.
+Batch n puts messages n * 10 to n * 10 + 9 of node 1, removes those of batch n - 3, moves some to node 2
+and keeps n as a fact. Message n of nodes 3, 4 and 5 share a payload; batch n + 1 removes the first of
+them, and batch n + 2 the others. With a second argument the process kills itself before that call of the disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every test may use: requirement marks, quick and long runs, peers, the shared material.
+"""Shared by all tests: requirement marks, quick and long runs, peers, the shared material.
 
-The installed package is what is tested. ``make test`` runs the suite on the editable tree and again
-on the compiled wheel; ``AMQP_RT_EXPECT`` says which one the run is meant for.
+Tests run against the installed package. ``make test`` runs the suite on the editable tree and again on
+the compiled wheel; ``AMQP_RT_EXPECT`` names the one that a run is meant for.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROOT = Path(__file__).parent.parent
 IN_CI = os.environ.get("CI") == "true"
 LONG = os.environ.get("AMQP_RT_LONG") == "1"
 
-# No deadlines: tests measure nothing. Quick runs are the same every time, so that a submission is
-# not judged by luck; long runs look for what is new, and print what reproduces it.
+# No deadlines, since tests measure no time. Quick runs are always the same, so that a submission is
+# not judged by chance; long runs look for new failures, and print how to reproduce them.
 settings.register_profile(
     "quick",
     deadline=None,
@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell has what it starts in the background ignore SIGINT, and so would all that tests start.
+    # Shells let background processes ignore SIGINT, which processes started by tests would inherit.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(Requirements(config), "requirements")
@@ -81,8 +81,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # Many tests have cycles collected, and all test modules are loaded by now: each collection would go
-    # through them.
+    # Many tests run the garbage collector, and all test modules are loaded by now: freeze them, or each
+    # collection would traverse them.
     gc.collect()
     gc.freeze()
 
@@ -93,7 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 class Requirements:
-    """Judges the ``req`` marks, and notes what became of the tests that carry them."""
+    """Checks the ``req`` marks, and records the outcomes of the tests that have them."""
 
     def __init__(self, config: pytest.Config) -> None:
         with (ROOT / "tests" / "requirements.toml").open("rb") as file:
@@ -125,7 +125,7 @@ class Requirements:
         Path(path).write_text(json.dumps(proofs, indent=1, sort_keys=True) + "\n")
 
 
-#: Peer → what is imported of it, and what is installed.
+#: Peer → module to import, and package to install.
 _PYTHON_PEERS = {
     "proton": ("proton", "python-qpid-proton"),
     "azure": ("azure.servicebus", "azure-servicebus"),
@@ -134,10 +134,10 @@ _PYTHON_PEERS = {
 
 @cache
 def _peer_command(name: str) -> list[str] | str:
-    """How to run a program written on peer *name*, or why that is not possible."""
+    """Return the command that runs programs written on peer *name*, or why there is none."""
     if name in _PYTHON_PEERS:
         module, package = _PYTHON_PEERS[name]
-        # In the compiled run they stay where `make peers` put them: peers are processes of their own.
+        # A compiled run uses those that `make peers` installed in the tree: peers are processes of their own.
         for python in (sys.executable, str(ROOT / ".venv" / "bin" / "python")):
             probe = [python, "-c", f"import {module}"]
             if not shutil.which(python):
@@ -169,7 +169,7 @@ def _peer_command(name: str) -> list[str] | str:
 
 
 def require_peer(name: str) -> list[str]:
-    """The command that runs a program written on peer *name*: "proton", "azure", "rhea" or "chromium".
+    """Return the command for programs written on peer *name*: "proton", "azure", "rhea", "chromium" or "spark".
 
     Without that peer the test is skipped, with the reason; on CI it fails.
     """
@@ -183,37 +183,37 @@ def require_peer(name: str) -> list[str]:
 
 @pytest.fixture(scope="session")
 def proton() -> list[str]:
-    """The Python that has proton, as the start of a command."""
+    """Command of the Python that has proton."""
     return require_peer("proton")
 
 
 @pytest.fixture(scope="session")
 def azure() -> list[str]:
-    """The Python that has azure-servicebus, as the start of a command."""
+    """Command of the Python that has azure-servicebus."""
     return require_peer("azure")
 
 
 @pytest.fixture(scope="session")
 def rhea() -> list[str]:
-    """Node, for programs in tests/peers, where rhea is installed."""
+    """Command of Node, for programs in tests/peers, where rhea is installed."""
     return require_peer("rhea")
 
 
 @pytest.fixture(scope="session")
 def chromium() -> list[str]:
-    """A browser, for pages with rhea in them."""
+    """Command of a browser, for pages with rhea in them."""
     return require_peer("chromium")
 
 
 @pytest.fixture(scope="session")
 def spark_python() -> list[str]:
-    """The Python that has pyspark, with a Java beside it."""
+    """Command of the Python that has pyspark and finds a Java."""
     return require_peer("spark")
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of specifications and vectors beside the checkout."""
+    """Folder of specifications and vectors beside the checkout."""
     path = ROOT.parent / "shared"
     if not path.is_dir():
         pytest.skip("no folder shared/ beside the checkout")

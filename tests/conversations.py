@@ -1,8 +1,8 @@
-"""Recorded conversations, and an engine that plays one side of them again.
+"""Recorded conversations, and an engine that replays one side of them.
 
-A conversation is what two peers wrote, in order: ``{"scenario", "chunks": [{"from", "hex"}]}``. The
-engine hears the octets of one side and does what the other side did. What it writes is compared by
-meaning: peers choose their own widths, windows and batching.
+A conversation is the output of two peers, in order: ``{"scenario", "chunks": [{"from", "hex"}]}``. The engine
+receives the octets of one side and repeats the actions of the other. Its output is compared by meaning: peers
+choose their own widths, windows and batching.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from amqp_rt.testing.pairs import Recorder
 
 
 class Frame(Struct):
-    """One frame, or with ``performative`` None and octets in ``payload`` a protocol header."""
+    """A frame, or a protocol header, with ``performative`` None and its octets in ``payload``."""
 
     channel: int
     performative: Any
@@ -58,7 +58,7 @@ class Frame(Struct):
 
 
 def frames(data: bytes) -> Iterator[Frame]:
-    """The protocol headers and frames in *data*, which must be whole."""
+    """Yield the protocol headers and frames in *data*, which must be whole."""
     at = 0
     while at < len(data):
         if data[at : at + 4] == b"AMQP":
@@ -74,14 +74,14 @@ def frames(data: bytes) -> Iterator[Frame]:
 
 
 def written(conversation: dict[str, Any], side: str) -> bytes:
-    """All that *side* wrote."""
+    """Return all octets from *side*."""
     return b"".join(
         bytes.fromhex(chunk["hex"]) for chunk in conversation["chunks"] if chunk["from"] == side
     )
 
 
 class Mechanism:
-    """A client mechanism that says what the recording's client said."""
+    """Client mechanism that repeats the responses of the recording."""
 
     def __init__(self, init: SaslInit, responses: list[bytes]) -> None:
         self.name = str(init.mechanism)
@@ -100,12 +100,12 @@ def _address(terminus: Any) -> object:
 
 
 def _reason(error: Error | None) -> object:
-    """An error for programs; the words are for people, and may become better ones."""
+    """Return an error without its description, which is for people and may be improved."""
     return None if error is None else (str(error.condition), error.info)
 
 
 def meaning(data: bytes) -> list[tuple[Any, ...]]:
-    """What *data* says, without how: transfers as deliveries, ranges as single deliveries."""
+    """Return the meaning of *data*, without its encoding: transfers as deliveries, ranges as single deliveries."""
     found: list[tuple[Any, ...]] = []
     unfinished: dict[tuple[int, int], list[Any]] = {}
     for item in frames(data):
@@ -154,7 +154,7 @@ def meaning(data: bytes) -> list[tuple[Any, ...]]:
 
 
 class Player:
-    """An engine in the place of *side* of a conversation."""
+    """Engine in the place of *side* of a conversation."""
 
     def __init__(self, conversation: dict[str, Any], side: str) -> None:
         self.side = side
@@ -206,10 +206,10 @@ class Player:
             0.0,
         )
 
-    # --- playing -------------------------------------------------------------------------
+    # --- replaying -----------------------------------------------------------------------
 
     def play(self, size: int = 0) -> None:
-        """Go through the conversation; the peer's chunks are cut into pieces of *size*."""
+        """Replay the conversation, with the peer's chunks cut into pieces of *size*."""
         done = 0
         ours = bytearray()
         for side, data in self.chunks:
@@ -228,7 +228,7 @@ class Player:
             self.take()
 
     def hear(self, data: bytes) -> None:
-        """Take octets of the peer."""
+        """Receive octets from the peer."""
         self._handle(self.engine.receive(data, 0.0))
 
     def _handle(self, events: list[Event]) -> None:
@@ -256,7 +256,7 @@ class Player:
         raise AssertionError(f"no delivery {delivery_id} has come on channel {channel}")
 
     def act(self, index: int) -> None:
-        """Do what the recording's side did; what the engine does by itself is done already."""
+        """Repeat an action of the recorded side; the engine's automatic answers are sent already."""
         item = self.script[index]
         channel, p = item.channel, item.performative
         if isinstance(p, Begin):
@@ -369,7 +369,7 @@ class Player:
 
 
 def _whole(data: bytearray) -> int:
-    """How much of *data* is whole headers and frames."""
+    """Return the size of the whole headers and frames at the start of *data*."""
     at = 0
     while at + 8 <= len(data):
         size = 8 if data[at : at + 4] == b"AMQP" else struct.unpack_from(">I", data, at)[0]

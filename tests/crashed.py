@@ -1,4 +1,4 @@
-"""Stores in memory as they are found after a crash."""
+"""Stores in memory in their state after a crash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from amqp_rt.stores.memory import MemoryStore
 
 
 class Photographed(MemoryStore):
-    """A disk of which there is a copy for each commit, as it would be found after a crash there."""
+    """A disk with a copy for each commit, in its state after a crash at that moment."""
 
     def __init__(self) -> None:
         super().__init__()

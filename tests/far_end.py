@@ -1,4 +1,4 @@
-"""The other end of our client's connections: a server's engine that does what a test says.
+"""Peers for tests of our client: a server's engine, controlled by the test.
 
 Real bytes over streams in memory; the test decides what the peer answers, and when.
 """
@@ -27,7 +27,7 @@ from amqp_rt.testing.pairs import Recorder
 
 
 class _Line(trio.abc.HalfCloseableStream):
-    """The stream to us, which the peer may stop using."""
+    """The peer's end of a stream, which a test can mute or cut."""
 
     def __init__(self, stream: MemoryStream, cut: int | None) -> None:
         self.mute = False
@@ -38,14 +38,14 @@ class _Line(trio.abc.HalfCloseableStream):
         self._stream = stream
 
     def _pass(self, data: bytes | bytearray | memoryview, *, inbound: bool) -> bytes:
-        """The whole frames of *data* that still pass; the rest waits to become whole."""
+        """Return the whole frames of *data* that still pass; keep the rest until it is whole."""
         held = self._pieces[inbound]
         held += data
         at = 0
         while self.left != 0 and len(held) - at >= 8:
             size = 8 if held[at : at + 4] == b"AMQP" else int.from_bytes(held[at : at + 4], "big")
             if size < 8:
-                # No frame: let the engine find out.
+                # Not a frame: the engine reports the error.
                 size = len(held) - at
             if len(held) - at < size:
                 break
@@ -90,14 +90,14 @@ class _Line(trio.abc.HalfCloseableStream):
 
 
 class FarEnd:
-    """Peers at names of a memory network, and every link and engine that they have had.
+    """Peers at names of a memory network, with all links and engines that they have had.
 
     Args:
-        settle: What is said of each message that we send; None says nothing.
-        credit: Given for each link that we send on; 0 gives none.
+        settle: Outcome of each message from our side; None leaves them unsettled.
+        credit: Granted on each link on which our side sends; 0 grants none.
         on_attach: Answers attach requests; by default they are accepted with a Recorder.
         on_open: Called with each engine that is open.
-        limits: Of the peer's engines.
+        limits: Limits of the peer's engines.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FarEnd:
         self.on_attach = on_attach or self.accept
         self.on_open = on_open
         self.limits = limits
-        #: Who the peer says it is when it opens.
+        #: The container-id in the peer's open.
         self.container_id = "far"
         self.network = MemoryNetwork()
         self.engines: list[Engine] = []
@@ -130,7 +130,7 @@ class FarEnd:
         self._listening: dict[str, trio.MemoryReceiveChannel[Any]] = {}
         self._changed = trio.Event()
 
-    # --- what a test does -----------------------------------------------------------------
+    # --- for tests ------------------------------------------------------------------------
 
     @property
     def link(self) -> Any:
@@ -139,7 +139,7 @@ class FarEnd:
 
     @property
     def heard(self) -> Recorder:
-        """What the latest accepted link has heard."""
+        """Recorder of the latest accepted link."""
         return self.recorders[-1]
 
     @property
@@ -158,28 +158,28 @@ class FarEnd:
         return recorder
 
     def drop(self) -> None:
-        """Lose the connection: no close is said."""
+        """Lose the connection without a close."""
         self._scopes[-1].cancel()
 
     def mute(self) -> None:
-        """The peer hangs: on the latest connection, it hears and says nothing any more."""
+        """Make the peer hang: on the latest connection, it neither reads nor writes from now on."""
         self._lines[-1].mute = True
 
     def cut(self, frames: int) -> None:
-        """Lose the latest connection when it has carried *frames* more, of both directions."""
+        """Lose the latest connection after *frames* more frames, counting both directions."""
         self._lines[-1].left = frames
 
     @property
     def frames(self) -> int:
-        """How many frames the latest connection has carried."""
+        """Number of frames that the latest connection has carried."""
         return self._lines[-1].frames
 
     def close_door(self, name: str) -> None:
-        """Listen no more at *name*; connections that stand stay."""
+        """Stop listening at *name*; existing connections stay."""
         self._listening.pop(name).close()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until *condition* holds; it is asked whenever the peer has heard something."""
+        """Wait until *condition* holds, evaluating it after each input of the peer and every 10 ms."""
         for _ in range(1000):
             if condition():
                 return
@@ -193,7 +193,7 @@ class FarEnd:
     async def listen(
         self, name: str, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve at ``memory://name`` until the door is closed."""
+        """Serve at ``memory://name`` until the listener is closed."""
         door = self._listening[name] = self.network.listen(name)
         task_status.started()
         async with trio.open_nursery() as nursery:
@@ -233,7 +233,7 @@ class FarEnd:
 
 @asynccontextmanager
 async def connected(far: FarEnd, name: str = "far", **options: Any) -> AsyncIterator[Connection]:
-    """Our client's connection to *far*; it recovers only if the options say so."""
+    """Open our client's connection to *far*; it recovers only if *options* ask for that."""
     options.setdefault("reconnect", None)
     async with trio.open_nursery() as nursery:
         await nursery.start(far.listen, name)

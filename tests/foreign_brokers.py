@@ -1,4 +1,4 @@
-"""Brokers of other people, started as the benchmarks start them."""
+"""Brokers of other projects, started as the benchmarks start them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
 def benchmarks() -> ModuleType:
-    """The package of the benchmarks, which is no part of what is installed."""
+    """Import the package of the benchmarks, which is not part of the installation."""
     if (known := sys.modules.get("benchmarks")) is not None:
         return known
     spec = importlib.util.spec_from_file_location(
@@ -31,7 +31,7 @@ def benchmarks() -> ModuleType:
 
 
 def foreign_broker(name: str) -> AbstractContextManager[Any]:
-    """Runs ``proton-c`` or ``rabbitmq``; what it enters as has a ``port`` and makes an ``address``.
+    """Run ``proton-c`` or ``rabbitmq``; the context's value has a ``port`` and makes an ``address``.
 
     Without it the test is skipped, with the reason; on CI it fails.
     """
@@ -47,7 +47,7 @@ def foreign_broker(name: str) -> AbstractContextManager[Any]:
 
 
 def absent(reason: str) -> NoReturn:
-    """Skip the test, on CI fail it, since a broker is not installed."""
+    """Skip the test because a broker is not installed; on CI, fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -1,8 +1,8 @@
-"""Every parser that reads what others wrote, as a function of octets that returns or raises.
+"""Parsers of foreign input, each as a function of octets that returns or raises.
 
-A target raises only what its parser declares; anything else is a finding. ``fuzz/test_corpus.py``
-replays ``fuzz/corpus/TARGET/*`` through them, and what grows out of it: a little in quick runs, for a
-minute each in long ones.
+A target raises only the errors that its parser declares; any other is a finding. ``fuzz/test_corpus.py``
+runs ``fuzz/corpus/TARGET/*`` and mutations of these through them: a few in quick runs, for a minute each in
+long ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIMITS: Final = Limits(websocket_message_max=4_096)
 
 
 def finish(call: Awaitable[Any]) -> Any:
-    """The result of *call*, which waits for nothing."""
+    """Return the result of *call*, which must not wait."""
     steps = call.__await__()
     try:
         next(steps)
@@ -54,11 +54,11 @@ def finish(call: Awaitable[Any]) -> Any:
     raise AssertionError("it waits for something")
 
 
-# --- the targets -----------------------------------------------------------------------------------
+# --- targets ---------------------------------------------------------------------------------------
 
 
 def types(data: bytes) -> None:
-    """One value of any type, described or not."""
+    """Read one value of any type, described or not."""
     try:
         Reader(data).read_value()
     except DecodeError:
@@ -66,7 +66,7 @@ def types(data: bytes) -> None:
 
 
 def frames(data: bytes) -> None:
-    """A whole conversation, as each kind of engine hears it."""
+    """Feed a whole conversation to each kind of engine."""
     for make in PROGRAMS.values():
         program = make()
         program.hear(data)
@@ -74,7 +74,7 @@ def frames(data: bytes) -> None:
 
 
 def message(data: bytes) -> None:
-    """The sections of a message, for whoever reads it, passes it on or streams it."""
+    """Read the sections of a message by decoding, relaying and streaming."""
     for read in (Message.decode, walk, _stream):
         try:
             read(data)
@@ -83,7 +83,7 @@ def message(data: bytes) -> None:
 
 
 def columns(data: bytes) -> None:
-    """A message for the decoder in C, which makes what plain Python makes of it, or leaves it alone."""
+    """Decode a message in C, which must agree with plain Python or decline it."""
     import column_twins
 
     if column_twins.module() is not None:
@@ -98,7 +98,7 @@ def _stream(data: bytes) -> None:
 
 
 def sasl(data: bytes) -> None:
-    """Frames of the SASL layer, and what mechanisms find in them."""
+    """Read frames of the SASL layer, and the data of mechanisms in them."""
     for name in ("server with sasl", "client with sasl"):
         program = PROGRAMS[name]()
         program.hear(SASL_HEADER + data)
@@ -132,7 +132,7 @@ def sasl(data: bytes) -> None:
 
 
 def websocket(data: bytes) -> None:
-    """A client's handshake and frames, then a server's."""
+    """Read a client's handshake and frames, then a server's."""
     trio.run(_websocket, data, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
@@ -176,7 +176,7 @@ _ENTRY: Final = Door("fuzz").admit(
 
 
 def selector(data: bytes) -> None:
-    """The text of a selector, and a message for it."""
+    """Compile the text of a selector, and apply it to a message."""
     text = data.decode("utf-8", "replace")
     for dialect in (JMS, QPID, FILTEX):
         try:
@@ -186,7 +186,7 @@ def selector(data: bytes) -> None:
 
 
 def token(data: bytes) -> None:
-    """A JSON web token, a simple web token, a shared access signature."""
+    """Validate a JSON web token, a simple web token, a shared access signature."""
     text = data.decode("utf-8", "replace")
     for validator in (
         Jwt(audience="shop", secret=SECRET),
@@ -200,7 +200,7 @@ def token(data: bytes) -> None:
 
 
 def url(data: bytes) -> None:
-    """A URL, to connect to and to listen on."""
+    """Parse a URL, for connecting and for listening."""
     text = data.decode("utf-8", "replace")
     for listening in (False, True):
         try:
@@ -210,18 +210,18 @@ def url(data: bytes) -> None:
 
 
 def users(data: bytes) -> None:
-    """The file of users."""
+    """Read the file of users."""
     _in_file(data, lambda path: Users().load(path))
 
 
 def trace(data: bytes) -> None:
-    """The trace of a connection."""
+    """Read the trace of a connection."""
     _in_file(data, read_trace)
 
 
 def store(data: bytes) -> None:
-    """A store with octets changed, in the database and in its log: each five of *data* say where, and
-    to what. What can be read is what was written, and what cannot be read is named."""
+    """Read a store with octets changed, in the database and in its log: each five of *data* give the
+    position and the value. Readable messages must be as written; damage must be reported."""
     with tempfile.TemporaryDirectory() as folder:
         files = {}
         for name, octets in _kept().items():
@@ -250,7 +250,7 @@ def store(data: bytes) -> None:
 
 @cache
 def _kept() -> dict[str, bytes]:
-    """The files of a store whose process was killed."""
+    """Return the files of a store whose process was killed."""
     with tempfile.TemporaryDirectory() as folder:
         made = SQLiteStore(Path(folder) / "s.db")
         made.open()

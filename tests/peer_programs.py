@@ -1,7 +1,7 @@
-"""Runs the programs of tests/peers, and reads and writes values the way they do.
+"""Run the programs of tests/peers, and convert values to and from their notation.
 
-``tests/peers/README.md`` is the contract. A program is a process that prints lines of JSON; here it
-is something to ``await``.
+``tests/peers/README.md`` is the contract. A program is a process that prints lines of JSON, which tests
+``await`` here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from amqp_rt.values import Array, Char, Described, Float32, Map, Symbol
 
 PROGRAMS = Path(__file__).parent / "peers"
 
-#: Longer than a program gives itself.
+#: Longer than the time limit of the programs themselves.
 PATIENCE_S = 40.0
 
 Typed = list[Any]
 
 
 class Program:
-    """A program of a peer while it runs."""
+    """A running program of a peer."""
 
     def __init__(self, process: trio.Process, name: str) -> None:
         self.process = process
@@ -42,7 +42,7 @@ class Program:
         self._over = False
 
     async def read(self) -> None:
-        """Keep what it prints, until it ends."""
+        """Collect the lines of its output, until it ends."""
         assert self.process.stdout is not None
         rest = b""
         async for data in self.process.stdout:
@@ -74,7 +74,7 @@ class Program:
             await self._more.wait()
 
     async def result(self) -> dict[str, Any]:
-        """Wait until it has ended; the last line is its result."""
+        """Wait until the program has ended; return its last line, the result."""
         while not self._over:
             await self._more.wait()
         assert await self.process.wait() == 0, self._story()
@@ -88,7 +88,7 @@ class Program:
 
 
 class PeerPrograms:
-    """The programs written on one peer."""
+    """Programs written on one peer."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
@@ -99,12 +99,12 @@ class PeerPrograms:
 
     @asynccontextmanager
     async def start(self, role: str, **options: Any) -> AsyncIterator[Program]:
-        """Run *role* beside the block; ended with it at the latest."""
+        """Run *role* beside the block; it is ended with the block at the latest."""
         try:
             async with self._start(role, options) as program:
                 yield program
         except BaseExceptionGroup as group:
-            # What the test raises in the block is what it should see.
+            # Raise the test's own error rather than a group with only that.
             if len(group.exceptions) > 1:
                 raise
             raise group.exceptions[0] from None
@@ -136,13 +136,13 @@ class PeerPrograms:
                     nursery.cancel_scope.cancel()
 
     async def run(self, role: str, **options: Any) -> dict[str, Any]:
-        """Run the client *role* to its end, for its result."""
+        """Run the client *role* to its end; return its result."""
         async with self.start(role, **options) as program:
             return await program.result()
 
     @asynccontextmanager
     async def serve(self, **options: Any) -> AsyncIterator[PeerServer]:
-        """The server; what its sinks received is in ``sinks`` after :meth:`PeerServer.stop`."""
+        """Run the server; :meth:`PeerServer.stop` returns the messages that its sinks received."""
         async with self.start("serve", **options) as program:
             yield PeerServer(program, secure="tls" in options)
 
@@ -160,7 +160,7 @@ class PeerServer:
         self.url = f"{where}:{self.port}"
 
     async def stop(self) -> dict[str, Any]:
-        """End it, and see what its sinks received."""
+        """End the server; return the messages that its sinks received."""
         assert self.program.process.stdin is not None
         await self.program.process.stdin.aclose()
         sinks: dict[str, Any] = (await self.program.result())["sinks"]
@@ -202,7 +202,7 @@ _NAMES = {kind: name for name, kind in _ELEMENTS.items()}
 
 
 def native(typed: Typed) -> Any:
-    """What stands for *typed* in Python."""
+    """Return *typed* as a Python value."""
     kind, value = typed
     if kind in _INTEGERS:
         return _INTEGERS[kind](int(value))
@@ -239,7 +239,7 @@ def native(typed: Typed) -> Any:
 
 
 def typed(value: Any) -> Typed:
-    """What :func:`native` made *value* from."""
+    """Return the notation from which :func:`native` makes *value*."""
     kind = type(value)
     if value is None:
         return ["null", None]
@@ -272,7 +272,7 @@ def typed(value: Any) -> Typed:
     raise ValueError(f"{value!r} has no type")
 
 
-#: Every type of Part 1, at its edges.
+#: Every type of Part 1, at the limits of its range.
 VALUES: dict[str, Typed] = {
     "null": ["null", None],
     "true": ["boolean", True],
@@ -321,7 +321,7 @@ VALUES: dict[str, Typed] = {
     "described-by-number": ["described", [["ulong", "4886718345"], ["list", [["int", 1]]]]],
 }
 
-#: Those that application-properties may hold (Part 3 §3.2.5).
+#: Values that application-properties may hold (Part 3 §3.2.5).
 SIMPLE = {
     name: value
     for name, value in VALUES.items()
@@ -330,22 +330,22 @@ SIMPLE = {
 
 
 def filler(size: int) -> bytes:
-    """The bytes that programs send when they are told a size."""
+    """Return the bytes that programs send for a given size."""
     return (bytes(range(251)) * (size // 251 + 1))[:size]
 
 
 def digest(data: bytes) -> list[Any]:
-    """How programs show data of more than 64 bytes."""
+    """Return the notation of programs for data of more than 64 bytes."""
     return ["data", len(data), hashlib.sha256(data).hexdigest()]
 
 
 def numbers(messages: list[dict[str, Any]]) -> list[int]:
-    """The bodies of the messages that programs send by count."""
+    """Return the bodies of messages that programs send by count."""
     return [int(message["body"][1][1]) for message in messages]
 
 
 def with_values() -> Message:
-    """A message with all of :data:`VALUES`, as the programs make it."""
+    """Return a message with all of :data:`VALUES`, as the programs make it."""
     return Message(
         [native(value) for value in VALUES.values()],
         application_properties={name: native(value) for name, value in SIMPLE.items()},

@@ -1,18 +1,18 @@
-"""Who gets in, and what they may do then: the tables that ``docs/security-matrix.md`` shows.
+"""Tables of ``docs/security-matrix.md``: which logins succeed, and which operations rights allow.
 
-``security/test_security_matrix.py`` proves every cell against a live broker. A further protocol is one
-more key of :data:`RIGHTS_OF`, with its operations in that module's ``OPERATIONS``; a further transport
-or mechanism one more row here.
+``security/test_security_matrix.py`` proves every cell against a live broker. To add a protocol, add a key to
+:data:`RIGHTS_OF`, with its operations in that module's ``OPERATIONS``; to add a transport or a mechanism, add
+a row here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# --- who gets in -----------------------------------------------------------------------------------
+# --- logins ----------------------------------------------------------------------------------------
 
 TRANSPORTS: Final = ("tcp", "tls", "ws", "wss")
-#: Where what is said is encrypted.
+#: Transports that encrypt the connection.
 ENCRYPTED: Final = ("tls", "wss")
 MODES: Final = ("required", "optional", "off")
 CREDENTIALS: Final = ("good", "bad", "unknown", "empty", "expired")
@@ -25,8 +25,8 @@ MUST_LOG_IN: Final = "must log in"
 ADA: Final = "in as ada"
 NOBODY: Final = "in as nobody"
 
-#: mechanism → credentials → what becomes of them where they are asked for. What is not here, the
-#: mechanism knows not: nothing of it can be bad, or expire.
+#: mechanism → credentials → outcome, where the mechanism is offered. Credentials not listed do not exist for
+#: the mechanism: it has nothing that could be bad, or expire.
 LOGINS: Final[dict[str, dict[str, str]]] = {
     "PLAIN": {"good": ADA, "bad": REFUSED, "unknown": REFUSED, "empty": REFUSED},
     "SCRAM-SHA-1": {"good": ADA, "bad": REFUSED, "unknown": REFUSED, "empty": REFUSED},
@@ -46,7 +46,7 @@ LOGINS: Final[dict[str, dict[str, str]]] = {
     "ANONYMOUS": {"good": NOBODY},
     "none": {"good": NOBODY},
 }
-#: What the words for credentials mean.
+#: Meanings of the credentials' names for each mechanism.
 MEANINGS: Final = {
     "PLAIN, SCRAM": "*unknown* is a user that is not there, *empty* an empty password",
     "EXTERNAL": "*bad* is a certificate of an authority that is not believed, *unknown* no "
@@ -58,14 +58,14 @@ MEANINGS: Final = {
     "MSSBCBS": "tokens follow on `$cbs`; until then nothing else is there",
     "none": "the client leaves the SASL layer out",
 }
-#: Mechanisms that show a secret as it is, or rest on a certificate: over networks, encrypted only.
+#: Mechanisms that reveal a secret, or depend on a certificate: over networks, offered on encrypted ones only.
 ONLY_ENCRYPTED: Final = frozenset(
     {"PLAIN", "EXTERNAL", "OAUTHBEARER", "XOAUTH2", "AMQPCBS", "MSSBCBS"}
 )
 
 
 def outcome_of_login(mechanism: str, transport: str, mode: str, credentials: str) -> str | None:
-    """What becomes of a login from another machine; None if there is no such one."""
+    """Return the outcome of a login from another machine; None if the combination does not exist."""
     said = LOGINS[mechanism].get(credentials)
     encrypted = transport in ENCRYPTED
     if said is None or (said == TLS_REFUSED and encrypted):
@@ -79,11 +79,11 @@ def outcome_of_login(mechanism: str, transport: str, mode: str, credentials: str
     return said
 
 
-# --- what they may do ------------------------------------------------------------------------------
+# --- rights ----------------------------------------------------------------------------------------
 
-#: What somebody has at the node ``q``: nothing anywhere, something elsewhere, or a right there.
+#: Rights of a user at the node ``q``: none anywhere, some elsewhere, or one there.
 RIGHTS: Final = ("nothing", "elsewhere", "send", "listen", "manage")
-#: Where a right may come from.
+#: Origins of a right.
 SOURCES: Final = ("rule", "token")
 
 ALLOWED: Final = "allowed"
@@ -98,10 +98,10 @@ _SENDERS: Final = _by(send=ALLOWED, manage=ALLOWED)
 _LISTENERS: Final = _by(listen=ALLOWED, manage=ALLOWED)
 _MANAGERS: Final = _by(manage=ALLOWED)
 _SOMEBODY: Final = dict.fromkeys(RIGHTS, ALLOWED) | {"nothing": _DENIED}
-#: Whoever manages something may ask; the status says what they may not manage.
+#: Users who manage a node may send requests; the status refuses those about other nodes.
 _NOT_THEIRS: Final = _by(manage="403")
 
-#: Protocols that not every transport carries, and those that have no tokens.
+#: Protocols that only some transports carry, and those without tokens.
 CARRIED_BY: Final = {"AMQP 0-9-1": ("tcp", "tls")}
 WITHOUT_TOKENS: Final = ("AMQP 0-9-1",)
 #: protocol → operation → right → outcome.
@@ -161,10 +161,10 @@ RIGHTS_OF: Final[dict[str, dict[str, dict[str, str]]]] = {
 }
 
 
-# --- where they may let messages go ----------------------------------------------------------------
+# --- rights at destinations ------------------------------------------------------------------------
 
-#: What a user who manages the queue ``mine`` and the exchange ``mine`` has at the queue ``q`` and at the
-#: exchange ``q``.
+#: Rights at the queue ``q`` and the exchange ``q``, of a user who manages the queue ``mine`` and the
+#: exchange ``mine``.
 RIGHTS_THERE: Final = ("nothing", "send", "listen", "manage")
 
 

@@ -1,4 +1,4 @@
-"""What clients do with a broker in simulations, and the books that they keep about it."""
+"""Clients of a broker in simulations, and the ledgers that check its deliveries."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from amqp_rt.testing.simulation import Host, Simulation
 #: Frames of 512 octets, so that some messages take several.
 SMALL = Limits(frame_size_max=512, session_window=32)
 PATIENT = Reconnect(first_delay_s=0.2, delay_max_s=2, give_up_after_s=100_000)
-#: A link that both sides keep, on a disk where there is one.
+#: A link that both sides resume, durable on a disk where there is one.
 KEPT: dict[str, Any] = {"timeout": 3600, "durable": 2}
-#: A source that is kept until its receiver closes it, under a name.
+#: A source with a name, which is kept until its receiver closes it.
 NAMED: dict[str, Any] = {"name": "mine", **KEPT}
 URL = "memory://broker"
-#: Where one begins to read a log.
+#: Filter for the start of a log.
 FROM_THE_FIRST = {"rabbitmq:stream-offset-spec": "first"}
-#: Whatever a connection that is lost may raise.
+#: Errors after the loss of a connection.
 LOST = (ConnectionLost, LinkDetached)
-#: What a broker says when its disk is full or has failed.
+#: Conditions of a broker whose disk is full or has failed.
 NO_ROOM = {"amqp:resource-limit-exceeded", "amqp:internal-error", "amqp:transaction:rollback"}
 
 
 def serving(net: Simulation, *nodes: Any) -> Callable[[Host], Awaitable[None]]:
-    """A broker with *nodes*, and someone who starts it again when it has given up its store."""
+    """Return a program that serves a broker with *nodes*, and restarts it after a failure of its store."""
 
     async def main(host: Host) -> None:
         async with host.broker(limits=SMALL) as broker:
@@ -52,7 +52,7 @@ def serving(net: Simulation, *nodes: Any) -> Callable[[Host], Awaitable[None]]:
 
 
 class Copies:
-    """The books of everybody who gets a copy of what is sent."""
+    """Ledgers of all receivers that get a copy of each message."""
 
     def __init__(self, *ledgers: Ledger) -> None:
         self.ledgers = ledgers
@@ -70,7 +70,7 @@ class Copies:
             ledger.was_refused(body)
 
 
-#: What a message is to be like: a suffix of its sender's name, and fields.
+#: Draws properties of a message: a suffix of its sender's name, and fields.
 Dress: TypeAlias = Callable[[Random], tuple[str, dict[str, Any]]]
 
 
@@ -79,18 +79,18 @@ def _plain(luck: Random) -> tuple[str, dict[str, Any]]:
 
 
 def _overlook(delivery: Delivery) -> None:
-    """Nothing about it matters."""
+    """Ignore the delivery."""
 
 
 def _refuse_to_resume(error: AmqpError) -> None:
-    """A link that both sides keep is over: that is right only when the store was given up."""
+    """Raise, unless the end of a kept link is due to a failure of the store."""
     if error.condition != "amqp:internal-error":
         raise Broken("a link that is kept was not resumed") from error
 
 
 @asynccontextmanager
 async def _left(inbox: Receiver) -> AsyncIterator[None]:
-    """What *inbox* had is there for the next link of its name."""
+    """Suspend *inbox* at the end, which leaves its deliveries to the next link of its name."""
     try:
         yield
     finally:
@@ -98,7 +98,7 @@ async def _left(inbox: Receiver) -> AsyncIterator[None]:
 
 
 class Client:
-    """Someone on a host of their own, who sends or receives until they are done."""
+    """Client on a host of its own, which sends or receives until done."""
 
     def __init__(self, net: Simulation, host: str) -> None:
         self.net = net
@@ -114,7 +114,7 @@ class Client:
     async def until(
         self, done: Callable[[], bool], work: Callable[[Connection], Awaitable[None]]
     ) -> None:
-        """Do *work* until that is *done*, over as many links as it takes."""
+        """Do *work* until *done*, over as many links as that takes."""
         async with self.connect() as peer:
             while not done():
                 try:
@@ -138,8 +138,8 @@ class Client:
     ) -> None:
         """Send *count* messages, a few at a time.
 
-        What *dress* draws is added to our name in the ledger, and to each message: messages that are
-        dressed alike keep their order.
+        The suffix that *dress* draws is added to our name in the ledger, and its fields to the message:
+        messages with equal suffixes keep their order.
         """
         left = count
 
@@ -161,7 +161,7 @@ class Client:
                         except DeliveryRejected:
                             ledger.was_refused(body)
                         except LOST as error:
-                            # It may be there or not, and is not sent again.
+                            # The message may have arrived or not, and is not sent again.
                             if options.get("timeout"):
                                 _refuse_to_resume(error)
                     await self.pause()
@@ -179,16 +179,16 @@ class Client:
         stays: bool = False,
         **options: Any,
     ) -> None:
-        """Receive until *finished*, and nothing more comes.
+        """Receive until *finished* is set and no more messages come.
 
         Args:
-            ledger: Its books.
+            ledger: Ledger of this receiver.
             address: The node.
-            finished: Nothing more is sent.
-            attached: Set when the link is there for the first time.
+            finished: Set when all messages are sent.
+            attached: Set when the link is attached for the first time.
             look: Called with each delivery.
-            stays: The link is left as it is in the end, such as that of a subscription.
-            options: Of the link.
+            stays: Whether the link is suspended in the end, as for a subscription.
+            options: Options of the link.
         """
         empty = False
 
@@ -219,7 +219,7 @@ class Client:
                     except LOST as error:
                         if not options.get("timeout"):
                             continue
-                        # The next one of its name knows nothing of what this one had in hand.
+                        # The next link of this name does not know the deliveries of this one.
                         _refuse_to_resume(error)
                         for each in set(ledger.delivered) - ledger.settled:
                             ledger.was_returned(each)
@@ -246,7 +246,7 @@ class Client:
         await self.until(finished.is_set, work)
 
     async def read(self, address: str, **options: Any) -> list[Any]:
-        """Everything that is there."""
+        """Read and return all messages of a node."""
         found: list[Any] = []
         async with self.connect() as peer, peer.receiver(address, credit=50, **options) as inbox:
             while (delivery := await inbox.get(within=30)) is not None:
@@ -256,15 +256,15 @@ class Client:
 
 
 def note_damage(net: Simulation, *ledgers: Ledger) -> None:
-    """Tell each of *ledgers* what the disk has reported."""
+    """Note in each of *ledgers* the damaged messages that the disk has reported."""
     for payload in net.disk("broker").damaged:
         for ledger in ledgers:
             ledger.was_damaged(Message.decode(payload).body)
 
 
 async def trade(net: Simulation, *, noise: bool = False) -> None:
-    """Queues, transactions and logs, each with those who send and those who receive; *noise* is one
-    more who has the first connection, and may say anything."""
+    """Run queues, transactions and logs, each with senders and receivers; *noise* adds a client on the
+    first connection, which may be garbled."""
     books = {
         "plain": Ledger("plain"),
         "resumed": Ledger("resumed", duplicates="never"),
@@ -303,7 +303,7 @@ async def trade(net: Simulation, *, noise: bool = False) -> None:
             await trio.sleep(20)
             net.calm()
         sent.set()
-    # Who was cut off when they left could not say so, and what they had on the way is kept for them.
+    # A consumer that was cut off could not detach, and its deliveries in flight are kept for it.
     async with (
         Client(net, "resumed-consumer").connect() as peer,
         peer.receiver("resumed", credit=0, **NAMED),
@@ -324,7 +324,7 @@ async def _call(
 
 
 async def _babble(net: Simulation, ledger: Ledger) -> None:
-    """Send over a connection that may garble everything, and mind nothing that comes of it."""
+    """Send over a connection that may garble everything, and ignore the results."""
     client = Client(net, "noise")
     with trio.move_on_after(60):
         try:

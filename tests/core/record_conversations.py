@@ -1,7 +1,7 @@
-"""Writes ``vectors/conversations.json``: what our engines say today, for tomorrow's to say again.
+"""Write ``vectors/conversations.json``: the output of our engines, to compare with that of later versions.
 
-Run it by hand when a scenario is added, and look at the difference: what a scenario meant must not
-change. ``python tests/core/record_conversations.py`` from the root of the repository.
+Run it by hand when a scenario is added, and check the difference: existing scenarios must keep their
+meaning. ``python tests/core/record_conversations.py`` from the root of the repository.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SCENARIOS: dict[str, Callable[[Tape], None]] = {}
 
 
 class Tape:
-    """Two engines, or an engine and a hand; everything that passes between them is kept."""
+    """Two engines, or an engine and hand-made frames, with a record of all octets between them."""
 
     def __init__(self) -> None:
         self.chunks: list[dict[str, str]] = []
@@ -95,7 +95,7 @@ class Tape:
             self.chunks.append({"from": side, "hex": data.hex()})
 
     def pump(self) -> Tape:
-        """One side at a time, until nobody has more to say."""
+        """Carry octets from one side at a time, until neither has output."""
         while True:
             up = b"".join(self.client.take())
             self.note("client", up)
@@ -107,14 +107,14 @@ class Tape:
                 return self
 
     def by_hand(self, *octets: bytes) -> Tape:
-        """The client is no engine."""
+        """Send octets in place of the client's engine."""
         data = b"".join(octets)
         self.note("client", data)
         self.handle(self.server.receive(data, 0.0))
         return self.answer()
 
     def answer(self) -> Tape:
-        """What the server has to say, while the client is no engine."""
+        """Record the server's output, while there is no client engine."""
         while data := self.server.take():
             self.note("server", b"".join(data))
         return self
@@ -130,10 +130,10 @@ class Tape:
         self.client.close()
         self.pump()
 
-    # --- what most scenarios begin with --------------------------------------------------
+    # --- beginnings of most scenarios ----------------------------------------------------
 
     def sender(self, session: Any, name: str = "l", credit: int = 10, **modes: Any) -> Any:
-        """A link from the client to the server, which grants *credit*: (ours, theirs)."""
+        """Attach a link from the client to the server, which grants *credit*: (ours, theirs)."""
         link = session.attach_sender(name, Recorder(), source=Source(), target=Q, **modes)
         self.pump()
         self.links[-1].accept(Recorder(credit=credit))
@@ -141,7 +141,7 @@ class Tape:
         return link, self.links[-1]
 
     def receiver(self, session: Any, name: str = "l", credit: int = 10, **modes: Any) -> Any:
-        """A link from the server to the client, which grants *credit*: (ours, theirs)."""
+        """Attach a link from the server to the client, which grants *credit*: (ours, theirs)."""
         endpoint = Recorder(credit=credit)
         link = session.attach_receiver(
             name, endpoint, source=Source(address="q"), target=Target(), **modes

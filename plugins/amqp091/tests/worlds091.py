@@ -1,4 +1,4 @@
-"""A broker and connections of 0-9-1 to it without streams, tasks or clocks: octets are carried by hand."""
+"""A broker with 0-9-1 connections, without streams, tasks or clocks: tests carry the octets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T", bound=m.Method)
 
 
 class World:
-    """A broker with nothing in it."""
+    """An empty broker."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Content:
 
 
 class Client:
-    """One connection: what it says is written out, what it hears is read."""
+    """Connection whose methods are encoded and fed to the engine, and whose output is decoded."""
 
     def __init__(self, world: World, **options: Any) -> None:
         self.world = world
@@ -95,7 +95,7 @@ class Client:
         self.logins: list[LoginRequested] = []
         self.wire = b""
         self.heard: list[tuple[int, Any]] = []
-        #: Requests for links are answered by hand.
+        #: If a list, attach requests are appended to it, for the test to answer.
         self.holds: list[Any] | None = None
         self._reader: FrameReader | None = None
         self._content: dict[int, list[Any]] = {}
@@ -157,7 +157,7 @@ class Client:
             del self._content[frame.channel]
             self.heard.append((frame.channel, Content(found[0], found[1].properties, found[2])))
 
-    # --- what it says ---
+    # --- requests ---
 
     def say(self, channel: int, *methods: m.Method) -> None:
         self.feed(b"".join(method_frame(channel, each) for each in methods))
@@ -199,22 +199,22 @@ class Client:
             self.say(number, m.ChannelOpen())
         self.heard.clear()
 
-    # --- what it hears ---
+    # --- responses ---
 
     def take(self) -> list[tuple[int, Any]]:
-        """All that was heard since the last call."""
+        """Return all methods received since the last call."""
         self._hear()
         heard, self.heard = self.heard, []
         return heard
 
     def answer(self, kind: type[T]) -> T:
-        """The one thing that was heard."""
+        """Return the only method received since the last call."""
         ((_, method),) = self.take()
         assert isinstance(method, kind), method
         return method
 
     def contents(self) -> list[Any]:
-        """Methods with content that were heard."""
+        """Return the received methods that have content."""
         return [each for _, each in self.take() if isinstance(each, Content)]
 
 
@@ -226,7 +226,7 @@ def published(
     mandatory: bool = False,
     properties: m.BasicProperties | None = None,
 ) -> bytes:
-    """The octets of one message."""
+    """Return the octets of one message."""
     return b"".join(
         content_frames(
             channel,

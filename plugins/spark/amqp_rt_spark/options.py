@@ -29,7 +29,7 @@ EVENT_HUBS: Final = "eventhubs"
 
 
 class Option(Struct, frozen=True):
-    """One option, with the function that parses its text."""
+    """Option of the format, with the function that parses its text."""
 
     name: str
     #: Name of the field of :class:`Options`.

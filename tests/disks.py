@@ -12,13 +12,13 @@ from pathlib import Path
 import apsw
 import pytest
 
-#: Makes names that no other disk of the process has.
+#: Makes names that are unique in the process.
 COUNTER = itertools.count()
 
 
 class Disk(apsw.VFS):
-    """Passes every write, truncation and synchronization on, after asking *before* with a name and
-    how many there were."""
+    """Passes on every write, truncation and synchronization, after calling *before* with the operation's
+    name and the number of calls so far."""
 
     def __init__(self, before: Callable[[str, int], None]) -> None:
         self.name = f"test-disk-{next(COUNTER)}"
@@ -62,9 +62,8 @@ def disk(before: Callable[[str, int], None]) -> Iterator[Disk]:
 
 
 class PowerCut(apsw.VFS):
-    """A disk that remembers what is safe on it: what was written before the last synchronization of
-    a file. At call number *at* the power goes; :meth:`leave` then leaves what a disk may leave, which
-    is any part of what had been written since, by sectors."""
+    """A disk that loses power at call number *at*. Writes before a file's last synchronization are safe;
+    :meth:`leave` then leaves the result on the real disk: any part of the later writes, by sectors."""
 
     SECTOR = 512
 
@@ -141,10 +140,10 @@ class _PoweredFile(apsw.VFSFile):
 
 
 class Renames:
-    """Files that got another name, until their folder is on the disk too.
+    """Files that were renamed, until their folder is synchronized too.
 
-    What is renamed next may rely on that, and so may the caller once it is told of success: a second
-    rename while the first is not on the disk is noted in ``early``.
+    The next rename may depend on that, and so may the caller after a reported success: a second rename
+    before the first is synchronized is noted in ``early``.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Writes the store that later builds must read: ``python tests/golden_store.py`` makes it and its facts.
+"""Write the store that later builds must read: ``python tests/golden_store.py`` makes it and its facts.
 
-Run it when the schema or what is kept in facts changes, under a new name: the files of earlier builds stay, since
-stores that they wrote stay too.
+Run it under a new name when the schema or the content of facts changes: the files of earlier builds stay,
+since stores that these wrote exist, too.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ QUEUES = (
 )
 
 
-#: From the first record of a log on.
+#: Filter that starts at the first record of a log.
 FIRST = {
     Symbol("rabbitmq:stream-offset-spec"): Described(Symbol("rabbitmq:stream-offset-spec"), "first")
 }
-#: What a link says to stage the messages of an epoch.
+#: Link properties for staging the messages of an epoch.
 STAGES = {PRODUCER: "job", RUN: "one", EPOCH: 1, PART: 0, ATTEMPT: 0}
 
 
 async def write(path: Path) -> None:
-    """Write a store with each kind of node, of message and of kept progress to *path*."""
+    """Write a store with each kind of node, of message and of stored progress to *path*."""
     async with Broker(store=SQLiteStore(path), virtual_hosts=["", "berlin"]) as broker:
         await broker.declare(*QUEUES, Topic("topic"), Log("log", partitions=2))
         await broker.declare(Queue("plain", max_deliveries=7), virtual_host="berlin")
@@ -93,7 +93,7 @@ async def write(path: Path) -> None:
 
 
 def _declare_topology(topology: Topology) -> None:
-    """Declare as peers of 0-9-1 do."""
+    """Make the declarations of 0-9-1 peers."""
     for name, arguments in (("unrouted", {}), ("routed", {"alternate-exchange": "unrouted"})):
         topology.declare_exchange(
             Exchange(name=name, type="topic", durable=True, arguments=arguments)
@@ -111,7 +111,7 @@ def _message(node: str, number: int) -> Message:
         f"{node} {number}",
         durable=True,
         priority=number,
-        # Each other one is a duplicate, where those are known.
+        # Every second message is a duplicate, for queues that detect those.
         message_id=f"{node} {number // 2}",
         group_id=f"g{number % 2}",
         application_properties={"number": -number, "key": f"k{number % 2}"},
@@ -126,7 +126,7 @@ async def _ask(peer: Connection, node: str, operation: str, body: Any = None, **
 
 
 async def facts(path: Path) -> dict[str, Any]:
-    """Return what a broker that opens the store at *path* has, by what its users can see."""
+    """Return the content of the store at *path* as users of a broker see it."""
     found: dict[str, Any] = {}
     async with (
         Broker(store=SQLiteStore(path), virtual_hosts=["", "berlin"]) as broker,
@@ -171,7 +171,7 @@ async def facts(path: Path) -> dict[str, Any]:
 
 
 async def _bodies(receiver: Receiver) -> list[str]:
-    """Return the beginnings of all bodies there are, and put the messages back."""
+    """Return the beginnings of all bodies in the queue, and release the messages."""
     found = []
     while (delivery := await receiver.get()) is not None:
         found.append(delivery)

@@ -1,4 +1,4 @@
-"""An engine at the mercy of its peer, and a program around it that does what programs do."""
+"""An engine with a hostile peer, and a program around it that behaves as typical programs do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amqp_rt.limits import KIB, Limits
 from amqp_rt.outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, rejected
 from amqp_rt.termini import Source, Target
 
-#: Small, so that a peer gets to them.
+#: Small limits, so that a peer reaches them.
 LIMITS = Limits(
     frame_size_max=4 * KIB,
     message_size_max=8 * KIB,
@@ -33,7 +33,7 @@ OUTCOMES = (ACCEPTED, RELEASED, MODIFIED_FAILED, rejected("amqp:not-found", "gon
 
 
 class Busy:
-    """An endpoint that settles, sends and grants as it hears of things, each time another way."""
+    """Endpoint that reacts to each callback by settling, sending or granting, differently each time."""
 
     def __init__(self, kind: int) -> None:
         self.kind = kind
@@ -103,9 +103,9 @@ class Program:
 
     def __init__(self, engine: Engine, *, answers: bool = True) -> None:
         self.engine = engine
-        #: Links are answered as soon as they are asked for.
+        #: Whether attach requests are answered at once.
         self.answers = answers
-        #: We attach links ourselves.
+        #: Whether this side attaches links itself.
         self.works = True
         self.events: list[Event] = []
         self.endpoints: list[Busy] = []
@@ -123,7 +123,7 @@ class Program:
         self.take()
 
     def take(self) -> None:
-        # A peer's octets make so much and no more: each take ends, and there are not many.
+        # A peer's input causes a bounded amount of output: the loop must end.
         for _ in range(1_000):
             data = b"".join(self.engine.take())
             if not data:
@@ -153,7 +153,7 @@ class Program:
                 self.work()
 
     def answer(self) -> None:
-        """Answer the link that has waited longest."""
+        """Answer the oldest attach request."""
         if not self.pending:
             return
         link = self.pending.pop(0)
@@ -167,7 +167,7 @@ class Program:
             link.accept(endpoint)
 
     def work(self) -> None:
-        """A session and links of our own, if the peer lets us."""
+        """Begin a session and attach links of our own, if the engine permits that."""
         self.attempt(lambda: self._attach(self.engine.begin()))
 
     def _attach(self, session: Any) -> None:
@@ -179,14 +179,14 @@ class Program:
 
     @staticmethod
     def attempt(call: Callable[[], object]) -> None:
-        """What we may not do is told to us, and changes nothing."""
+        """Run *call*, which may be refused; a refusal must change nothing."""
         try:
             call()
         except LocalProtocolError:
             pass
 
     def end(self) -> None:
-        """Let time pass until the connection is over, then lose the stream."""
+        """Advance the time until the connection has ended, then end the stream."""
         while self.pending:
             self.answer()
         for _ in range(3):
@@ -226,7 +226,7 @@ def client(*, sasl: bool = False, pipelined: bool = True, answers: bool = True) 
 
 
 def passive(program: Program) -> Program:
-    """*program*, but it neither answers links nor attaches any: what it does is the engine's doing."""
+    """Return *program*, which now neither answers nor attaches links: only its engine acts."""
     program.answers = False
     program.works = False
     return program

@@ -1,4 +1,4 @@
-"""The two ends of a link that remember what it leaves unsettled, and what survives with them."""
+"""Both ends of a resumable link with their unsettled maps, and the state that survives a connection."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from amqp_rt.unsettled import UnsettledMap
 
 
 class Store:
-    """What survives: of the sender the messages, of the receiver those that it has processed."""
+    """State that survives: the sender's messages, and those that the receiver has processed."""
 
     def __init__(self, payloads: list[bytes], *, lazy: bool, credit: int = 3) -> None:
         self.credit = credit
         self.todo: deque[bytes] = deque(payloads)
         self.settled: list[bytes] = []
         self.processed: list[bytes] = []
-        #: The receiver takes its time: it says outcomes only when the next message comes, or when
-        #: nothing else happens.
+        #: Whether the receiver is slow: it settles only when the next message arrives, or when nothing
+        #: else happens.
         self.lazy = lazy
         self.in_hand: list[Any] = []
         self.source: UnsettledMap | None = None
@@ -30,7 +30,7 @@ class Store:
         return not self.todo and not self.source and not self.target and not self.in_hand
 
     def keep_source(self, link: Any) -> None:
-        """*link*, on which messages were sent, is over."""
+        """Keep the unsettled deliveries of *link*, which has sent messages and ended."""
         self.source = left = link.remember()
         for entry in left.values():
             entry.payload = entry.context
@@ -39,12 +39,12 @@ class Store:
                 self.todo.append(sending.context)
 
     def keep_target(self, link: Any) -> None:
-        """*link*, on which messages were received, is over."""
+        """Keep the unsettled deliveries of *link*, which has received messages and ended."""
         self.target = link.remember()
 
 
 class Outbox:
-    """The sender's endpoint."""
+    """Sender's endpoint."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -76,7 +76,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiver's endpoint: settles second, after it has processed."""
+    """Receiver's endpoint with settle mode second, which settles after processing."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -119,7 +119,7 @@ def frames_of(data: bytes) -> list[bytes]:
 
 
 class KeepingHost:
-    """A peer whose termini outlive their connections: one link each way, and their memory."""
+    """Peer whose termini outlive their connections: one link each way, with their unsettled maps."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -127,7 +127,7 @@ class KeepingHost:
         self.box: Any = None
 
     def accept(self, link: Any) -> None:
-        """Answer an attach request with what is remembered."""
+        """Answer an attach request with the stored unsettled map."""
         store = self.store
         if link.role:
             self.box = KeptInbox(store)
@@ -140,7 +140,7 @@ class KeepingHost:
 
 
 class KeptOutbox(Outbox):
-    """Keeps its memory as soon as its link is over."""
+    """Sender's endpoint that stores its unsettled map when its link ends."""
 
     def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
         super().on_detached(link, error, closed)
@@ -148,7 +148,7 @@ class KeptOutbox(Outbox):
 
 
 class KeptInbox(Inbox):
-    """The same for what is received."""
+    """Receiver's endpoint that stores its unsettled map when its link ends."""
 
     def on_detached(self, link: Any, error: Error | None, closed: bool) -> None:
         super().on_detached(link, error, closed)

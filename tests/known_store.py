@@ -1,4 +1,4 @@
-"""A store in which everything is known, so that what is lost of it can be told from what was named."""
+"""Store with known content, so that losses can be compared with the reported damage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def known_store(path: Path, batches: int = KNOWN) -> SQLiteStore:
 
 
 def judge(store: SQLiteStore, opened: Opened, batches: int = KNOWN, *, shared: bool = True) -> int:
-    """Nothing is wrong, nothing is invented, and what is missing was named. How much is missing."""
+    """Check that all content is correct and every loss is reported; return the number of lost messages."""
 
     def named(what: str, node: int, at: int) -> bool:
         return any(

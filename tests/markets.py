@@ -18,9 +18,9 @@ from amqp_rt.testing.faults import Jump
 from amqp_rt.testing.ledger import Broken, Ledger
 from amqp_rt.testing.simulation import Simulation
 
-#: Seconds that a message of ``late`` lives.
+#: Seconds to live of messages in ``late``.
 TTL_S = 8.0
-#: A subscription, once with all that its link has in hand, and once without.
+#: A subscription that resumes its unsettled deliveries, and one that does not.
 RESUMED: dict[str, Any] = {"name": "news", **KEPT}
 DURABLE: dict[str, Any] = {"name": "news", "durable": 1}
 
@@ -58,10 +58,10 @@ async def pay(client: Client, ledger: Copies, count: int) -> None:
 
 
 async def follow(client: Client, ledger: Ledger, finished: trio.Event) -> list[Any]:
-    """Read the log from its first record on, each record once, over however many connections.
+    """Read the log from its first record on, each record once, over as many connections as needed.
 
-    A link that comes back by itself begins where it began at first, so it is who reads that knows
-    where to go on.
+    A link that recovers by itself starts again at its original position, so the reader must keep its
+    own position.
     """
     seen: list[Any] = []
 
@@ -87,29 +87,29 @@ async def follow(client: Client, ledger: Ledger, finished: trio.Event) -> list[A
 
 
 class Mortal:
-    """When messages were sent, and whether they die in time."""
+    """Times at which messages were sent, and checks that they expire in time."""
 
     def __init__(self, net: Simulation) -> None:
         self.net = net
-        #: A wall clock that jumps may say anything of a time to live.
+        #: False if the wall clock jumps: times to live cannot be checked then.
         self.steady = not any(isinstance(each, Jump) for each in net.faults)
         self.sent: dict[object, float] = {}
 
     def look_alive(self, delivery: Delivery) -> None:
-        """It came from its queue: unless a fault has held it up, in time."""
+        """Check a message delivered from its queue: it is in time, unless there are faults."""
         age = trio.current_time() - self.sent[delivery.body]
         if not self.net.faults and age > TTL_S + 3:
             raise Broken(f"late: it was delivered at the age of {age:g} s")
 
     def look_dead(self, delivery: Delivery) -> None:
-        """It was given up."""
+        """Check a message that was dead-lettered: it is old enough."""
         age = trio.current_time() - self.sent[delivery.body]
         if self.steady and age < TTL_S:
             raise Broken(f"late: it was given up at the age of {age:g} s")
 
 
 class MortalLedger(Ledger):
-    """Notes when messages were made, too."""
+    """Ledger that also notes when messages were made."""
 
     def __init__(self, mortal: Mortal) -> None:
         super().__init__("late", ordered=False)
@@ -122,7 +122,7 @@ class MortalLedger(Ledger):
 
 
 async def market(net: Simulation) -> None:
-    """Everybody at once; in the end each of their books has to agree with what is there."""
+    """Run all clients at once; in the end each of their ledgers must agree with the nodes."""
     resumed = Ledger("resumed subscription", duplicates="never")
     durable = Ledger("durable subscription")
     bill, book = Ledger("bill"), Ledger("book")
@@ -179,7 +179,7 @@ async def market(net: Simulation) -> None:
             ):
                 producers.start_soon(work)
             await trio.sleep(5)
-            # From here on messages are left to die.
+            # From here on messages are left to expire.
             stop.set()
             await trio.sleep(15)
             net.calm()
@@ -206,13 +206,13 @@ async def market(net: Simulation) -> None:
 
 
 def _compare(ledger: Ledger, one: Iterable[Any], other: Iterable[Any]) -> None:
-    """What was sent together is in both, or in none of them."""
+    """Check that messages sent in one transaction are in both sets, or in neither."""
     if alone := (set(one) ^ set(other)) - ledger.damaged:
         raise Broken(f"transactions: {len(alone)} of their messages are not everywhere")
 
 
 async def _check_ranks(auditor: Client, ledger: Ledger) -> None:
-    """The rest comes by priority, and of one priority in its order."""
+    """Check that the remaining messages come by priority, and within one priority in order."""
     found = await auditor.read("ranked")
     ledger.check(found)
     ranks = [int(ledger.sent[body][0].rpartition("-")[2]) for body in found]

@@ -1,8 +1,8 @@
-"""Promises that are broken on purpose, one at a time, to see that the simulation notices.
+"""Deliberate mistakes, one at a time, to show that the simulation detects them.
 
-Each :class:`Mutation` changes one method of the broker or of the protocol to what a mistake would have
-made of it, and names the promise that this breaks. ``python docs/_tools/mutations.py`` writes the page
-that shows who is caught by what.
+Each :class:`Mutation` changes one method of the broker or of the protocol as a mistake would have, and names
+the promise that this breaks. ``python docs/_tools/mutations.py`` writes the page that shows how each is
+detected.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from amqp_rt.outcomes import ACCEPTED, Released
 from amqp_rt.testing.faults import Cut, Fails, Fault, Full, Kill, draw_faults
 from amqp_rt.testing.simulation import Simulation, simulate
 
-#: Seeds that are tried.
+#: Seeds that are tried for each mutation.
 SEEDS: Final = 60
-#: Virtual seconds after which a scenario is said to hang.
+#: Virtual seconds after which a scenario counts as hanging.
 _WITHIN_S: Final = 3_000.0
 
 Change = Callable[[Any], Callable[..., Any]]
 
 
 class Mutation(Struct, frozen=True):
-    """One mistake."""
+    """A deliberate mistake."""
 
     name: str
-    #: The promise that it breaks, as the page says it.
+    #: The promise that it breaks, in the words of the page.
     promise: str
     scenario: Callable[[Simulation], Awaitable[None]]
     kind: type
     method: str
-    #: Makes the wrong method of the right one.
+    #: Function from the correct method to the wrong one.
     change: Change
-    #: What goes wrong besides.
+    #: Draws the faults that happen besides.
     draw: Callable[[Random], Sequence[Fault]] = draw_faults
-    #: The seed that is tried first, since it is known to catch it.
+    #: Seed that is tried first, since it is known to detect the mistake.
     seed: int = 0
 
 
 class Caught(Struct, frozen=True):
-    """How the simulation found out."""
+    """Detection of a mistake by the simulation."""
 
     seed: int
     faults: int
@@ -66,15 +66,15 @@ class Caught(Struct, frozen=True):
 
 @contextmanager
 def made(mutation: Mutation) -> Iterator[None]:
-    """The mistake is there within the block."""
+    """Apply the mistake within the block."""
     right = getattr(mutation.kind, mutation.method)
     with mock.patch.object(mutation.kind, mutation.method, mutation.change(right)):
         yield
 
 
 def hunt(mutation: Mutation) -> Caught | None:
-    """Let seed after seed run with the mistake until one fails that does not without it; None if none
-    does."""
+    """Run seed after seed with the mistake until one fails with it and passes without it; None if there
+    is none."""
     logging.disable(logging.CRITICAL)
     try:
         for seed in dict.fromkeys([mutation.seed, *range(SEEDS)]):
@@ -89,7 +89,7 @@ def hunt(mutation: Mutation) -> Caught | None:
 
 
 def _fails(mutation: Mutation, seed: int) -> str:
-    """What the scenario complains of under *seed*, in one line; nothing if it does not."""
+    """Return the scenario's failure under *seed* in one line; empty if it passes."""
     faults = mutation.draw(Random(f"{seed}/faults"))
     try:
         simulate(mutation.scenario, seed=seed, faults=faults, within=_WITHIN_S)
@@ -100,18 +100,18 @@ def _fails(mutation: Mutation, seed: int) -> str:
 
 
 def _gives_up(luck: Random) -> list[Fault]:
-    """The disk fails, and fails again: the broker gives it up, and is started again."""
+    """Make the disk fail twice: the broker fails its store, and is restarted."""
     commit = luck.randint(4, 40)
     return [Fails(host="broker", commit=commit), Fails(host="broker", commit=commit + 1)]
 
 
 def _kills_late(luck: Random) -> list[Fault]:
-    """The broker dies with messages on their way, and so do its connections."""
+    """Kill the broker with messages in flight, and cut its connections."""
     return [Kill(host="broker", commit=luck.randint(4, 40), kept=True), Cut(frames=luck.randint(60, 200))]  # fmt: skip
 
 
 def _fills(luck: Random) -> list[Fault]:
-    """The disk is full for a while, and the broker dies afterwards."""
+    """Fill the disk for a while, and kill the broker afterwards."""
     return [Full(host="broker", commit=luck.randint(4, 30), count=3), Kill(host="broker", at=10.0)]
 
 

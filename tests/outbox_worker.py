@@ -1,8 +1,8 @@
-"""A program with an outbox: orders in, rows and invoices out. It may be told when to die.
+"""Program with an outbox: receives orders, writes rows and invoices. It can be killed at a given step.
 
 ``python outbox_worker.py URL DATABASE STEP`` kills itself before statement ``STEP // 3`` of its database,
-right after it, or a moment later, by which time something has gone over the wire; -1 for never. It ends
-by itself when there is nothing left to do, and says how many statements there were.
+right after it, or a moment later, when some frames are sent; -1 for never. Without orders left, it ends by
+itself and prints the number of statements.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from amqp_rt.outbox import Outbox
 
 
 class Mortal:
-    """A database whose process dies at a step."""
+    """Database whose process kills itself at a step."""
 
     def __init__(self, path: str, step: int) -> None:
         self.real = sqlite3.connect(path, isolation_level=None)
         self.real.execute("PRAGMA synchronous = FULL")
         self.statement, self.how = divmod(step, 3)
         self.count = -1
-        #: The process is to die soon.
+        #: Set when the process is to be killed soon.
         self.dying = trio.Event()
 
     @property
@@ -74,7 +74,7 @@ async def main(url: str, path: str, step: int) -> None:
                         database.execute("INSERT INTO orders VALUES (?)", (delivery.body,))
                         work.send("invoices", f"invoice for {delivery.body}")
             await outbox.flush()
-        # What has settled is heard before we go.
+        # Leave the broker's dispositions time to arrive.
         await trio.sleep(0.05)
         nursery.cancel_scope.cancel()
     print(database.count + 1)

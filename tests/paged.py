@@ -1,4 +1,4 @@
-"""A broker with a store, whose journal and pager run."""
+"""Broker with a store, whose journal and pager run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
 
-#: Some twenty messages of these tests are in memory.
+#: Limits with which queues keep some twenty messages of these tests in memory.
 FEW = Limits(queue_memory_bytes_max=1_000, queue_memory_messages_max=20)
 
 
 async def in_line(call: Callable[..., Any], *args: Any) -> Any:
-    """Write at once, since virtual time does not wait for threads."""
+    """Call at once, since virtual time does not wait for threads."""
     await trio.lowlevel.checkpoint()
     return call(*args)
 
 
 class Gate:
-    """An executor that waits for a sign before it writes."""
+    """Executor whose commits wait until an event is set."""
 
     def __init__(self) -> None:
         self.opened = trio.Event()
@@ -43,14 +43,14 @@ class Gate:
 
 
 class PagedWorld(World):
-    """Clients and such a broker, step by step."""
+    """Clients and such a broker, advanced step by step."""
 
     def __init__(self, store: Any, limits: Limits = FEW, **options: Any) -> None:
         self.store = store
         super().__init__(limits=limits, journal=Journal(store, in_line), **options)
 
     async def settle(self) -> None:
-        """Let everything happen that is to happen."""
+        """Carry bytes and run tasks until nothing more happens."""
         while True:
             self.pump()
             await trio.testing.wait_all_tasks_blocked()
@@ -95,11 +95,11 @@ async def world_of(
 
 
 def in_memory(queue: MessageQueue) -> int:
-    """How many of the available messages are."""
+    """Return how many of the available messages are in memory."""
     return queue.available - queue.paged
 
 
 def large(size: int = 100_000, seed: int = 1, **fields: Any) -> tuple[bytes, bytes]:
-    """A body, and the message that it is in."""
+    """Return a body, and its encoded message."""
     body = random.Random(seed).randbytes(size)
     return body, bytes(Message(body, durable=True, **fields).encode())

@@ -1,6 +1,6 @@
-"""A broker that keeps little in memory, in a process of its own: ``python paged_broker.py STORE``.
+"""Broker with little memory for messages, in a process of its own: ``python paged_broker.py STORE``.
 
-Its queue ``work`` has some twenty messages in memory, and takes large ones in pieces.
+Its queue ``work`` keeps some twenty messages in memory, and stores large ones in pieces.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ import pytest
 
 
 def reference(found: Any) -> Callable[[], Any]:
-    """Return what gives *found* as long as it is alive, and None afterwards.
+    """Return a function that returns *found* as long as it is alive, and None afterwards.
 
-    A weak reference where there can be one. mypyc's classes have none: those are looked for among all
-    objects, so nothing of the same type may be made in the meantime.
+    It is a weak reference if the type has them. mypyc's classes do not: their objects are searched for
+    among all objects, so no object of the same type may be made in the meantime.
     """
     try:
         return weakref.ref(found)
@@ -28,7 +28,7 @@ def reference(found: Any) -> Callable[[], Any]:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Leave cycles alone for the time of a test, so that what is kept by one is seen."""
+    """Disable the collector of cycles during a test, so that objects kept alive by a cycle are noticed."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What is true of an engine at any time, whatever its peer has done."""
+"""Invariants of an engine, which hold after any input of its peer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from amqp_rt.core.links import ReceiverLink, SenderLink
 
 
 def check(engine: Engine) -> None:
-    """Assert it."""
+    """Assert the invariants of *engine*."""
     limits = engine.limits
     assert engine.output_size >= 0
     if engine.finished:

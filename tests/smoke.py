@@ -1,9 +1,9 @@
-"""What a user does first, with nothing but the installed wheel: run by ``make smoke``, not by pytest.
+"""First steps of a user, with only the wheel installed: run by ``make smoke``, not by pytest.
 
-The argument tells which wheel is installed, ``compiled`` or ``pure``.
+The argument names the installed wheel, ``compiled`` or ``pure``.
 
-The interpreter's environment holds the wheel and its own dependencies only, and the current folder is
-empty, so that whatever the wheel lacks is missed here.
+The interpreter's environment holds only the wheel and its own dependencies, and the current folder is
+empty, so that files missing from the wheel are noticed here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import amqp_rt
 
-#: Modules that need what an extra installs: module → extra.
+#: Modules that need an extra: module → extra.
 EXTRAS: dict[str, str] = {
     "amqp_rt.testing.conformance": "test",
     "amqp_rt.testing.plugin": "test",

@@ -1,4 +1,4 @@
-"""A slow store: calls that stop until a test lets them go on."""
+"""A slow store: calls that wait until a test releases them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trio
 
 
 class Stall:
-    """A call of the store that has stopped, or will."""
+    """A call of the store that waits, or will wait."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.reached = trio.Event()
@@ -23,33 +23,33 @@ class Stall:
         return self
 
     async def __aexit__(self, *args: object) -> None:
-        """Let the call go on."""
+        """Release the call."""
         self.released.set()
 
 
 class Stalls:
     """An executor that runs calls of a store one at a time and in order, as a worker thread does.
 
-    A call that a test has named stops, and everything behind it waits, until the test lets it go on.
+    A call that a test has named waits, and all later ones wait behind it, until the test releases it.
     """
 
     def __init__(self) -> None:
         self._turn = trio.Lock()
         self._stalls: list[tuple[str, Stall]] = []
-        #: The names of the calls that have been made.
+        #: Names of the calls made so far.
         self.calls: list[str] = []
 
     def at(self, name: str, *, error: Exception | None = None) -> Stall:
-        """Let the next call of *name* stop, and raise *error* then if there is one.
+        """Make the next call of *name* wait, and then raise *error* if there is one.
 
-        Of several for the same name the first one stops the first call.
+        Several stalls of the same name apply to successive calls, in order.
         """
         stall = Stall(error)
         self._stalls.append((name, stall))
         return stall
 
     async def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
-        # As with a thread, the call in hand is finished when its caller is cancelled.
+        # As in a thread, a call that has begun is finished even if its caller is cancelled.
         with trio.CancelScope(shield=True):
             return await self._run(call, *args)
 
@@ -70,7 +70,7 @@ class Stalls:
 
 
 class Answer:
-    """What a call has returned or raised that a test lets run beside it."""
+    """Result or error of a call that runs beside a test."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -78,7 +78,7 @@ class Answer:
         self.over = trio.Event()
 
     async def get(self) -> Any:
-        """The result; the condition of an error that has one."""
+        """Wait for the result and return it; for an error, its condition or the error itself."""
         with trio.fail_after(20):
             await self.over.wait()
         if self.error is not None:
@@ -87,7 +87,7 @@ class Answer:
 
 
 def beside(nursery: trio.Nursery, call: Callable[..., Any], *args: Any) -> Answer:
-    """Run *call* in *nursery*."""
+    """Run *call* in *nursery*, and return its future answer."""
     answer = Answer()
 
     async def run() -> None:

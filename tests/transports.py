@@ -1,4 +1,4 @@
-"""One container reached in four ways, which must make no difference (A12)."""
+"""A container reached over four transports, which must make no difference (A12)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 from amqp_rt.container.connections import Connection
 from amqp_rt.container.container import Container
 
-#: ``async with reach(container) as peer``: a connection to a container that runs.
+#: ``async with reach(container) as peer``: a connection to a running container.
 Reach: TypeAlias = Callable[..., AbstractAsyncContextManager[Connection]]
 
 TRANSPORTS = ["local", "memory", "unix", "tcp"]
 
 
 def reach_over(transport: str, folder: Path) -> Reach:
-    """A way to connect over *transport*; *folder* is for sockets."""
+    """Return a function that connects over *transport*; *folder* is for sockets."""
 
     @asynccontextmanager
     async def reach(container: Container, **options: Any) -> AsyncIterator[Connection]:

@@ -1,4 +1,4 @@
-"""AMQP values for tests: equality that minds the types, and Hypothesis strategies of every type."""
+"""AMQP values for tests: equality that includes types, and Hypothesis strategies for every type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from amqp_rt.values import (
 
 
 def same(one: object, other: object) -> bool:
-    """Whether both are the same AMQP value: type and value, however deep; a NaN is itself."""
+    """Return whether both are the same AMQP value: in type and value, at every depth; a NaN equals itself."""
     if type(one) is not type(other):
         return False
     if isinstance(one, float) and isinstance(other, float):

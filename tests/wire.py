@@ -1,4 +1,4 @@
-"""Frames by hand, for tests that play the peer."""
+"""Hand-made frames, for tests in the role of the peer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def server(**options: object) -> Engine:
 
 
 def said(engine: Engine) -> list[object]:
-    """What the engine has written: header bytes and (channel, performative)."""
+    """Return the engine's output: header bytes and (channel, performative)."""
     data = b"".join(engine.take())
     found: list[object] = []
     at = 0
@@ -85,7 +85,7 @@ def begun(**options: object) -> Engine:
 
 
 def closed_with(engine: Engine) -> str:
-    """The condition of the close that the engine has written."""
+    """Return the condition of the close in the engine's output."""
     closes = [p for _, p in [f for f in said(engine) if isinstance(f, tuple)] if type(p) is Close]
     assert len(closes) == 1
     assert closes[0].error is not None
@@ -117,7 +117,7 @@ def transfer(delivery_id: int | None, payload: bytes = b"x", **fields: Any) -> b
 
 
 class Octets:
-    """A peer by hand: what it says, and the frames that it hears."""
+    """Hand-made peer: sends octets, and collects the frames that it receives."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -130,7 +130,7 @@ class Octets:
             await self.stream.send_all(b"".join(octets))
 
     async def hear(self, kind: type, count: int = 1) -> Any:
-        """The *count*-th frame of *kind*; None if the stream ends before."""
+        """Return the *count*-th frame of *kind*; None if the stream ends before."""
         while True:
             found = [each for each in self.heard if type(each) is kind]
             if len(found) >= count or self.over:
@@ -144,12 +144,12 @@ class Octets:
             self._cut()
 
     async def end(self) -> None:
-        """Hear all there is."""
+        """Receive until the stream ends."""
         await self.hear(type(None), 1_000_000)
 
     @property
     def condition(self) -> str:
-        """Of the error that was heard; nothing if there was none."""
+        """Condition of the first error received; empty if there was none."""
         for each in self.heard:
             error = None
             if isinstance(each, Close | End | Detach):

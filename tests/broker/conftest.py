@@ -1,4 +1,4 @@
-"""Tests that ask for ``kept`` run over every store."""
+"""Fixtures for tests of the broker; tests with ``kept`` run over every store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _sound_queues() -> Iterator[None]:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """Gives the same store again, as it would be found after a restart."""
+    """Function that returns the same store again, in its state after a restart."""
     if request.param == "memory":
         store = MemoryStore()
         return lambda: store
@@ -36,7 +36,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
 
 @pytest.fixture(params=["nowhere", "memory", "sqlite"])
 def kept_or_not(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store | None]:
-    """The same, or none at all."""
+    """Function that returns the same store again, in its state after a restart, or None."""
     if request.param == "nowhere":
         return lambda: None
     if request.param == "memory":
@@ -47,6 +47,6 @@ def kept_or_not(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages of some ten thousand octets are in several pieces."""
+    """Reduce the size of pieces, so that messages of some ten thousand octets have several."""
     monkeypatch.setattr(pieces, "PIECE", 7_000)
     monkeypatch.setattr(pieces, "_AHEAD", 20_000)

@@ -8,5 +8,5 @@ from transports import TRANSPORTS, Reach, reach_over
 
 @pytest.fixture(params=TRANSPORTS)
 def reach(request: pytest.FixtureRequest, tmp_path: Path) -> Reach:
-    """Each test that asks for it runs over every transport."""
+    """Function that connects to a container, over each transport in turn."""
     return reach_over(request.param, tmp_path)

@@ -1,9 +1,9 @@
-"""What one installation makes of many octets, as digests that another one must equal.
+"""Digests of one installation's behaviour on a corpus of octets, which those of another one must equal.
 
 ``python digest.py CASES [FOLDER]`` prints JSON: whether the installation is compiled, a digest of its
-sources, and a digest for each case. The corpus is made of recorded conversations, damaged in ways
-that depend on nothing but a seed, and of the fuzz inputs in FOLDER if it is given. Only octets go in:
-nothing that might itself be wrong makes the corpus.
+sources, and a digest for each case. The corpus consists of recorded conversations, damaged in ways that
+depend only on a seed, and of the fuzz inputs in FOLDER if it is given. It is plain octets: no code under
+test takes part in making it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ INTERESTING = (
 
 
 def sources() -> str:
-    """A digest of the sources whose two forms are compared; they are shipped in either."""
+    """Return a digest of the sources whose two forms are compared; both installations contain them."""
     package = Path(amqp_rt.__file__).parent
     total = hashlib.sha256()
     for folder in ("codec", "core", "broker", "."):
@@ -64,7 +64,7 @@ def sources() -> str:
     return total.hexdigest()
 
 
-# --- the corpus ----------------------------------------------------------------------------------
+# --- corpus --------------------------------------------------------------------------------------
 
 
 def conversations() -> list[tuple[str, str, bytes]]:
@@ -77,7 +77,7 @@ def conversations() -> list[tuple[str, str, bytes]]:
 
 
 def frames_of(data: bytes) -> list[bytes]:
-    """*data* cut where its frames begin."""
+    """Cut *data* into its frames."""
     found = []
     at = 0
     while at + 8 <= len(data):
@@ -113,7 +113,7 @@ def damaged(data: bytes, luck: random.Random) -> bytes:
 
 
 def corpus(cases: int, folder: Path | None) -> Iterator[tuple[str, str, bytes]]:
-    """(name, side that wrote it, octets)."""
+    """Yield (name, sending side, octets)."""
     recorded = conversations()
     yield from recorded
     for seed in range(cases):
@@ -131,11 +131,11 @@ def corpus(cases: int, folder: Path | None) -> Iterator[tuple[str, str, bytes]]:
                     yield name, "client", base64.b64decode(entry["b64"])
 
 
-# --- what is made of it --------------------------------------------------------------------------
+# --- behaviour -----------------------------------------------------------------------------------
 
 
 def played(program: Program, data: bytes, size: int) -> list[object]:
-    """Everything that can be seen of an engine that hears *data*."""
+    """Return all observable results of an engine that receives *data*."""
     seen: list[object] = []
     for at in range(0, len(data), size):
         program.hear(data[at : at + size])
@@ -158,7 +158,7 @@ def _event(event: Any) -> tuple[str, str]:
 
 
 def read(data: bytes) -> list[object]:
-    """*data* as values, as a message, and as the two performatives that have fast paths."""
+    """Decode *data* as values, as a message, and as the two performatives that have fast paths."""
     seen: list[object] = []
     reader = Reader(data)
     try:
@@ -184,7 +184,7 @@ def digest(name: str, side: str, data: bytes) -> str:
     seen: list[object] = []
     for role, make in PROGRAMS.items():
         if side in role:
-            continue  # its own side: what it hears comes from the other one
+            continue  # the same side: its input comes from the other one
         seen.append(played(make(), data, len(data) or 1))
         seen.append(played(passive(make()), data, 13))
     for piece in [data, *frames_of(data)]:

@@ -1,9 +1,9 @@
-"""Fuzz one target of ``fuzz_targets.py`` with atheris, guided by what it reaches.
+"""Fuzz one target of ``fuzz_targets.py`` with atheris, guided by coverage.
 
     python tests/fuzz/hunt.py TARGET [FLAGS OF LIBFUZZER] [FILES]
 
-With files it tries these and ends. Otherwise it begins with the corpus of the target. What it learns is kept in ``.build/fuzz/TARGET``, and the next
-hunt goes on from there; an input that breaks the target is written beside it, and its path is said.
+With files, tries these and ends. Otherwise begins with the corpus of the target. Interesting inputs are kept in ``.build/fuzz/TARGET``, where the
+next hunt continues; an input that breaks the target is written beside that folder, and its path is printed.
 Needs the extra ``fuzz`` and the plain modules: those that mypyc compiles cannot be instrumented.
 """
 
@@ -16,14 +16,14 @@ import atheris
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / ".build" / "fuzz"
-#: What nobody is to need for one input (REL11); a flag that is given again overrides it.
+#: Bounds for one input (REL11); a flag that is given again overrides them.
 BOUNDS = ["-max_len=4096", "-timeout=1", "-rss_limit_mb=512"]
-#: Those that make files and run event loops are given longer, for machines that are busy.
+#: Targets that write files or run event loops have more time, for busy machines.
 SLOW = {name: ["-timeout=5"] for name in ("websocket", "store", "users", "trace", "frames", "sasl")}
 
 
 def main(target: str, *flags: str) -> None:
-    """Hunt until libFuzzer's flags say that it is enough, or something breaks."""
+    """Hunt until libFuzzer's flags end it, or an input fails."""
     sys.path.insert(0, str(HERE.parent))
     with atheris.instrument_imports(include=["amqp_rt", "amqp_rt_spark"]):
         from fuzz_targets import TARGETS

@@ -1,4 +1,4 @@
-"""Each test here runs once with every peer that is installed."""
+"""Fixtures for tests with programs of peers; tests with ``peer`` run with every installed one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PEERS = ("proton", "rhea")
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.peer(name)) for name in PEERS])
 def peer(request: pytest.FixtureRequest) -> PeerPrograms:
-    """The programs of one peer after the other."""
+    """Programs of each peer in turn."""
     name = str(request.param)
     command: list[str] = request.getfixturevalue(name)
     return PeerPrograms(name, command)

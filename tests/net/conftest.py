@@ -1,4 +1,4 @@
-"""Tests that ask for ``carried`` run over every carrier."""
+"""Fixtures for tests of the network; tests with ``carried`` run over every kind of stream."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from amqp_rt.net.reactor import open_reactor
 
 @pytest.fixture(params=[*VIRTUAL, *REAL])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each test that asks for ``carried`` runs in every way."""
+    """Each kind of stream in turn."""
     return str(request.param)
 
 
 @pytest.fixture
 def clock(kind: str) -> trio.testing.MockClock | None:
-    """Virtual time for streams in memory. Tests name it so that they run under it."""
+    """Virtual time for streams in memory. Tests must request this fixture to run under it."""
     return trio.testing.MockClock(autojump_threshold=0) if kind in VIRTUAL else None
 
 

@@ -14,10 +14,10 @@ def say(**line):
 
 
 def client(options):
-    """In clear as to Microsoft's emulator, or over TLS."""
+    """Make a client without TLS, as for Microsoft's emulator, or with it."""
     account = f"SharedAccessKeyName={options['rule']};SharedAccessKey={options['key']}"
     if "tls" in options:
-        # It knows one port for this.
+        # The library allows only one port for TLS.
         return ServiceBusClient.from_connection_string(
             f"Endpoint=sb://localhost/;{account}",
             retry_total=0,

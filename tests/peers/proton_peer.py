@@ -51,7 +51,7 @@ ARRAY_NAMES = {code: name for name, code in ARRAY_TYPES.items()}
 
 
 def native(typed):
-    """The Python value that proton sends as *typed*."""
+    """Return *typed* as the Python value that proton sends for it."""
     kind, value = typed
     if kind in INTEGERS:
         return INTEGERS[kind](int(value))
@@ -92,7 +92,7 @@ def native(typed):
 
 
 def typed(value):
-    """What :func:`native` made *value* from."""
+    """Return the notation from which :func:`native` makes *value*."""
     kind = type(value)
     for name, cls in INTEGERS.items():
         if kind is cls:
@@ -156,7 +156,7 @@ def filler(size):
 
 
 def outgoing(shown):
-    """The proton message that *shown* describes."""
+    """Return *shown* as a proton message."""
     message = Message()
     section, value = shown["body"]
     if section == "data":
@@ -180,7 +180,7 @@ def outgoing(shown):
 
 
 def show(message):
-    """*message* as the contract writes it."""
+    """Return *message* in the notation of the contract."""
     body = message.body
     if message.inferred and isinstance(body, bytes | memoryview):
         octets = bytes(body)
@@ -217,7 +217,7 @@ def show(message):
 
 
 def shown_messages(options):
-    """The messages that a ``send`` is to send."""
+    """Return the messages for a ``send``."""
     if "messages" in options:
         return [outgoing(shown) for shown in options["messages"]]
     count, size = options.get("count", 1), options.get("size")
@@ -228,7 +228,7 @@ def shown_messages(options):
 
 
 def state_of(delivery):
-    """What the other side said about *delivery*, as the contract writes it."""
+    """Return the remote state of *delivery*, in the notation of the contract."""
     remote, kind = delivery.remote, delivery.remote_state
     if kind == Delivery.ACCEPTED:
         return ["accepted"]
@@ -250,7 +250,7 @@ def say(**line):
 
 
 def settle(delivery, outcome, second):
-    """Say *outcome* about *delivery*; where we settle second, the sender goes first."""
+    """Update *delivery* with *outcome*; if the receiver settles second, wait for the sender to settle."""
     if outcome == "none":
         return
     if outcome == "reject":
@@ -269,7 +269,7 @@ def settle(delivery, outcome, second):
 
 
 class Client(MessagingHandler):
-    """A connection with a result, which is printed when it is over."""
+    """A connection with a result, which is printed at its end."""
 
     def __init__(self, options):
         super().__init__(prefetch=0, auto_accept=False)
@@ -325,7 +325,7 @@ class Client(MessagingHandler):
         self.failed("connection", event.connection.remote_condition)
 
     def on_connection_remote_close(self, event):
-        # amqp:connection:forced does not get as far as on_connection_error.
+        # amqp:connection:forced does not reach on_connection_error.
         if condition := event.connection.remote_condition:
             self.failed("connection", condition)
 
@@ -360,7 +360,7 @@ SND_MODES = {
 
 
 class Settlement(SenderOption):
-    """The settle modes that ``settle`` and ``second`` ask for."""
+    """Settle modes that ``settle`` and ``second`` request."""
 
     def __init__(self, options):
         self.options = options
@@ -411,7 +411,7 @@ class Send(Client):
         if (state := state_of(delivery)) is not None:
             self.states[self.deliveries[delivery.tag]] = state
         if self.options.get("second") and not delivery.settled:
-            delivery.settle()  # we go first, then nothing more is heard of it
+            delivery.settle()  # settled by us first, so no further event comes
             self.settled += 1
         elif delivery.settled:
             self.settled += 1
@@ -473,7 +473,7 @@ class Receive(Client):
             container.schedule(quiet / 1000, Quiet(self, quiet / 1000))
 
     def grant(self):
-        """Refill the window, but never for more messages than are wanted."""
+        """Grant a full window of credit, but never for more messages than wanted."""
         credit = min(self.options.get("credit", 100), self.to_grant)
         self.to_grant -= credit
         self.receiver.flow(credit)
@@ -516,7 +516,7 @@ class Receive(Client):
 
 
 class Quiet:
-    """Ends a receiver that has not had a message for a while."""
+    """Ends a receiver that has not received a message for a while."""
 
     def __init__(self, receive, quiet_s):
         self.receive, self.quiet_s = receive, quiet_s
@@ -530,7 +530,7 @@ class Quiet:
 
 
 class Transact(Client):
-    """One transaction after the other: take, send, accept, end."""
+    """Successive transactions: receive, send, accept, discharge."""
 
     def begin(self, container):
         options = self.options
@@ -577,7 +577,7 @@ class Transact(Client):
         self.go_on("committed")
 
     def on_transaction_aborted(self, event):
-        # What was accepted is released after this.
+        # Accepted deliveries are released after this.
         self.go_on("aborted")
 
     def on_transaction_commit_failed(self, event):
@@ -647,7 +647,7 @@ class Mirror(Client):
 
 
 class Authorize(Client):
-    """Puts tokens, one after the other's answer, then sends."""
+    """Puts tokens one by one, each after the answer to the last, then sends."""
 
     def begin(self, container):
         self.container = container
@@ -700,7 +700,7 @@ class Authorize(Client):
 
 
 def with_values(values):
-    """A message with *values* wherever the standard allows them."""
+    """Return a message with *values* wherever the standard allows them."""
     return Message(
         body=[native(value) for _, value in values.items()],
         properties={
@@ -715,7 +715,7 @@ def with_values(values):
 
 
 class Queue:
-    """Messages in order, to consumers in order of their asking."""
+    """Queue that delivers messages in order, to consumers in the order of their requests."""
 
     def __init__(self):
         self.messages = deque()
@@ -834,7 +834,7 @@ class Serve(MessagingHandler):
             if message == "abort":
                 delivery = link.delivery("aborted")
                 link.stream(b"\0Sw\xa1\x64half")
-                # What is streamed leaves with the next pass over the transport; abort after it.
+                # Streamed octets leave with the next pass over the transport; abort after it.
                 self.container.schedule(0.05, Abort(delivery))
                 return
             link.send(message)
@@ -846,7 +846,7 @@ class Serve(MessagingHandler):
         if not (link.is_sender and delivery.updated):
             return
         if link.rcv_settle_mode == Link.RCV_SECOND and not delivery.settled:
-            delivery.settle()  # the receiver has spoken and waits for us
+            delivery.settle()  # the receiver has sent its outcome and waits for the sender to settle
         if (message := getattr(delivery, "message", None)) is None:
             return
         delivery.message = None
@@ -897,7 +897,7 @@ class Serve(MessagingHandler):
             if event.link.kind in self.sinks:
                 self.sinks[event.link.kind]["settled"] += 1
 
-    # -- the end
+    # -- ends of links and connections
 
     def forget(self, link):
         for queue in self.queues.values():
@@ -921,8 +921,8 @@ class Serve(MessagingHandler):
 
 
 class Survive(MessagingHandler):
-    """Half of the numbers pass before the connection is lost, half after; the links are proton's to
-    attach again."""
+    """Passes half of the numbers before the connection is lost, and half after; proton must attach the
+    links again by itself."""
 
     def __init__(self, options):
         super().__init__(prefetch=10)

@@ -1,4 +1,4 @@
-"""The client as type checkers see it; see ``decorators.py`` for how this is judged."""
+"""The client as type checkers see it; ``decorators.py`` explains the checks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Programs that must type-check, and lines that must not: ``make types`` runs mypy over this file.
 
-A line that must not check carries the error it is to give; mypy reports one that is not needed.
+A line that must not check is marked with the error it must give; mypy reports marks that are not needed.
 """
 
 from __future__ import annotations

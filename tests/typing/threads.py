@@ -1,4 +1,4 @@
-"""What a type checker knows of the doors for asyncio and for threads."""
+"""The asyncio and threads APIs as type checkers see them."""
 
 from __future__ import annotations
 

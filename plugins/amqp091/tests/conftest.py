@@ -1,4 +1,4 @@
-"""A broker that speaks 0-9-1 and 1.0 at one port, and clients in threads beside it."""
+"""A broker with 0-9-1 and 1.0 at one port, and clients in threads beside it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Served:
         self.port = int(url.rpartition(":")[2].rstrip("/"))
 
     async def run(self, client: Callable[..., T], *args: Any, within: float = 30) -> T:
-        """What *client* returns, which blocks, and may take *within* seconds."""
+        """Run *client*, which blocks, in a thread for at most *within* seconds; return its result."""
         with trio.fail_after(within):
             return await trio.to_thread.run_sync(client, *args, abandon_on_cancel=True)
 

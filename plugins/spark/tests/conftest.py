@@ -1,4 +1,4 @@
-"""A broker in a thread of its own, as the tests of the plug-in use it."""
+"""A broker in a thread of its own, and other fixtures for the tests of the plug-in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from amqp_rt import Message, sync
 from amqp_rt.broker import Log, Queue
 from amqp_rt.limits import Limits
 
-# As in the tests of the runtime, whose settings are not read when these are run alone.
+# As in the tests of the runtime, whose configuration does not apply when these run alone.
 settings.register_profile(
     "plug-in",
     deadline=None,
@@ -36,7 +36,7 @@ if os.environ.get("AMQP_RT_LONG") != "1":
 
 
 class Served:
-    """A broker that listens, and what tests do to it."""
+    """A listening broker, with methods for tests."""
 
     def __init__(self, broker: Any) -> None:
         self.broker = broker
@@ -59,7 +59,7 @@ class Served:
 
 
 def spark_is_missing() -> str:
-    """Why Spark cannot be started here; an empty text if it can."""
+    """Return the reason why Spark cannot be started here; an empty text if it can."""
     if os.environ.get("AMQP_RT_EXPECT") == "compiled":
         return "Spark runs with the editable tree"
     try:
@@ -75,7 +75,7 @@ def spark_is_missing() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """As in the tests of the runtime."""
+    """Deselect long tests in short runs, as in the tests of the runtime."""
     if os.environ.get("AMQP_RT_LONG") == "1":
         return
     long = [item for item in items if item.get_closest_marker("long")]
@@ -91,7 +91,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
-#: Settings of the sessions of tests: small, quiet, and nowhere but here.
+#: Settings of sessions in tests: small, quiet, and on this machine only.
 CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -105,7 +105,7 @@ CONF = {
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The one session of Spark of all tests."""
+    """The session of Spark that all tests share."""
     folder = tmp_path_factory.mktemp("spark")
     conf = {"spark.sql.warehouse.dir": str(folder), "spark.local.dir": str(folder)}
     found = session("local[2,2]", conf={**CONF, **conf})
@@ -120,13 +120,13 @@ def spark_conf() -> dict[str, str]:
 
 @pytest.fixture
 def long_run_here() -> bool:
-    """Whether this is a long run, which has the time to be thorough."""
+    """Whether this is a long run, with time for thorough tests."""
     return os.environ.get("AMQP_RT_LONG") == "1"
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    # Workers of Spark keep their connections, and are not there to answer a close.
+    # Spark's workers keep their connections and do not answer a close.
     limits = Limits(close_grace_s=0.2)
     with sync.Broker(limits=limits, store=f"sqlite:{tmp_path / 'broker.db'}") as broker:
         broker.declare(
@@ -138,10 +138,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 class BrokerProcess:
-    """A broker in a process of its own, with a store and an address that it keeps when it starts again.
+    """A broker in a process of its own, whose store and address survive restarts.
 
     Args:
-        folder: Where its store is.
+        folder: Folder of its store.
         nodes: Names of queues, and of logs with the numbers of their partitions.
     """
 
@@ -178,7 +178,7 @@ with sync.Broker(limits=Limits(close_grace_s=0.2), store="sqlite:" + store) as b
         assert self._process.stdout.readline() == b"ready\n"
 
     def restart(self, number: signal.Signals, away_s: float = 0.0) -> None:
-        """End the process by a signal, and start another one, which is not there yet."""
+        """End the process by a signal, and start another one without waiting until it is ready."""
         self._end(number)
         time.sleep(away_s)
         self._process = self._start()
@@ -221,7 +221,7 @@ def broker_process(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def broker_process_with(tmp_path: Path) -> Iterator[Callable[[str], BrokerProcess]]:
-    """Start a broker in a process of its own, with the nodes that are named."""
+    """Return a function that starts a broker in a process of its own, with the given nodes."""
     with contextlib.ExitStack() as open_here:
 
         def start(nodes: str) -> BrokerProcess:
@@ -233,10 +233,10 @@ def broker_process_with(tmp_path: Path) -> Iterator[Callable[[str], BrokerProces
 
 
 class Relay:
-    """A network between clients and a broker, which can be cut.
+    """A relay between clients and a broker, whose connections can be cut.
 
     Args:
-        port: Where the broker listens.
+        port: Port of the broker.
     """
 
     def __init__(self, port: int) -> None:
@@ -257,7 +257,7 @@ class Relay:
                 _reset(each)
 
     def cut_at(self, words: bytes, *, heard: bool) -> None:
-        """Cut once, when a client says *words*: if they are *heard*, the answer is not."""
+        """Cut once, when a client sends *words*: with *heard* after forwarding them, so only the answer is lost."""
         self._trigger = words, heard
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class Relay:
                     if not trigger[1]:
                         self.cut()
                         return
-                    # The answer finds no client any more.
+                    # The answer has no client to go to.
                     self.cuts += 1
                     _reset(source)
                     sink.sendall(data)
@@ -298,7 +298,7 @@ class Relay:
 
 def _reset(end: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        # No lingering: the other end hears a reset, and nothing that is on its way.
+        # Without lingering, the other end gets a reset, and data on its way is dropped.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         end.shutdown(socket.SHUT_RDWR)
     end.close()

@@ -1,4 +1,4 @@
-"""Has a worker do things, and prints what came of them."""
+"""Run tasks on a Celery worker, and print their results."""
 
 from __future__ import annotations
 

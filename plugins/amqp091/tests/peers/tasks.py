@@ -1,4 +1,4 @@
-"""Tasks of Celery, as anybody writes them; ``BROKER`` and ``RESULTS`` say where things are."""
+"""Typical Celery tasks; ``BROKER`` and ``RESULTS`` are the URLs of the broker and the result backend."""
 
 from __future__ import annotations
 

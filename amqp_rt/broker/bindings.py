@@ -1,8 +1,8 @@
-"""Exchanges and bindings of one virtual host: which queues a message goes to (0-9-1 §3.1.3). Pure.
+"""Exchanges and bindings of one virtual host, which route messages to queues (0-9-1 §3.1.3). Pure.
 
-The model of AMQP 0-9-1 and 0-10, which share it. An exchange has a *table*, which says for a routing key
-and headers where messages go: to queues, or on to other exchanges. The queues themselves are elsewhere;
-here they are names. Messages are not seen at all.
+The model that AMQP 0-9-1 and 0-10 share. An exchange has a *table* that maps a routing key and
+headers to destinations: queues or other exchanges. Queues are known by name only, and messages are
+not part of this module.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..fronts.base import Exchange
 from ..limits import DEFAULT_LIMITS, Limits
 from .queues import Memory
 
-#: Names that only the broker gives.
+#: Prefix of names that only the broker may declare.
 RESERVED: Final = "amq."
 #: Octets of an exchange's name in 0-9-1; 0-10 allows 255.
 NAME_MAX: Final = 127
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]+")
-#: Looks at places and bindings between two turns of :meth:`Exchanges.routing`: about a tenth of a
-#: millisecond. One of them costs a tenth of what a frame of a message costs.
+#: Lookups (trie nodes and bindings examined) between two yields of :meth:`Exchanges.routing`: about
+#: a tenth of a millisecond. One lookup costs a tenth of the work for a frame of a message.
 _LOOKS: Final = 100
 LOOKS_OF_A_FRAME: Final = 10
 _X_MATCH: Final = frozenset(("all", "any", "all-with-x", "any-with-x"))
@@ -31,49 +31,49 @@ _NO_HEADERS: Final[Mapping[str, object]] = {}
 
 
 class Destination(NamedTuple):
-    """Where a binding leads: a queue, or another exchange."""
+    """Destination of a binding: a queue or another exchange."""
 
     name: str
     is_exchange: bool = False
 
 
 class Binding(NamedTuple):
-    """One binding of an exchange. Two that are equal are one."""
+    """Binding of an exchange. Equal bindings are the same binding."""
 
     destination: Destination
     key: str
-    #: What a headers exchange looks for. Others only keep it: it tells bindings apart.
+    #: Headers that a headers exchange matches. For other types they only make bindings differ.
     arguments: tuple[tuple[str, object], ...] = ()
 
 
 class RoutingTable(Protocol):
-    """What makes a type of exchange: the plug-in point for ``x-`` types."""
+    """Interface of an exchange type, and the plug-in point for ``x-`` types."""
 
     def check(self, key: str, arguments: Mapping[str, object]) -> None:
-        """Raise ``AmqpError`` if a binding of this kind would make no sense."""
+        """Raise ``AmqpError`` if this type of exchange cannot have such a binding."""
 
     def add(self, binding: Binding) -> None:
-        """A binding that was not there."""
+        """Add a binding that the table does not have."""
 
     def remove(self, binding: Binding) -> None:
-        """A binding that was there."""
+        """Remove a binding that the table has."""
 
     def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination | int]:
-        """Where a message goes; a destination may come several times.
+        """Yield the destinations of a message; a destination may occur several times.
 
-        Tables that have to search yield what they find, and in between numbers: so many bindings were
-        looked at without a find. Others get their turn after enough of both, and bindings may come and
-        go meanwhile.
+        Tables that search also yield integers in between: the number of bindings examined since
+        the last integer. The caller counts both to let others run, and bindings may be added or
+        removed while it does.
         """
 
 
 class _Unchecked:
     def check(self, key: str, arguments: Mapping[str, object]) -> None:
-        """Anything goes."""
+        """Accept every binding."""
 
 
 class DirectTable(_Unchecked):
-    """Keys are equal (§3.1.3.1)."""
+    """Bindings whose key equals the routing key (§3.1.3.1)."""
 
     def __init__(self) -> None:
         self._keys: dict[str, dict[Binding, None]] = {}
@@ -92,7 +92,7 @@ class DirectTable(_Unchecked):
 
 
 class FanoutTable(_Unchecked):
-    """Everything goes everywhere (§3.1.3.2)."""
+    """Bindings that match every message (§3.1.3.2)."""
 
     def __init__(self) -> None:
         self._bindings: dict[Binding, None] = {}
@@ -108,12 +108,12 @@ class FanoutTable(_Unchecked):
 
 
 class _Word:
-    """A place in the trie of patterns: the words that led here, and those that go on."""
+    """Node in the trie of patterns, with the words that may follow it."""
 
     __slots__ = ("bindings", "many", "words")
 
     def __init__(self, *, many: bool = False) -> None:
-        #: This is a ``#``: it takes words and stays.
+        #: Whether the node stands for ``#``, which stays active for any number of words.
         self.many = many
         self.words: dict[str, _Word] = {}
         self.bindings: dict[Binding, None] = {}
@@ -122,9 +122,9 @@ class _Word:
 class TopicTable(_Unchecked):
     """Patterns of words with ``*`` for one and ``#`` for any number (§3.1.3.3).
 
-    The patterns are a trie. A key goes through it word by word, at all places at once where a pattern
-    may be: the cost grows with the words and with the wildcards that fit so far, not with the bindings,
-    and a pattern of many ``#`` costs no more than its length.
+    The patterns form a trie. A key is matched word by word, at all nodes at once that a pattern may
+    have reached: the cost grows with the words and with the wildcards that match so far, not with
+    the bindings, and a pattern of many ``#`` costs no more than its length.
     """
 
     def __init__(self) -> None:
@@ -185,9 +185,10 @@ def _words(key: str) -> list[str]:
 
 
 def _enter(places: dict[_Word, None], place: _Word | None) -> int:
-    """Add *place* to *places*, and each ``#`` behind it, which may stand for no word at all.
+    """Add *place* to *places*, and each ``#`` that follows it, since ``#`` matches zero words too.
 
-    Returns how many were added.
+    Returns:
+        The number of nodes added.
     """
     count = 0
     while place is not None and place not in places:
@@ -198,7 +199,7 @@ def _enter(places: dict[_Word, None], place: _Word | None) -> int:
 
 
 class _HeadersBinding:
-    """A binding of a headers exchange: the headers that it wants, all or any of them."""
+    """Binding of a headers exchange, with the headers of which all or any have to match."""
 
     __slots__ = ("destination", "every", "wanted")
 
@@ -209,10 +210,10 @@ class _HeadersBinding:
 
 
 class HeadersTable:
-    """Headers have the values that a binding names (§3.1.3.4), by ``x-match`` all or any of them.
+    """Bindings whose headers, all or any by ``x-match``, equal those of the message (§3.1.3.4).
 
-    A value of nothing (void) asks only that there is such a header. Names that begin with ``x-`` count
-    only for ``all-with-x`` and ``any-with-x``.
+    A void value only requires that the header exists. Names that begin with ``x-`` count only for
+    ``all-with-x`` and ``any-with-x``.
     """
 
     def __init__(self) -> None:
@@ -241,7 +242,7 @@ class HeadersTable:
         del self._bindings[binding]
 
     def match(self, key: str, headers: Mapping[str, object]) -> Iterator[Destination | int]:
-        # A header is read once for the message, however many bindings want it.
+        # A header is read once for each message, however many bindings refer to it.
         frozen: dict[str, object] = {}
         looked = 0
         for binding in list(self._bindings.values()):
@@ -266,9 +267,9 @@ class HeadersTable:
 
 
 def _frozen(value: object) -> object:
-    """*value* as something that has a hash. Numbers of any width are equal if their values are."""
+    """Return a hashable form of *value*. Numbers of any width are equal if their values are."""
     if isinstance(value, bool):
-        return ("bit", value)  # True is 1 for Python, and for nobody else
+        return ("bit", value)  # in Python True equals 1, in AMQP it does not
     if isinstance(value, Mapping):
         return ("table", tuple(sorted((str(key), _frozen(each)) for key, each in value.items())))
     if isinstance(value, list | tuple):
@@ -277,9 +278,10 @@ def _frozen(value: object) -> object:
 
 
 class SystemTable:
-    """The key names a service, which gets the message (§3.1.3.5): nothing is bound.
+    """Routing to the queue named by the key, as for a service (§3.1.3.5), without bindings.
 
-    Names that begin with ``amq.`` are those of services of the standard, of which there are none.
+    Names that begin with ``amq.`` are reserved for services of the standard, none of which exist
+    here.
     """
 
     def check(self, key: str, arguments: Mapping[str, object]) -> None:
@@ -289,18 +291,18 @@ class SystemTable:
         )
 
     def add(self, binding: Binding) -> None:
-        """There are none."""
+        """Do nothing: the table has no bindings."""
 
     def remove(self, binding: Binding) -> None:
-        """There are none."""
+        """Do nothing: the table has no bindings."""
 
     def match(self, key: str, headers: Mapping[str, object]) -> Iterable[Destination | int]:
         return [Destination(key)] if key and not key.startswith(RESERVED) else []
 
 
-#: The type of exchange whose messages go where their sender says: it takes the right to send there.
+#: Exchange type whose sender chooses the queue, which takes the right to send to that queue.
 SYSTEM: Final = "system"
-#: The types of exchange that there are without a plug-in.
+#: Exchange types available without a plug-in.
 TYPES: Final[Mapping[str, Callable[[], RoutingTable]]] = {
     "direct": DirectTable,
     "fanout": FanoutTable,
@@ -308,7 +310,7 @@ TYPES: Final[Mapping[str, Callable[[], RoutingTable]]] = {
     "headers": HeadersTable,
     SYSTEM: SystemTable,
 }
-#: What every virtual host has (decision 17), besides the default exchange, whose name is empty.
+#: Exchanges of every virtual host, besides the default exchange, whose name is empty.
 STANDARD: Final[Mapping[str, str]] = {
     "amq.direct": "direct",
     "amq.fanout": "fanout",
@@ -319,7 +321,7 @@ STANDARD: Final[Mapping[str, str]] = {
 
 
 class _Node:
-    """An exchange with its bindings: those that it has, and from where it is bound."""
+    """Exchange: its declaration, its routing table, and the bindings of which it is the source."""
 
     def __init__(self, declared: Exchange, table: RoutingTable) -> None:
         self.declared = declared
@@ -327,23 +329,25 @@ class _Node:
         self.bindings: dict[Binding, None] = {}
 
 
-#: A binding with the exchange that has it.
+#: A binding with the name of its source exchange.
 _Bound: TypeAlias = tuple[str, Binding]
 
 
 class Exchanges:
     """The exchanges of one virtual host and their bindings.
 
-    What cannot be done raises :class:`~amqp_rt.errors.AmqpError` with a condition of AMQP 1.0, which
-    a front says in its own words: ``amqp:not-found`` is 404, ``amqp:precondition-failed`` 406,
-    ``amqp:unauthorized-access`` 403, ``amqp:not-implemented`` 503 for an unknown type.
+    Operations that fail raise :class:`~amqp_rt.errors.AmqpError` with a condition of AMQP 1.0,
+    which a front translates: ``amqp:not-found`` to 404, ``amqp:precondition-failed`` to 406,
+    ``amqp:unauthorized-access`` to 403, ``amqp:not-implemented`` (an unknown type) to 503.
 
     Args:
-        has_queue: Whether there is a queue of a name: the default exchange leads to each by its name.
-        types: Types of exchange, by name; ``x-`` types are added to :data:`TYPES` here.
-        limits: ``exchanges_max`` and ``bindings_max`` are used here.
-        on_unbound: Called with the exchange and each of its bindings that is undone, however that comes.
-        memory: Where what exchanges and bindings take is counted.
+        has_queue: Whether a queue of this name exists: the default exchange routes by queue
+            name.
+        types: Exchange types by name; add ``x-`` types to those of :data:`TYPES`.
+        limits: ``exchanges_max``, ``bindings_max`` and the bounds of routing are used here.
+        on_unbound: Called with the exchange and the binding for each binding removed, for any
+            cause.
+        memory: Where the memory of exchanges and bindings is counted.
     """
 
     def __init__(
@@ -361,7 +365,7 @@ class Exchanges:
         self._types = types
         self._limits = limits
         self._nodes: dict[str, _Node] = {}
-        #: Destination → the bindings that lead there.
+        #: Maps each destination to the bindings that lead to it.
         self._leading: dict[Destination, dict[_Bound, None]] = {}
         self._count = 0
         for name, kind in STANDARD.items():
@@ -376,29 +380,33 @@ class Exchanges:
         return name in self._nodes
 
     def find(self, name: str) -> Exchange:
-        """How *name* was declared.
+        """Return the declaration of exchange *name*.
 
         Raises:
-            AmqpError: There is no such exchange (``amqp:not-found``).
+            AmqpError: No such exchange exists (``amqp:not-found``).
         """
         if not name:
             return _DEFAULT
         return self._node(name).declared
 
     def bindings(self, name: str) -> list[Binding]:
-        """The bindings of an exchange, in the order in which they were made."""
+        """Return the bindings of an exchange, in the order of their creation.
+
+        Raises:
+            AmqpError: No such exchange exists.
+        """
         return list(self._node(name).bindings)
 
     def declare(
         self, wanted: Exchange, *, name_max: int = NAME_MAX, restored: bool = False
     ) -> bool:
-        """Make an exchange; False if there is an equal one already (§1.7.2.1 ``declare``).
+        """Create an exchange, or return False if an equal one exists (§1.7.2.1 ``declare``).
 
-        One that is *restored* from a store has its room, whatever else has been restored.
+        An exchange *restored* from a store is created even if the memory limit is reached.
 
         Raises:
-            AmqpError: There is one that differs, the name is reserved or is none, there is no such
-                type, or there are too many.
+            AmqpError: A different one of this name exists, the name is reserved or invalid, the
+                type is unknown, or there are too many exchanges.
         """
         name = wanted.name
         if not name:
@@ -438,10 +446,12 @@ class Exchanges:
         return True
 
     def _take_room(self, size: int, what: str, restored: bool) -> None:
-        """Count *size* bytes for *what*.
+        """Count *size* bytes of memory; *what* names their purpose in the error.
+
+        The limit does not apply to objects *restored* from the store.
 
         Raises:
-            AmqpError: The broker has no room for them.
+            AmqpError: The broker has no memory left for them.
         """
         memory = self._memory
         if memory.held + size > memory.limit and not restored:
@@ -458,10 +468,11 @@ class Exchanges:
             memory.tell()
 
     def delete(self, name: str, *, if_unused: bool = False) -> list[str]:
-        """Delete an exchange with its bindings; returns it and those that went with it.
+        """Delete an exchange and its bindings; return the names of all exchanges thereby deleted.
 
         Raises:
-            AmqpError: There is no such exchange; it is the broker's; or it is in use.
+            AmqpError: No such exchange exists, it is reserved, or it has bindings and *if_unused*
+                is set.
         """
         if not name or name.startswith(RESERVED):
             raise _refused(f"exchange {name!r} is the broker's")
@@ -481,13 +492,14 @@ class Exchanges:
         *,
         restored: bool = False,
     ) -> Binding | None:
-        """Bind *destination* to *source*; the new binding, None if it is bound so already.
+        """Bind *destination* to *source*; return the new binding, or None if it exists already.
 
-        The caller has made sure that there is a queue of that name.
+        The caller has checked that a destination queue exists. A *restored* binding takes its
+        memory even if the limit is reached.
 
         Raises:
-            AmqpError: There is no such exchange, it cannot be bound, or not like that; or there are
-                too many bindings.
+            AmqpError: An exchange does not exist, cannot be bound or not with these arguments, or
+                there are too many bindings.
         """
         if not restored:
             self._check_key(key)
@@ -510,10 +522,10 @@ class Exchanges:
     def unbind(
         self, source: str, destination: Destination, key: str, arguments: Mapping[str, object]
     ) -> list[str]:
-        """Undo a binding, if it is there; returns the auto-delete exchanges that it was the last of.
+        """Remove a binding if it exists; return the auto-delete exchanges deleted with it.
 
         Raises:
-            AmqpError: There is no such exchange, or it is the default one.
+            AmqpError: An exchange does not exist, or it is the default one.
         """
         _, binding = self._binding(source, destination, key, arguments)
         gone: list[str] = []
@@ -521,13 +533,13 @@ class Exchanges:
         return gone
 
     def forget(self, queue: str) -> list[str]:
-        """A queue is deleted, and its bindings with it; returns the exchanges that went as well."""
+        """Remove the bindings of a deleted queue; return the exchanges deleted with them."""
         gone: list[str] = []
         self._drop(self._sever(Destination(queue)), gone)
         return gone
 
     def route(self, name: str, key: str, headers: Mapping[str, object] = _NO_HEADERS) -> list[str]:
-        """The queues that a message for exchange *name* goes to, found in one go.
+        """Return the queues that a message for exchange *name* is routed to, without yielding.
 
         Raises:
             AmqpError: As for :meth:`routing`.
@@ -544,25 +556,25 @@ class Exchanges:
         headers: Mapping[str, object],
         found: dict[str, None],
     ) -> Generator[int, None, None]:
-        """Add to *found* the queues that a message for exchange *name* goes to, each once.
+        """Add to *found* the queues that a message for exchange *name* is routed to, each once.
 
-        Bindings between exchanges are followed, each exchange is looked at once. From one that leads
-        nowhere the message goes to its alternate exchange, which is no system exchange: who sends
-        there says where to, and has to have the right to.
+        Bindings between exchanges are followed, and each exchange is visited once per key. A
+        message without a destination goes to the alternate exchange, unless that is a system
+        exchange: its sender chooses the queue, and needs the right to send to it.
 
-        A message may have to be held against very many bindings. The generator yields every now and
-        then what its work since then is worth, in frames, so that its caller can let others have their
-        turn; what is declared meanwhile may count or not.
+        A message may have to be compared with very many bindings. The generator yields from time to
+        time the work done since, counted in frames, so that its caller can let others run; changes
+        of the bindings made in between may or may not take effect.
 
         Args:
-            name: The exchange.
-            keys: The routing keys of the message.
-            headers: Its headers.
-            found: Where the names of queues are put, as keys.
+            name: Name of the exchange.
+            keys: Routing keys of the message.
+            headers: Headers of the message.
+            found: Receives the names of the queues, as keys.
 
         Raises:
-            AmqpError: There is no such exchange, there are too many keys or they are too long, or
-                finding the queues takes more than ``routing_looks_max`` looks.
+            AmqpError: The exchange does not exist, there are too many keys or one is too long,
+                or routing takes more than ``routing_looks_max`` lookups.
         """
         limits = self._limits
         if len(keys) > limits.routing_keys_max:
@@ -618,7 +630,7 @@ class Exchanges:
         """Refuse a routing key or a pattern that is too long.
 
         Raises:
-            AmqpError: It is.
+            AmqpError: The key has too many characters or words.
         """
         limits = self._limits
         if len(key) > limits.routing_key_max or key.count(".") >= limits.routing_words_max:
@@ -649,7 +661,7 @@ class Exchanges:
         return node, Binding(destination, key, frozen)
 
     def _undo(self, bound: _Bound) -> list[str]:
-        """Take a binding away; returns its exchange if that goes with its last one."""
+        """Remove a binding; return its exchange if that is to be deleted with its last binding."""
         source, binding = bound
         node = self._nodes[source]
         if binding not in node.bindings:
@@ -667,13 +679,13 @@ class Exchanges:
         return [source] if node.declared.auto_delete and not node.bindings else []
 
     def _sever(self, destination: Destination) -> list[str]:
-        """Undo what leads to *destination*; returns the exchanges that go with their last binding."""
+        """Remove the bindings to *destination*; return the exchanges to be deleted with them."""
         return [
             name for bound in list(self._leading.get(destination, ())) for name in self._undo(bound)
         ]
 
     def _drop(self, names: list[str], gone: list[str]) -> None:
-        """Remove exchanges, and those that this leaves without the bindings they live by."""
+        """Delete exchanges, and auto-delete exchanges that thereby lose their last binding."""
         while names:
             name = names.pop()
             node = self._nodes.get(name)
@@ -687,7 +699,7 @@ class Exchanges:
             gone.append(name)
 
 
-#: About the bytes that a value takes in memory beside its octets, and a binding and each word of its
+#: Approximate memory in bytes of a value beside its octets, of a binding, and of each word of its
 #: pattern in the tables.
 _VALUE: Final = 64
 _BINDING: Final = 600
@@ -695,7 +707,7 @@ _WORD: Final = 400
 
 
 def size_of(value: object) -> int:
-    """About the bytes that *value*, such as the arguments of a declaration, takes in memory."""
+    """Return the approximate memory in bytes of *value*, such as the arguments of a declaration."""
     if isinstance(value, str | bytes):
         return _VALUE + len(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What the properties of an arriving message claim, for queues that want to know (Part 3 §3.2.4)."""
+"""Checks of the properties of an arriving message, for queues that want them (Part 3 §3.2.4)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def check_claims(
     absolute_expiry: bool = True,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Rejected | None:
-    """Say why *entry*, which *peer* has sent, is refused, None if it is not.
+    """Check the properties of *entry* and apply its expiry time; return why to reject it, or None.
 
     Args:
         entry: The message.
         peer: Its sender.
-        user_id: A ``user-id`` has to be the name of the user who is logged in.
-        absolute_expiry: The message has until its ``absolute-expiry-time`` from now on, and no longer
-            than it had. When it was created is its sender's own business.
-        limits: Bounds for its properties.
+        user_id: Require that a ``user-id`` is the name of the authenticated user.
+        absolute_expiry: Let the message expire at its ``absolute-expiry-time`` if that is earlier
+            than its expiry so far. ``creation-time`` is not checked.
+        limits: Bounds of its properties.
     """
     if entry.message_format != MESSAGE_FORMAT:
         return None

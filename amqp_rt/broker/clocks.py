@@ -1,4 +1,4 @@
-"""The clock of a broker that is given none."""
+"""Default clock of a broker, which follows a virtual clock of the event loop."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from ..clock import SystemClock
 
 
 class RunClock(SystemClock):
-    """The clocks of the system; virtual ones from :meth:`begin` on where the event loop's is.
+    """Clock of the system; from :meth:`begin` on that of the event loop, if that is virtual.
 
-    Whoever runs trio on a clock of their own, such as ``trio.testing.MockClock``, means the time of
-    the broker too: a message that lives for an hour is to expire when an hour of that clock has
-    passed. Both clocks go on from where those of the system are then, so that what was put before
-    keeps its times.
+    Code that runs trio on its own clock, such as ``trio.testing.MockClock``, expects the broker to
+    follow it: a message with a ttl of an hour expires when an hour of that clock has passed. Both
+    times continue from the system's, so that messages put earlier keep their times.
     """
 
     def __init__(self) -> None:
-        #: The event loop's, if it is virtual, and what is added to its time.
+        #: The event loop's clock, if it is virtual, and the offsets added to its time.
         self._virtual: trio.abc.Clock | None = None
         self._monotonic_s = 0.0
         self._wall_s = 0.0
 
     def begin(self) -> None:
-        """The broker runs in the event loop of this task from now on. Saying so twice is as once."""
+        """Follow the clock of the current event loop from now on. A second call has no effect."""
         clock = trio.lowlevel.current_clock()
         if clock is self._virtual:
             return
-        # Trio does not export the class of its real clock. If it were called otherwise one day, both
-        # clocks would still go on, and only not see that somebody sets the wall clock.
+        # Trio does not export the class of its real clock. If its name changed, both times would
+        # still advance, and only miss changes of the system's wall clock.
         if type(clock).__name__ == "SystemClock":
             self._virtual = None
             return

@@ -1,6 +1,6 @@
-"""Nodes as people write them down: in one line of a command, or in a file.
+"""Declarations of nodes in a line of a command, or in a file.
 
-A file is TOML, or YAML if PyYAML is there (``pip install 'amqp-rt[yaml]'``)::
+A file is TOML, or YAML if PyYAML is installed (``pip install 'amqp-rt[yaml]'``)::
 
     [queues.work]
     priorities = 5
@@ -11,7 +11,7 @@ A file is TOML, or YAML if PyYAML is there (``pip install 'amqp-rt[yaml]'``)::
 
     [virtual_hosts.berlin.queues.work]
 
-Whatever is wrong in it is said with its line, so that nobody has to search for it.
+Errors in a file name the line.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .nodes import KINDS, LOG, QUEUE, TOPIC, Declaration, declaration_of, simila
 #: Virtual host → its nodes. "" is the default one.
 Declarations: TypeAlias = dict[str, list[Declaration]]
 
-#: The sections of a file.
+#: Sections of a file, and the kind of node that each declares.
 _SECTIONS: Final = {"queues": QUEUE, "topics": TOPIC, "logs": LOG}
 _VIRTUAL_HOSTS: Final = "virtual_hosts"
 
 
 class _Wrong(Exception):
-    """What is wrong, and the keys that lead to it."""
+    """Error in a declaration, with the keys that lead to it."""
 
     def __init__(self, path: tuple[str, ...], sentence: str) -> None:
         super().__init__(sentence)
@@ -44,12 +44,12 @@ class _Wrong(Exception):
 
 
 def declared_by(text: str) -> Declaration:
-    """The node that ``KIND:NAME?OPTION=VALUE&OPTION=VALUE`` declares, options being left out or not.
+    """Return the declaration for ``KIND:NAME?OPTION=VALUE&OPTION=VALUE``; options may be omitted.
 
-    Option names are those of the declaration; values are written as in an address of the web.
+    Option names are those of the declaration; values are percent-encoded as in a URL.
 
     Raises:
-        AmqpError: It has no kind, or one that is not known, or an option is wrong.
+        AmqpError: The kind is missing or unknown, or an option is invalid.
     """
     kind, colon, rest = text.partition(":")
     name, _, query = rest.partition("?")
@@ -66,10 +66,10 @@ def declared_by(text: str) -> Declaration:
 
 
 def declarations_of(document: Mapping[str, Any]) -> Declarations:
-    """The nodes that a mapping such as that of a file declares.
+    """Return the declarations in a mapping that has the structure of a file.
 
     Raises:
-        AmqpError: Something in it is wrong.
+        AmqpError: A declaration is invalid.
     """
     try:
         return _declarations(document)
@@ -79,10 +79,10 @@ def declarations_of(document: Mapping[str, Any]) -> Declarations:
 
 
 def declarations_in(file: str | Path) -> Declarations:
-    """The nodes that *file* declares; its name ends in ``.toml``, ``.yaml`` or ``.yml``.
+    """Return the declarations in *file*, whose name ends in ``.toml``, ``.yaml`` or ``.yml``.
 
     Raises:
-        AmqpError: It cannot be read, or something in it is wrong; says the line.
+        AmqpError: The file cannot be read, or a declaration is invalid; the text names the line.
     """
     path = Path(file)
     readers = {".toml": _read_toml, ".yaml": _read_yaml, ".yml": _read_yaml}
@@ -139,13 +139,13 @@ def _node(path: tuple[str, ...], kind: str, name: str, options: dict[str, Any]) 
         return declaration_of({**options, "kind": kind, "name": name})
     except ValueError as error:
         sentence = str(error)
-        # The option that the sentence is about, if it is about one.
+        # Find the option that the text mentions, if any, to report its line.
         at = next((key for key in options if key in sentence), None)
         raise _Wrong(path if at is None else (*path, at), f"{name}: {sentence}") from None
 
 
 def _entries(path: tuple[str, ...], section: Any) -> Iterator[tuple[str, Any]]:
-    """What *section* has, nothing if it is empty."""
+    """Yield the entries of *section*; none if it is empty."""
     if section is None:
         return
     if not isinstance(section, Mapping):
@@ -190,7 +190,7 @@ def _read_yaml(path: Path, text: str) -> tuple[Any, Callable[[tuple[str, ...]], 
         node = root
         line = 1
         for key in keys:
-            # Of equal keys the last one counts.
+            # The last one of equal keys is effective.
             pairs = reversed(node.value) if isinstance(node, yaml.MappingNode) else ()
             found = next(((name, value) for name, value in pairs if name.value == key), None)
             if found is None:

@@ -1,12 +1,12 @@
-"""Messages that come twice: a queue remembers for a while which message-ids it has had (B13, Z11).
+"""Duplicate detection: a queue remembers for some time the message-ids that it has accepted.
 
-A sender that never heard what became of a message sends it again, perhaps on another link and after
-a restart, where delivery-tags do not help. In a queue with such a window the second one is accepted
-like the first, and not put. It is accepted only when the first is safe: a duplicate of a message
-that is still being written waits for it, and is refused with it.
+A sender that did not receive the outcome of a message sends it again, possibly on another link and
+after a restart, where delivery-tags do not help. A queue with such a window accepts the duplicate
+without storing it, but only once the original is kept: a duplicate of a message that is still being
+written waits for that, and is rejected if the original is.
 
-Ids are kept as digests, so that their size is not the sender's choice, and in the store a row for
-each batch in which durable messages were kept.
+Ids are kept as digests, so that the sender does not choose their size. The store has one row of ids
+for each batch in which durable messages were kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .entries import Entry
 from .journal import Journal, Unit
 from .views import MessageView
 
-#: The kind of fact that some ids of a queue are.
+#: Kind of the facts in the store that hold ids.
 DUPLICATES: Final = "duplicates"
 
 _DIGEST: Final = 16
@@ -43,7 +43,7 @@ _IN_DOUBT: Final = Error(
 
 
 class Arrived:
-    """Ids of messages that came together, and are kept together if they are."""
+    """Ids of messages that arrived together and are kept or refused together."""
 
     __slots__ = ("_durable", "_waiting", "_window", "at", "ids", "key")
 
@@ -52,52 +52,55 @@ class Arrived:
         self.at = at
         self.ids: list[bytes] = []
         self._durable: list[bytes] = []
-        #: Where the store has them, if it does.
+        #: Key of the ids in the store, if they are stored.
         self.key: bytes | None = None
-        #: Deliveries of duplicates, as long as nobody knows whether the first ones are kept; None
-        #: once they are.
+        #: Deliveries of duplicates to be settled once it is known whether the originals are kept;
+        #: None when it is.
         self._waiting: list[Any] | None = []
 
     @property
     def pending(self) -> bool:
-        """The messages are being written."""
+        """Whether the messages are still being written."""
         return self._waiting is not None
 
     def add(self, identity: bytes, *, durable: bool) -> None:
-        """A message with this id has come; if it is *durable* the id outlives the process with it."""
+        """Add the id of an arrived message; with *durable* the id outlives the process too."""
         self.ids.append(identity)
         if durable:
             self._durable.append(identity)
         self._window.learn(identity, self)
 
     def note(self, unit: Unit) -> None:
-        """Let *unit*, which keeps the messages, keep their ids."""
+        """Add the ids of durable messages to *unit*, which keeps the messages."""
         if self._durable:
             self.key = self._window.next_key()
             unit.keep(DUPLICATES, self.key, _AT.pack(self.at) + b"".join(self._durable))
         unit.then(self.kept, self.refused)
 
     def kept(self) -> None:
-        """The messages are safe: so are those that came again meanwhile."""
+        """Accept the duplicates that waited for the messages, which are kept now."""
         waiting, self._waiting = self._waiting, None
         for delivery in waiting or ():
             delivery.settle(ACCEPTED)
 
     def refused(self) -> None:
-        """The messages are not kept: they may come again, and what came already was nothing."""
+        """Forget the ids of messages that were not kept, and reject their waiting duplicates.
+
+        If the store was given up, the links of the duplicates are detached with an error instead.
+        """
         waiting, self._waiting = self._waiting, None
         self.key = None
         self._window.drop(self)
         given_up = self._window.given_up
         for delivery in waiting or ():
             if given_up:
-                # The first one may be there when the store is opened again.
+                # The original may be present when the store is opened again.
                 delivery.link.detach(_IN_DOUBT)
             else:
                 delivery.settle(_FIRST_REFUSED)
 
     def answer(self, delivery: Any) -> None:
-        """Accept *delivery*, which brought one of these messages again, as soon as they are safe."""
+        """Accept *delivery*, a duplicate of one of these messages, as soon as they are kept."""
         if self._waiting is None:
             delivery.settle(ACCEPTED)
         else:
@@ -105,14 +108,15 @@ class Arrived:
 
 
 class Duplicates:
-    """The ids that one queue has had lately.
+    """Duplicate-detection window of one queue.
 
     Args:
-        window_s: Seconds for which they are remembered.
-        wall: The clock of that: it goes on while the broker is not there.
-        journal: What keeps them, None for nothing.
-        number: The queue's number in the store.
-        limits: ``duplicates_max`` bounds how many are remembered: beyond it the first go early.
+        window_s: Seconds for which ids are remembered.
+        wall: Wall clock, which goes on while the broker is stopped.
+        journal: Keeps the ids; None to keep them in memory only.
+        number: The queue's number in the store, 0 if it has none.
+        limits: ``duplicates_max`` bounds the number of ids; beyond it the oldest are forgotten
+            early.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class Duplicates:
         self._number = number
         self._limits = limits
         self._known: dict[bytes, Arrived] = {}
-        #: In the order in which they came.
+        #: In the order of arrival.
         self._arrived: deque[Arrived] = deque()
         self._next = 0
 
@@ -138,14 +142,14 @@ class Duplicates:
 
     @property
     def given_up(self) -> bool:
-        """Nothing is kept any more, and what was kept last is not known."""
+        """Whether the store has failed, so that the last messages may or may not have been kept."""
         return self._journal is not None and self._journal.failure is not None
 
     def identify(self, entry: Entry) -> bytes | None:
-        """What stands for the message-id of *entry*; None if it has none that could be read.
+        """Return the digest of the message-id of *entry*; None if it has none or it is malformed.
 
-        The four types of ids are different (§3.2.4), and so are a durable and another message: what
-        was safe only in memory says nothing of one that has to outlive it.
+        Ids of the four types differ (§3.2.4), and so do ids of durable and of other messages: an
+        original in memory must not answer for a duplicate that has to outlive the process.
         """
         if entry.message_format != MESSAGE_FORMAT:
             return None
@@ -167,14 +171,14 @@ class Duplicates:
         return blake2b(octets, digest_size=_DIGEST, person=person).digest()
 
     def find(self, identity: bytes | None) -> Arrived | None:
-        """With what the first message of this id came, if that was not too long ago."""
+        """Return the batch in which this id arrived, or None if it is not in the window."""
         if identity is None:
             return None
         self.expire()
         return self._known.get(identity)
 
     def begin(self, *, kept: bool = False) -> Arrived:
-        """Ids are to be added of messages that come together; *kept* if they are safe already."""
+        """Begin a batch of ids that arrive together; *kept* if their messages are kept already."""
         self._make_room()
         arrived = Arrived(self, self._wall())
         if kept:
@@ -183,22 +187,22 @@ class Duplicates:
         return arrived
 
     def learn(self, identity: bytes, arrived: Arrived) -> None:
-        """This id has come with *arrived*."""
+        """Record that this id arrived with *arrived*."""
         self._known[identity] = arrived
 
     def drop(self, arrived: Arrived) -> None:
-        """The messages of *arrived* have not come."""
+        """Forget the ids of *arrived*, whose messages were not kept."""
         self._unlearn(arrived)
         if arrived in self._arrived:
             self._arrived.remove(arrived)
 
     def next_key(self) -> bytes:
-        """A key in the store."""
+        """Return a new key for the store."""
         self._next += 1
         return self._number.to_bytes(4, "big") + self._next.to_bytes(8, "big")
 
     def recall(self, key: bytes, value: bytes) -> None:
-        """The store has kept this; the keys rise."""
+        """Restore a batch of ids from the store. Must be called in the order of the keys."""
         self._next = int.from_bytes(key[4:], "big")
         (at,) = _AT.unpack_from(value)
         self._make_room()
@@ -210,14 +214,14 @@ class Duplicates:
             arrived.add(value[start : start + _DIGEST], durable=False)
 
     def expire(self) -> None:
-        """Forget what came too long ago."""
+        """Forget ids older than the window."""
         arrived = self._arrived
         until = self._wall() - self.window_s
         while arrived and arrived[0].at <= until and not arrived[0].pending:
             self._forget(arrived.popleft())
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all ids."""
         while self._arrived:
             self._forget(self._arrived.popleft())
 

@@ -1,8 +1,8 @@
-"""A message as a node holds it, at the door and on its way out (decision 29).
+"""Entries: messages as nodes hold them, how they are made on arrival and encoded for sending.
 
-The bare message is never looked into, and the payload goes on as it came unless its header has to
-say something new. Entries are invisible to the garbage collector, which would otherwise walk every
-queued message; they refer to nothing that refers back.
+The bare message is never decoded, and the payload is sent as received unless its header has to
+change. Entries are not tracked by the garbage collector, which would otherwise visit every queued
+message; this is safe because nothing that they refer to refers back to them.
 """
 
 from __future__ import annotations
@@ -52,35 +52,35 @@ __all__ = [
 ]
 
 
-#: Places of messages that have none yet; the second is that of those that are not due at once.
+#: Sequence numbers of messages without a position; the second one if they are not due yet.
 NOWHERE: Final = -1
 LATER: Final = -2
-#: Octets of annotations that are compared with those of the message before.
+#: Largest size in octets of annotations that are remembered and compared with the next message's.
 _PLAIN_MAX: Final = 1_024
 
 
 class Moves(Struct, gc=False, frozen=True, array_like=True):
-    """Automatic dead-lettering of a message since it was published, or since a consumer gave it up.
+    """Automatic dead-lettering of a message since it was published or given up by a consumer.
 
     Kept beside the message and not in its annotations, which its publisher may write.
     """
 
-    #: The queues that gave it up, the oldest first.
+    #: Queues that dead-lettered it, the oldest first.
     queues: tuple[str, ...]
-    #: An upper bound of the copies that were made of it on the way.
+    #: Upper bound of the number of copies made of it on the way.
     copies: int = 1
 
     def leads_back(self, queue: str, limits: Limits) -> bool:
-        """Return whether *queue* gave the message up before, or whether it has moved too often."""
+        """Return whether *queue* dead-lettered the message before, or it has moved too often."""
         return queue in self.queues or len(self.queues) > limits.dead_letter_hops_max
 
     def copied(self, copies: int) -> Moves:
-        """Return the moves of each of so many *copies*."""
+        """Return the moves of each copy when *copies* copies are made."""
         return self if copies == 1 else Moves(self.queues, self.copies * copies)
 
 
 def moves_after(entry: Entry, source: str, reason: str) -> Moves | None:
-    """Return the moves of *entry* after the queue *source* gives it up, None for those of a consumer."""
+    """Return the moves of *entry* once *source* gives it up; None if a consumer caused that."""
     if reason not in AUTOMATIC:
         return None
     before = entry.moves
@@ -88,46 +88,48 @@ def moves_after(entry: Entry, source: str, reason: str) -> Moves | None:
 
 
 class Entry(Struct, gc=False):
-    """One message at one node."""
+    """A message at one node."""
 
-    #: As it is to be sent, but for the header.
+    #: Encoded message; correct for sending except perhaps for its header, see ``altered``.
     payload: bytes
     message_format: int = MESSAGE_FORMAT
     durable: bool = False
     priority: int = 4
     first_acquirer: bool = False
-    #: Deliveries that failed, by the rules of Part 3 §3.4.
+    #: Failed deliveries, by the rules of Part 3 §3.4.
     delivery_count: int = 0
     #: Wall-clock time.
     expires_at: float = NEVER
-    #: The header in ``payload`` is not the one to send.
+    #: Whether the header in ``payload`` has to be replaced before sending.
     altered: bool = False
-    #: Acquisitions at this node, however they ended (decision 10).
+    #: Acquisitions at this node, with any outcome (decision 0012).
     attempts: int = 0
-    #: The place in the queue; negative if it has none yet, and ``LATER`` if it is not due then.
+    #: Sequence number in the queue; negative before it has one: ``LATER`` if not due, else
+    #: ``NOWHERE``.
     sequence: int = NOWHERE
-    #: Subscriptions that must not get it (§3.4.5 ``undeliverable-here``).
+    #: Subscriptions that must not receive it (§3.4.5 ``undeliverable-here``).
     avoid: frozenset[int] | None = None
-    #: It is in the store, at its place.
+    #: Whether it is in the store, under its sequence number.
     stored: bool = False
-    #: The container-id of who sent it, where that is known.
+    #: Container-id of its sender, if known.
     publisher: str | None = None
-    #: When it may be delivered at the earliest, None for at once.
+    #: Earliest time of delivery, None for immediately.
     due: Due | None = None
-    #: What its queue has read of it, if it reads anything; see :mod:`~amqp_rt.broker.keyed`.
+    #: Values that its queue has read from it, if any; see :mod:`~amqp_rt.broker.keyed`.
     marks: Any = None
-    #: Bytes and pieces of its body, if that is in the store only; ``payload`` is what comes before.
+    #: Bytes and pieces of a body that is in the store only; ``payload`` is the part before the
+    #: body.
     rest: int = 0
     pieces: int = 0
-    #: The node and the place of the pieces.
+    #: Node number and sequence number under which the pieces are stored.
     origin: tuple[int, int] | None = None
-    #: Who sent it may send to its ``reply-to`` too.
+    #: Whether its sender has the right to send to its ``reply-to``.
     returnable: bool = False
-    #: How it came here without a consumer, None if it did not.
+    #: Automatic dead-lettering that led it here, None if there was none.
     moves: Moves | None = None
 
     def again(self) -> Entry:
-        """The same message for another node."""
+        """Return an entry of the same message for another node."""
         return Entry(
             self.payload,
             self.message_format,
@@ -149,7 +151,7 @@ class Entry(Struct, gc=False):
 
 
 class _Known(Struct, gc=False, array_like=True):
-    """What a store keeps of an entry beside its payload. New fields go to the end."""
+    """Fields of an entry that a store keeps beside its payload. Append new fields at the end."""
 
     message_format: int
     durable: bool
@@ -163,7 +165,7 @@ class _Known(Struct, gc=False, array_like=True):
     publisher: str | None = None
     due_at: float | None = None
     delay_s: float | None = None
-    #: Of a message in pieces: what comes before its body, and bytes and pieces of that.
+    #: For a message in pieces: the part before its body, and the bytes and pieces of the body.
     front: bytes = b""
     rest: int = 0
     pieces: int = 0
@@ -176,7 +178,7 @@ _head_decoder = msgspec.msgpack.Decoder(_Known)
 
 
 def head_of(entry: Entry) -> bytes:
-    """What a store is to keep of *entry* beside its payload."""
+    """Encode the fields of *entry* that a store keeps beside its payload."""
     return _head_encoder.encode(
         _Known(
             entry.message_format,
@@ -200,10 +202,10 @@ def head_of(entry: Entry) -> bytes:
 
 
 def restored(node: int, sequence: int, head: bytes, payload: bytes) -> Entry:
-    """The entry that a store has kept at a place.
+    """Return the entry that a store has kept at *sequence* of *node*.
 
     Raises:
-        msgspec.DecodeError: *head* is not what :func:`head_of` gave.
+        msgspec.DecodeError: *head* was not encoded by :func:`head_of`.
     """
     known = _head_decoder.decode(head)
     return Entry(
@@ -230,17 +232,17 @@ def restored(node: int, sequence: int, head: bytes, payload: bytes) -> Entry:
 
 
 class Unwelcome(AmqpError):
-    """A message breaks a rule for which its link is detached (§3.2.10)."""
+    """Message that breaks a rule for which its link is detached (§3.2.10)."""
 
     default_condition = "amqp:not-implemented"
 
 
 class Door:
-    """Turns what arrives into entries.
+    """Intake of a node: turns arriving messages into entries.
 
     Args:
-        annotations: What to do about annotation keys that nobody knows (decision 13).
-        limits: Bounds for header and annotations.
+        annotations: How unknown annotation keys are treated.
+        limits: Bounds of header and annotations.
     """
 
     def __init__(
@@ -248,18 +250,18 @@ class Door:
     ) -> None:
         self.annotations = annotations
         self.limits = limits
-        #: Bounds lines about settled messages that are turned away.
+        #: Limits log lines about settled messages that are refused.
         self.log_limiter = LogLimiter(limits)
-        #: Message annotations in which there was nothing to find: publishers of other protocols say the
-        #: same with each message.
+        #: Last message annotations that carried nothing of interest: publishers of other protocols
+        #: repeat the same ones with each message.
         self._plain = b""
 
     def admit(
         self, payload: bytes, message_format: int, now: float, ttl_s: float | None = None
     ) -> Entry:
-        """The entry for an encoded message that arrived *now* at a node with *ttl_s*.
+        """Return the entry for an encoded message that arrived *now* at a node with *ttl_s*.
 
-        A message of a format that we do not know is relayed as it is (§3.2.16).
+        A message of an unknown format is relayed unchanged (§3.2.16).
 
         Raises:
             DecodeError: Its header or annotations are malformed.
@@ -275,7 +277,7 @@ class Door:
             if error is not None:
                 raise Unwelcome(error.description or "", condition=error.condition)
             if head.delivery_annotations:
-                # They were said to us and do not go on (§3.2.2).
+                # Delivery annotations are for this hop only (§3.2.2).
                 payload = head.header + head.message_annotations + head.rest
             if told:
                 due = due_of(told, now, self.limits)
@@ -299,8 +301,8 @@ class Door:
     def without_delivery_annotations(self, payload: bytes, message_format: int) -> bytes:
         """Remove the delivery annotations, which end here (§3.2.2), from a message for several nodes.
 
-        :meth:`admit` would remove them at each node, and make a copy for each. What it refuses is
-        returned as it came.
+        :meth:`admit` would remove them at each node and make a copy for each. A message that
+        :meth:`admit` refuses is returned unchanged.
         """
         if message_format != MESSAGE_FORMAT:
             return payload
@@ -317,10 +319,10 @@ class Door:
 
 
 def departing(entry: Entry, now: float) -> Payload:
-    """What to send of an altered *entry*: its header brought up to date (§3.2.1).
+    """Encode an altered *entry* for sending, with its header brought up to date (§3.2.1).
 
-    The ttl is reduced by the time spent here, failed deliveries are counted, and whoever gets it
-    after somebody else is not its first acquirer. Bytes if it is small, pieces if it is large.
+    The ttl is reduced by the time spent here, failed deliveries are counted, and first-acquirer is
+    cleared after an earlier acquisition. Returns bytes for a small message, pieces for a large one.
     """
     if entry.message_format != MESSAGE_FORMAT:
         return entry.payload
@@ -337,7 +339,7 @@ def departing(entry: Entry, now: float) -> Payload:
 def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAULT_LIMITS) -> None:
     """Merge *changes* into the message annotations (§3.4.5).
 
-    What would make them larger than ``annotations_max`` is left out altogether, since each
+    If that would make them larger than ``annotations_max``, all *changes* are dropped, since each
     delivery could add more.
     """
     if entry.message_format != MESSAGE_FORMAT:
@@ -349,7 +351,7 @@ def annotate(entry: Entry, changes: Mapping[Any, object], limits: Limits = DEFAU
 
 
 def annotated(payload: bytes, said: Mapping[Any, object]) -> Payload:
-    """A message to send, with *said* in its message annotations. It stays as it is where it is kept."""
+    """Return a copy of *payload* with *said* merged into its message annotations."""
     head = walk_head(payload)
     if head.message_annotations:
         front = head.header + merge_annotations(head.message_annotations, said)
@@ -370,9 +372,9 @@ def dead_letter(
     limits: Limits = DEFAULT_LIMITS,
     moves: Moves | None = None,
 ) -> Entry:
-    """The message for a dead-letter address, with its past in its message annotations.
+    """Return the message for a dead-letter address, with its history in the message annotations.
 
-    It has no time to live any more: otherwise what expired would be lost on the way.
+    It has no ttl: an expired message would expire again at once and be lost on the way.
     """
     if entry.message_format != MESSAGE_FORMAT:
         return Entry(entry.payload, entry.message_format, moves=moves)

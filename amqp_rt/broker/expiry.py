@@ -1,7 +1,7 @@
-"""Times to live, and why a message is given up. Pure; the time is an argument.
+"""Times to live, and reasons to give up a message. Pure; the time is an argument.
 
-``ttl`` counts from a message's arrival (Part 3 §3.2.1, decision 4), on the wall clock, so that a
-store can keep the moment of expiry.
+``ttl`` counts from a message's arrival (Part 3 §3.2.1), on the wall clock, so that a store can keep
+the time of expiry.
 """
 
 from __future__ import annotations
@@ -13,39 +13,38 @@ from typing import Any, Final
 from ..outcomes import Error
 from ..values import Symbol, Timestamp, UInt
 
-#: When a message without a time to live expires.
+#: Expiry time of a message without a time to live.
 NEVER: Final = inf
 
-#: Why a message was given up.
+#: Reasons for giving up a message.
 REJECTED: Final = "rejected"
 EXPIRED: Final = "expired"
 MAX_DELIVERIES: Final = "max-deliveries"
 MAX_ATTEMPTS: Final = "max-attempts"
 OVERFLOW: Final = "overflow"
 
-#: Reasons that need no consumer: without a check, a message could move in a cycle for ever.
+#: Reasons that arise without a consumer: unchecked, a message could move in a cycle for ever.
 AUTOMATIC: Final = frozenset((EXPIRED, OVERFLOW))
 
 #: Message annotations of a dead-lettered message: the address that gave it up, one of the reasons
-#: above, and what the consumer said when it rejected the message.
+#: above, and the error with which the consumer rejected it.
 SOURCE: Final = Symbol("x-opt-deadletter-source")
 REASON: Final = Symbol("x-opt-dead-letter-reason")
 CONDITION: Final = Symbol("x-opt-dead-letter-condition")
 DESCRIPTION: Final = Symbol("x-opt-dead-letter-description")
 INFO: Final = Symbol("x-opt-dead-letter-info")
-#: A list of maps, oldest first: where, why and when it was given up before and now, with the
-#: counters of that node.
+#: List of maps, oldest first: where, why and when it was given up, with the counters of that node.
 HISTORY: Final = Symbol("x-opt-dead-letter-history")
 
 
 def expiry(ttl_ms: int | None, ttl_s: float | None, now: float) -> float:
-    """When a message that arrives *now* expires: by its own *ttl_ms* or its node's *ttl_s*."""
+    """Return when a message that arrives *now* expires, by its *ttl_ms* and its node's *ttl_s*."""
     own = NEVER if ttl_ms is None else now + ttl_ms / 1000
     return own if ttl_s is None else min(own, now + ttl_s)
 
 
 def remaining_ms(expires_at: float, now: float) -> int:
-    """The reduced ``ttl`` for the next hop. Never 0 before it has expired (§3.2.1)."""
+    """Return the reduced ``ttl`` for the next hop, at least 1 (§3.2.1)."""
     return min(max(1, int((expires_at - now) * 1000)), 0xFFFF_FFFF)
 
 
@@ -60,7 +59,7 @@ def dead_letter_annotations(
     attempts: int,
     history_max: int,
 ) -> dict[Symbol, object]:
-    """What a message that is given up *now* says about its past, and has *known* of it already."""
+    """Return the annotations of a message given up *now*; *known* are those that it has already."""
     history = known.get(HISTORY)
     past = list(history) if isinstance(history, list) else []
     past.append(
@@ -76,7 +75,7 @@ def dead_letter_annotations(
         SOURCE: source,
         REASON: reason,
         HISTORY: past[-history_max:],
-        # They are about the last time, and this time there may be none.
+        # Remove those of an earlier time, since this time there may be no error.
         CONDITION: None,
         DESCRIPTION: None,
         INFO: None,

@@ -1,16 +1,16 @@
-"""The filters that a broker applies to messages on their way to a consumer (Part 3 §3.5.8).
+"""Filters that a broker applies to messages on their way to a consumer (Part 3 §3.5.8).
 
 A source has a set of filters, and a message has to pass all of them. :func:`compile_filter_set`
-turns what a receiver asked for into a :class:`FilterSet`, once for a link: what is in place, what is
-not known here, and a function over messages.
+turns the filter-set that a receiver requested into a :class:`FilterSet`, once for each link: the
+filters in place, the unknown ones, and a function that tests messages.
 
-The name of a filter in the set is free; its descriptor says what it is. Clients that send a value
-without a descriptor are understood if they use the descriptor's symbol, or the name that JMS gives
-it, for a name.
+The name of a filter in the set is free; its descriptor determines its type. A value without a
+descriptor is accepted too, if its name in the set is the descriptor's symbol or the name that JMS
+clients use.
 
-A message with a malformed section does not pass a filter that has to look into that section, and a
-message of a format that we do not know passes none that looks inside: nothing is raised, since
-whoever consumes has no part in what was sent. The body is never looked at.
+A message with a malformed section fails a filter that reads this section, and a message of an
+unknown format fails every filter that reads the message. No error is raised, since the consumer is
+not responsible for the message. The body is never read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "log_position",
 ]
 
-#: What a source offers that supports these filters, and a connection on which it can be asked for.
+#: Capabilities that a source with these filters offers, and a connection on which it is available.
 CAPABILITIES: Final = (
     "APACHE.ORG:SELECTOR",
     "APACHE.ORG:NO_LOCAL",
@@ -61,7 +61,7 @@ _STREAM_OFFSET: Final = "rabbitmq:stream-offset-spec"
 _STREAM_FILTER: Final = "rabbitmq:stream-filter"
 _STREAM_UNFILTERED: Final = "rabbitmq:stream-match-unfiltered"
 
-#: Filters by their descriptors.
+#: Filter types by the code of their descriptor.
 _BY_CODE: Final[Mapping[int, str]] = {
     0x0000_468C_0000_0000: _DIRECT,
     0x0000_468C_0000_0001: _TOPIC,
@@ -76,9 +76,9 @@ _BY_CODE: Final[Mapping[int, str]] = {
     0x173: _PROPERTIES,
     0x174: _APPLICATION,
 }
-#: Filters that are known by the symbol of their descriptor alone.
+#: Filter types whose descriptor is a symbol only.
 _STREAM: Final = (_STREAM_OFFSET, _STREAM_FILTER, _STREAM_UNFILTERED)
-#: What the value of a filter is if it has no descriptor, by its name in the set.
+#: Type of a filter without a descriptor, by its name in the set.
 _BY_NAME: Final[Mapping[str, str]] = {
     **{symbol: symbol for symbol in (*_BY_CODE.values(), *_STREAM)},
     "jms-selector": _SELECTOR,
@@ -87,7 +87,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
 
 
 class FilterSet:
-    """The filters of one link, ready for its messages."""
+    """Filters of one link, compiled for its messages."""
 
     __slots__ = ("_filters", "_limits", "_not_from", "in_place", "position", "unsupported")
 
@@ -100,11 +100,11 @@ class FilterSet:
         not_from: str | None,
         limits: Limits,
     ) -> None:
-        #: What to answer as the filter of the source: what was asked for and is applied.
+        #: Filter-set to answer as the filter of the source: the requested filters that are applied.
         self.in_place = in_place
-        #: Names of the filters that were asked for and are not known here.
+        #: Names of the requested filters that are unknown or unsupported here.
         self.unsupported = unsupported
-        #: Where to begin in a log, if one was asked for.
+        #: Start position in a log, if one was requested.
         self.position = position
         self._filters = tuple(filters)
         self._not_from = not_from
@@ -112,19 +112,19 @@ class FilterSet:
 
     @property
     def selective(self) -> bool:
-        """Whether there are messages that do not match."""
+        """Whether some messages may not match."""
         return bool(self._filters) or self._not_from is not None
 
     def matches(self, entry: Entry, publisher: str | None = None) -> bool:
-        """Whether the message passes all filters.
+        """Return whether the message passes all filters.
 
         The result is the same for the same message until its state or its annotations change
         (§3.5.1).
 
         Args:
             entry: The message.
-            publisher: Who sent it, in the terms of *receiver* of :func:`compile_filter_set`; None
-                if that is not known, and then it was somebody else.
+            publisher: Its sender, in the terms of *receiver* of :func:`compile_filter_set`; None if
+                unknown, in which case no-local lets the message pass.
         """
         if publisher is not None and publisher == self._not_from:
             return False
@@ -151,20 +151,20 @@ def compile_filter_set(
     now_ms: int = 0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> FilterSet:
-    """The filters of a source that a receiver asked for, compiled.
+    """Compile the filters of a source that a receiver requested.
 
     Args:
         filter_map: ``Source.filter``, or None.
-        receiver: Who receives, for no-local: the container-id, which JMS clients set to their
-            client id and use for one connection. None if nobody is to be told apart; no-local is
-            then not supported.
-        log: The node is a log, for which a start position is a filter that it supports.
-        selectors: How to read ``apache.org:selector-filter:string``.
-        now_ms: The present, for ``UTC()``: milliseconds since 1970.
-        limits: Bounds for the filters and for what they do with a message.
+        receiver: Identity of the receiver for no-local: the container-id, which JMS clients set to
+            their client id and use for one connection. None if it is unknown; no-local is then
+            unsupported.
+        log: Whether the node is a log, which supports filters for a start position.
+        selectors: Dialect of ``apache.org:selector-filter:string``.
+        now_ms: Current time for ``UTC()``, in milliseconds since 1970.
+        limits: Bounds of the filters and of their work for a message.
 
     Raises:
-        InvalidFilter: A filter that is known here does not say what it has to.
+        InvalidFilter: There are too many filters, or a known filter has an invalid value.
     """
     asked = filter_map or {}
     if len(asked) > limits.filters_max:
@@ -189,10 +189,10 @@ def compile_filter_set(
 
 
 def log_position(filter_map: Mapping[Any, object] | None) -> Position | None:
-    """Where a reader wants to begin in a log; None if it does not say.
+    """Return the start position in a log that a reader requested; None if it requested none.
 
     Raises:
-        InvalidFilter: It says so twice, or says what is no position.
+        InvalidFilter: There are two positions, or one is malformed.
     """
     found: Position | None = None
     for name, kind, value in _kinds(filter_map or {}):
@@ -208,15 +208,15 @@ def log_position(filter_map: Mapping[Any, object] | None) -> Position | None:
     return found
 
 
-#: Characters of a name that an error repeats.
+#: Longest part of a name that an error repeats, in characters.
 _SHOWN_MAX: Final = 60
 
-#: The kind of null, which every message passes (§3.5.8).
+#: Type of a null filter, which every message passes (§3.5.8).
 _ALWAYS: Final = "null"
 
 
 def _kinds(filter_map: Mapping[Any, object]) -> Iterator[tuple[str, str | None, object]]:
-    """Each filter with its name, what it is if that is known here, and its value."""
+    """Yield the name of each filter, its type if that is known here, and its value."""
     for name, value in filter_map.items():
         kind: str | None = None
         if value is None:
@@ -237,7 +237,7 @@ _SYMBOLS: Final = frozenset((*_BY_CODE.values(), *_STREAM))
 
 
 class _SetCompiler:
-    """Gathers the functions of one set."""
+    """Compiler that collects the functions of one filter-set."""
 
     def __init__(
         self,
@@ -259,15 +259,16 @@ class _SetCompiler:
         self._unfiltered = False
 
     def add(self, name: str, kind: str, value: object) -> bool:
-        """Put the filter *name* in place; False if that is not possible here.
+        """Add the filter *name* to the set; return False if it is not supported here.
 
         Raises:
-            InvalidFilter: Its value is not what it has to be.
+            InvalidFilter: Its value is malformed or exceeds a limit.
         """
         if kind in _STREAM:
             return self.log and self._add_stream(name, kind, value)
         if kind == _NO_LOCAL:
-            # Qpid JMS sends a text where the definition wants an empty list; nothing is in either.
+            # Qpid JMS sends a string instead of the empty list that the definition requires; the
+            # value carries no information.
             self.not_from = self.receiver
             return self.receiver is not None
         if kind == _TRUE:
@@ -349,7 +350,7 @@ class _SetCompiler:
         return True
 
     def add_stream_filter(self) -> None:
-        """What ``rabbitmq:stream-filter`` and the flag beside it say together."""
+        """Add the test of ``rabbitmq:stream-filter`` with the flag for records without a value."""
         values = self._stream_values
         if values is None:
             return
@@ -377,10 +378,10 @@ def _all_of(tests: Sequence[Evaluate]) -> Evaluate:
 
 
 def _topic_binding(pattern: str, subject_max: int) -> Evaluate:
-    """A message whose subject fits *pattern*: ``*`` is one word, ``#`` any number of them.
+    """Match messages whose subject fits *pattern*: ``*`` is one word, ``#`` any number of them.
 
-    All ways to fit are followed at once: bit *n* of a number says that the words so far fit the
-    first *n* words of the pattern, so that a word costs the same however many ``#`` there are.
+    All ways to match are followed at once: bit *n* of a number means that the words so far match
+    the first *n* words of the pattern, so that a word costs the same however many ``#`` there are.
     """
     places: list[str] = []
     for part in pattern.split("."):
@@ -419,7 +420,7 @@ def _topic_binding(pattern: str, subject_max: int) -> Evaluate:
 
 _TEXTS: Final = (str,)
 _IDS: Final = (str, int, bytes, UUID)
-#: What may be compared with each property, by its name in the standard (§3.2.4).
+#: Types that may be compared with each property, by its name in the standard (§3.2.4).
 _PROPERTY_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **{field.replace("_", "-"): _TEXTS for field in Properties.__struct_fields__},
     "message-id": _IDS,
@@ -429,7 +430,7 @@ _PROPERTY_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "creation-time": (int,),
     "group-sequence": (int,),
 }
-#: The same for the header (§3.2.1), with where the node keeps the field.
+#: The type of each header field (§3.2.1), and a function that reads it from the entry.
 _HEADER_FIELDS: Final[Mapping[str, tuple[type, Callable[[MessageView], object]]]] = {
     "durable": (bool, lambda view: view.entry.durable),
     "priority": (int, lambda view: view.entry.priority),
@@ -440,10 +441,10 @@ _HEADER_FIELDS: Final[Mapping[str, tuple[type, Callable[[MessageView], object]]]
 
 
 def _property_filter(name: str, kind: str, key: str, wanted: object) -> Evaluate:
-    """Whether one field of a section is as *wanted* (AMQP Filter Expressions §4.1.1).
+    """Return a test whether a field of a section equals *wanted* (AMQP Filter Expressions §4.1.1).
 
     Raises:
-        InvalidFilter: The section has no such field, or not of that type.
+        InvalidFilter: The section has no such field, or the field has another type.
     """
     if kind in (_HEADER, _PROPERTIES):
         key = key.replace("_", "-")
@@ -475,10 +476,10 @@ def _property_filter(name: str, kind: str, key: str, wanted: object) -> Evaluate
 
 
 def _like_reference(name: str, wanted: object) -> Callable[[object], bool] | None:
-    """Whether a value is as *wanted*; None if any is, and absent ones too.
+    """Return a test whether a value fits *wanted*; None if every value fits, and an absent one.
 
     Raises:
-        InvalidFilter: It begins with a modifier that does not exist.
+        InvalidFilter: *wanted* begins with an unknown modifier.
     """
     if wanted is None:
         return None
@@ -499,15 +500,15 @@ def _like_reference(name: str, wanted: object) -> Callable[[object], bool] | Non
             )
     kind = KINDS.get(type(wanted), 0)
     if not kind:
-        # Decimals and floating point numbers that no number equals: the same bits, or not.
+        # Types that are not compared by value, such as decimals: equal in type and octets, or not.
         return lambda value: type(value) is type(wanted) and value == wanted
     return lambda value: KINDS.get(type(value), 0) == kind and value == wanted
 
 
 def _headers_binding(name: str, entries: Sequence[tuple[str, object]]) -> Evaluate:
-    """The headers exchange of earlier AMQP, over the application properties (``apache-filters``).
+    """Match application properties like the headers exchange of earlier AMQP (``apache-filters``).
 
-    A value of null asks only that the key is there.
+    A null value only requires that the key exists.
 
     Raises:
         InvalidFilter: ``x-match`` is neither ``all`` nor ``any``.

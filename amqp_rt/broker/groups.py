@@ -1,4 +1,4 @@
-"""Groups of messages, each of which goes to one consumer (Part 3 §3.2.4 ``group-id``). Pure."""
+"""Message groups, each of which is delivered to one consumer (Part 3 §3.2.4 ``group-id``). Pure."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from .entries import Entry
 
 
 class Groups:
-    """Whose each group is: of the consumer that got one of its messages first, until that leaves.
+    """Owners of message groups: the consumer that got a group's first message, until it leaves.
 
-    Groups are told apart by numbers, of which a queue has only so many; those that share one share
-    their consumer as well, so that nothing grows with the names that senders invent.
+    Group-ids are mapped to a fixed count of numbers. Groups with the same number share their
+    consumer, so that memory does not grow with the names that senders invent.
     """
 
     def __init__(self) -> None:
         self._owners: dict[int, int] = {}
-        #: Failed messages whose pause is not over, by their group.
+        #: Number of failed messages in a pause before redelivery, by their group.
         self._held: dict[int, int] = {}
 
     def allows(self, entry: Entry, identity: int) -> bool:
-        """Whether the consumer *identity* may have *entry*."""
+        """Return whether the consumer *identity* may receive *entry*."""
         group = entry.marks.group
         if group < 0:
             return True
         if self._held and group in self._held:
             return False
         owner = self._owners.get(group, identity)
-        # Nobody waits for an owner that must not get the message (§3.4.5).
+        # A group does not wait for an owner that must not receive the message (§3.4.5).
         return owner == identity or (entry.avoid is not None and owner in entry.avoid)
 
     def give(self, entry: Entry, identity: int) -> bool:
-        """The consumer *identity* gets *entry*; whether that takes its group from another."""
+        """Make consumer *identity* the owner of the group; return whether another one owned it."""
         group = entry.marks.group
         if group < 0:
             return False
@@ -38,13 +38,13 @@ class Groups:
         return owner != identity
 
     def hold(self, entry: Entry) -> None:
-        """Deliver nothing of the group of *entry* until :meth:`free`."""
+        """Deliver no message of the group of *entry* until :meth:`free`."""
         group = entry.marks.group
         if group >= 0:
             self._held[group] = self._held.get(group, 0) + 1
 
     def free(self, entry: Entry) -> bool:
-        """End the hold of *entry*; true if its group may be delivered again."""
+        """End the hold of *entry*; return whether its group may be delivered again."""
         group = entry.marks.group
         if group < 0:
             return False
@@ -54,5 +54,5 @@ class Groups:
         return not left
 
     def leave(self, identity: int) -> None:
-        """A consumer has left: the next ones get its groups."""
+        """Give up the groups of a consumer that has left; others become owners on delivery."""
         self._owners = {group: owner for group, owner in self._owners.items() if owner != identity}

@@ -1,7 +1,7 @@
-"""What a queue reads of its messages to order them, to replace them, and to keep groups together.
+"""Values that a queue reads from messages to sort them, replace them, and keep groups together.
 
-A queue with none of these never looks into a bare message. One that has some does so once, when the
-message comes, and remembers what it found.
+A queue without such options never decodes a bare message. One with them does so once, when the
+message arrives, and keeps the values.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .views import MessageView
 
 _PROPERTIES: Final = frozenset(Properties.__struct_fields__)
 
-#: What the value of a field may be for it to be a key; None and collections are none.
+#: Types of values that can be a key; None and collections cannot.
 _KEYS: Final = (str, int, float, bytes, UUID, dt.datetime)
 
-#: Octets of an order: its class, and the longest that a class has.
+#: Octets of a sort value: its class, and the longest value of a class.
 _OCTETS: Final = 129
 _TEXT_OCTETS: Final = _OCTETS - 1
 
-#: Classes of keys, in the order in which they come.
+#: Classes of keys, in their sort order.
 _BOOLEAN, _NUMBER, _TIME, _TEXT, _BINARY, _UUID, _NONE = range(7)
 
-#: Of a message without the key it is to be ordered by: it comes after all that have one.
+#: Sort value of messages without the sort key: they come after all that have one.
 LAST: Final = _NONE << 8 * _TEXT_OCTETS
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -43,20 +43,20 @@ _MILLISECOND: Final = dt.timedelta(milliseconds=1)
 
 
 class Marks(Struct, gc=False):
-    """What its queue has read of a message."""
+    """Values that a queue has read from a message."""
 
-    #: Of messages with equal ones the last is kept; None if it has none.
+    #: Of messages with equal keys only the last is kept; None if it has no key.
     key: Hashable = None
-    #: Messages with lower ones come first.
+    #: Sort value; lower ones come first.
     order: int = 0
-    #: The group of messages that go to one consumer, -1 for none.
+    #: Number of the message's group, -1 for none.
     group: int = -1
-    #: There is a later one with its key.
+    #: Whether a later message with the same key has arrived.
     replaced: bool = False
 
 
 class Field:
-    """A field of a message that may be named in a declaration.
+    """Field of a message, as named in a declaration.
 
     Args:
         text: ``properties.NAME`` with a name of the standard, such as ``properties.group-id``;
@@ -64,7 +64,7 @@ class Field:
             application property.
 
     Raises:
-        ValueError: There is no such field.
+        ValueError: No such field exists.
     """
 
     def __init__(self, text: str) -> None:
@@ -85,7 +85,7 @@ class Field:
         self.name = name
 
     def read(self, view: MessageView) -> Any:
-        """The value, None if the message has none.
+        """Return the field's value, None if the message has none.
 
         Raises:
             DecodeError: The section is malformed.
@@ -104,10 +104,10 @@ def marker(
     groups: int = 0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Callable[[Entry], Marks] | None:
-    """What reads the marks of each message of a queue with these options; None if it needs none.
+    """Return a function that reads the marks of messages for these options; None if none are set.
 
     Raises:
-        ValueError: A key names no field.
+        ValueError: A key does not name a field.
     """
     latest = None if last_value_key is None else Field(last_value_key)
     sorting = None if sort_key is None else Field(sort_key)
@@ -129,7 +129,7 @@ def marker(
                 if group is not None:
                     marks.group = crc32(group.encode()) % groups
         except DecodeError:
-            # Whoever receives it will find out; here it has no key.
+            # The receiver will detect the malformed section; for sorting the message has no key.
             pass
         return marks
 
@@ -137,11 +137,11 @@ def marker(
 
 
 def key_of(value: Any) -> Hashable:
-    """*value* as a key: equal ones are of one kind; None if it cannot be one."""
+    """Convert *value* to a hashable key, equal for equal values; None if it cannot be a key."""
     if not isinstance(value, _KEYS):
         return None
     if isinstance(value, str):
-        # A symbol or a character is the same key as the string.
+        # A symbol or a character is the same key as the equal string.
         return str(value)
     if isinstance(value, bool):
         return (_BOOLEAN, value)
@@ -151,11 +151,10 @@ def key_of(value: Any) -> Hashable:
 
 
 def order_of(value: Any) -> int:
-    """A number that orders *value* among all that can be a key.
+    """Return a number that sorts *value* among all possible keys.
 
-    False comes before true; then numbers of whatever type by what they are worth, then times,
-    then texts by their octets, of which the first 128 count, then binaries likewise, then UUIDs; and
-    last whatever else there is.
+    False comes before true; then follow numbers of any type by value, times, strings by the first
+    128 octets of their UTF-8, binaries likewise, UUIDs; and last all other values.
     """
     if isinstance(value, bool):
         return _ordered(_BOOLEAN, bytes((value,)))
@@ -179,7 +178,7 @@ def _ordered(kind: int, octets: bytes) -> int:
 
 
 def _number(value: float) -> bytes:
-    """Octets in the order of numbers: of the nearest double, then of what it is off by."""
+    """Encode a number as octets that sort by value: the nearest double, then the difference."""
     nearest = float(value)
     if isnan(nearest):
         return b"\xff" * 16

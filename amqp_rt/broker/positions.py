@@ -1,7 +1,7 @@
-"""Where a reader begins in a log: the filters of Event Hubs and of RabbitMQ's streams.
+"""Start positions of readers in a log: the filters of Event Hubs and of RabbitMQ's streams.
 
-Both say the place with a filter of the source. What they say is parsed here and nothing else: which
-records that means, the log knows.
+Both express the position as a filter of the source. This module only parses it; the log finds the
+record.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["Position", "event_hubs_position", "stream_position"]
 
 
 class Position(Struct, frozen=True):
-    """The first record that a reader wants.
+    """Position of the first record for a reader.
 
     * ``first``, ``last``: the oldest record, or the newest.
-    * ``next``: the first that comes after the link has attached.
-    * ``offset``, ``sequence-number``: that of *value*, or the one after it.
+    * ``next``: the first record that arrives after the attach.
+    * ``offset``, ``sequence-number``: the record at *value*, or the one after it.
     * ``timestamp``: the first enqueued at *value*, in milliseconds since 1970, or later.
     * ``age``: the first enqueued within the last *value* milliseconds.
     """
 
     kind: Literal["first", "last", "next", "offset", "sequence-number", "timestamp", "age"]
     value: int = 0
-    #: Otherwise the first one after it.
+    #: Whether the record at *value* is included; otherwise the next one is the first.
     inclusive: bool = True
 
 
@@ -48,12 +48,12 @@ _WHOLE: Final = re.compile("-?[0-9]{1,19}")
 
 
 def event_hubs_position(selector: str) -> Position | None:
-    """What a selector such as ``amqp.annotation.x-opt-offset > '100'`` says.
+    """Parse a selector such as ``amqp.annotation.x-opt-offset > '100'``.
 
-    None if it is another selector, which then filters records.
+    Returns None for any other selector, which then filters records.
 
     Raises:
-        InvalidFilter: It compares with something that is no offset, number or time.
+        InvalidFilter: The value is not an offset, sequence number or time.
     """
     found = _BOUND.fullmatch(selector)
     if found is None:
@@ -93,13 +93,12 @@ _SECONDS: Final = {
 
 
 def stream_position(value: object) -> Position:
-    """What the value of ``rabbitmq:stream-offset-spec`` says.
+    """Parse the value of ``rabbitmq:stream-offset-spec``.
 
-    It is one of the words ``first``, ``last`` and ``next``, an offset, a timestamp, or an interval
-    such as ``1h``.
+    It is ``first``, ``last`` or ``next``, an offset, a timestamp, or an interval such as ``1h``.
 
     Raises:
-        InvalidFilter: It is none of these.
+        InvalidFilter: The value has another form.
     """
     if isinstance(value, str):
         if value in _NAMED:

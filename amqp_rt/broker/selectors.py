@@ -1,25 +1,25 @@
-r"""The languages of selectors, from text to a function over messages.
+r"""Selector languages: parsing, and compiling into functions over messages.
 
-Two families are spoken on the wire: the selectors of JMS (``apache.org:selector-filter:string``)
-and the SQL filter of the OASIS filter expressions (``amqp:sql-filter``). Their grammar is one; the
-words, literals and names differ, and so do a few rules, which :class:`Dialect` names.
+Two families are in use: JMS selectors (``apache.org:selector-filter:string``) and the SQL filter of
+the OASIS filter expressions (``amqp:sql-filter``). They share one grammar; keywords, literals and
+names differ, and so do a few rules, which are the fields of :class:`Dialect`.
 
-A selector is compiled once, into functions that call each other, and only reads the fields that it
-names. Its logic has three values: ``True``, ``False`` and ``None``, which is *unknown*, the result
-of whatever has to do with an absent field. A message passes if the result is ``True``.
+A selector is compiled once into nested functions, which only read the fields that it names. The
+logic has three values: ``True``, ``False`` and ``None``, which is *unknown*, the result of every
+operation on an absent field. A message passes if the result is ``True``.
 
-Nothing in a selector loops: each term is evaluated at most once for a message, so the bounds for
-text, terms and depth bound the work. LIKE is matched without backtracking and counts its steps.
+A selector has no loops: each term is evaluated at most once for a message, so the bounds of text,
+terms and depth bound the work. LIKE is matched without backtracking and counts its steps.
 
-What the texts leave open is decided here:
+Rules for points that the specifications leave open:
 
-* Numbers are compared by their exact values, whatever their types. Integers outside 64 bits,
-  infinities, what is not a number, and a division by zero are *unknown*.
-* Texts are also ordered, by code points, and ``+`` joins them.
-* The patterns of LIKE are literals, so that they are judged when the link attaches. An escape
+* Numbers are compared by their exact values, not by type. Integers outside 64 bits,
+  infinities, NaN, and a division by zero are *unknown*.
+* Strings are ordered too, by code points, and ``+`` concatenates them.
+* The patterns of LIKE must be literals, so that they are checked when the link attaches. An escape
   character before anything but a wildcard or itself stands for itself.
-* ``UTC()`` is the moment when the link attached: a filter gives the same result for the same
-  message however often it is asked (Part 3 §3.5.1).
+* ``UTC()`` is the time at which the link attached, since a filter must give the same result for the
+  same message each time (Part 3 §3.5.1).
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ __all__ = [
     "compile_selector",
 ]
 
-#: A compiled expression: the value for a message, ``None`` if it is unknown.
+#: Compiled expression: returns its value for a message, ``None`` if unknown.
 Evaluate: TypeAlias = Callable[[MessageView], Any]
 
 
 class InvalidFilter(AmqpError):
-    """A filter does not say what its kind has to say; its link is refused.
+    """Filter that is malformed for its type; its link is refused.
 
     Args:
-        description: What is wrong, with the place in a text and what was expected there.
-        position: The character at which a text stops making sense, counted from 0.
-        expected: What would have made sense there.
+        description: The error, with its position in the text and the expected terms.
+        position: Index of the character at which the text becomes invalid, counted from 0.
+        expected: Terms that would be valid there.
     """
 
     default_condition = "amqp:invalid-field"
@@ -93,24 +93,24 @@ class InvalidFilter(AmqpError):
 
 
 class Dialect(Struct, frozen=True):
-    """The rules in which selectors differ."""
+    """Rules in which the selector languages differ."""
 
     name: str
-    #: Whose words, literals and names it has.
+    #: Family of keywords, literals and names.
     words: Literal["jms", "filtex"]
-    #: What comparing values of different kinds gives.
+    #: Result of comparing values of different kinds.
     unlike: bool | None
-    #: A blank selector selects everything; otherwise it is an error.
+    #: Whether a blank selector selects everything; otherwise it is an error.
     blank_passes: bool
-    #: Numbers and texts cannot stand where a condition belongs; otherwise they are unknown there.
+    #: Whether a number or string in place of a condition is an error; otherwise it is unknown.
     conditions_only: bool
-    #: The quotient of two integers is an integer, cut off.
+    #: Whether the quotient of two integers is an integer, truncated.
     whole_quotients: bool
-    #: A wildcard can be its own escape character, and '' is none.
+    #: Whether a wildcard can be its own escape character, and '' is an error.
     wildcard_escapes: bool
 
 
-#: As ActiveMQ, Artemis and Qpid Broker-J read JMS selectors.
+#: JMS selectors as ActiveMQ, Artemis and Qpid Broker-J interpret them.
 JMS: Final = Dialect(
     name="JMS",
     words="jms",
@@ -120,7 +120,7 @@ JMS: Final = Dialect(
     whole_quotients=False,
     wildcard_escapes=True,
 )
-#: As the C++ broker of Qpid reads them.
+#: JMS selectors as the C++ broker of Qpid interprets them.
 QPID: Final = Dialect(
     name="Qpid C++",
     words="jms",
@@ -130,7 +130,7 @@ QPID: Final = Dialect(
     whole_quotients=True,
     wildcard_escapes=False,
 )
-#: ``amqp:sql-filter``, as far as RabbitMQ 4 implements it.
+#: The language of ``amqp:sql-filter``, as far as RabbitMQ 4 implements it.
 FILTEX: Final = Dialect(
     name="AMQP SQL",
     words="filtex",
@@ -149,16 +149,16 @@ def compile_selector(
     now_ms: int = 0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Evaluate:
-    """The function that says of a message whether *text* selects it.
+    """Compile *text* into a function that returns whether it selects a message.
 
     Args:
         text: The selector.
-        dialect: The rules to read it by.
-        now_ms: What ``UTC()`` says: milliseconds since 1970.
-        limits: Bounds of the text and what it does.
+        dialect: Rules of its language.
+        now_ms: Value of ``UTC()``, in milliseconds since 1970.
+        limits: Bounds of the text and of its work.
 
     Raises:
-        InvalidFilter: It is no selector, or too long, too deep or too large a one.
+        InvalidFilter: The text is malformed, or exceeds a limit of length, depth or terms.
     """
     if len(text.encode("utf-8", "surrogatepass")) > limits.filter_text_max:
         raise InvalidFilter(f"the selector has more than {limits.filter_text_max} bytes")
@@ -204,8 +204,9 @@ SLASH: "/"
 %declare _OR _AND NOT _IS _NULL _LIKE _ESCAPE _IN _BETWEEN TRUE FALSE _UTC
 """
 
-#: Literals are those of Java (JMS 1.1 §3.8.1.1), names may have dots, and quotation marks make a
-#: name of anything. The keys of annotations have hyphens, so these are taken whole.
+#: Literals are those of Java (JMS 1.1 §3.8.1.1), names may contain dots, and a quoted name may
+#: contain any character. Keys of annotations contain hyphens, so a name with their prefix extends
+#: over these.
 _JMS_TERMINALS: Final = r"""
 TEXT: /'(?:[^']|'')*'/
 NUMBER: /0[xX][0-9a-fA-F_]+(?:\.[0-9a-fA-F_]*)?[pP][+-]?[0-9]+[fFdD]?|0[xX][0-9a-fA-F_]+[lL]?|0[bB][01_]+[lL]?|(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][+-]?[0-9]+)?[fFdDlL]?/
@@ -213,7 +214,7 @@ NAME: /amqp\.annotation\.[\w$.:-]+|(?:[^\W0-9]|\$)[\w$]*(?:\.[\w$]+)*|"(?:[^"]|"
 %declare BINARY PERCENT
 """
 
-#: AMQP Filter Expressions v1.0 §6.4.4.2 and §6.4.4.6.
+#: Terminals of AMQP Filter Expressions v1.0 §6.4.4.2 and §6.4.4.6.
 _FILTEX_TERMINALS: Final = r"""
 TEXT: /'(?:[^'\x00-\x1f\x7f]|'')*'|"(?:[^"\x00-\x1f\x7f]|"")*"/
 BINARY.1: /0x(?:[0-9A-F]{2})+(?![0-9A-Za-z_])/
@@ -239,12 +240,12 @@ _FILTEX_KEYWORDS: Final[Mapping[str, str]] = {
     **{word: token for word, token in _KEYWORDS.items() if word != "BETWEEN"},
     "UTC": "_UTC",
 }
-#: Words that cannot be names in ``amqp:sql-filter``, in capitals or not.
+#: Words that cannot be names in ``amqp:sql-filter``, in upper or lower case.
 _FILTEX_RESERVED: Final = frozenset(_FILTEX_KEYWORDS) | {
     *("BETWEEN", "DATE", "EXISTS", "INF", "LEFT", "LOWER", "NAN", "RIGHT", "SUBSTRING", "UPPER"),
 }
 
-#: Terminals that begin a value, and those that stand between values.
+#: Terminals that begin a value, and those between values.
 _OPERANDS: Final = frozenset(
     {"TEXT", "NUMBER", "BINARY", "TRUE", "FALSE", "NAME", "_UTC", "PLUS", "MINUS", "LPAR", "NOT"}
 )
@@ -252,7 +253,7 @@ _OPERATORS: Final = frozenset(
     {"COMPARE", "PLUS", "MINUS", "STAR", "SLASH", "PERCENT", "_AND", "_OR", "NOT"}
     | {"_BETWEEN", "_IN", "_IS", "_LIKE"}
 )
-#: What the other terminals are called.
+#: Names of the other terminals in errors.
 _EXPECTED: Final[Mapping[str, str]] = {
     "LPAR": "(",
     "RPAR": ")",
@@ -263,7 +264,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
 
 
 def _jms_word(token: Token) -> Token:
-    """A keyword if it is one, in capitals or not."""
+    """Turn *token* into a keyword if it is one, in upper or lower case."""
     kind = _KEYWORDS.get(token.upper())
     return token if kind is None else token.update(type=kind)
 
@@ -284,7 +285,7 @@ def _filtex_word(token: Token) -> Token:
 
 @lru_cache(maxsize=2)
 def _parser(words: Literal["jms", "filtex"]) -> Lark:
-    """The parser of a family, built when its first selector comes."""
+    """Return the parser of a family, built on first use."""
     from lark import Lark
 
     jms = words == "jms"
@@ -298,7 +299,7 @@ def _parser(words: Literal["jms", "filtex"]) -> Lark:
 
 
 def prepare() -> None:
-    """Build the parsers now: the first selector would hold everybody up for as long as that takes."""
+    """Build the parsers now, since that would block the event loop at the first selector."""
     _parser("jms")
     _parser("filtex")
 
@@ -322,7 +323,7 @@ def _parse(text: str, dialect: Dialect, limits: Limits) -> Tree[Token]:
 
 
 def _expectations(terminals: Iterable[str]) -> list[str]:
-    """*terminals* in the words of the language; values and operators are not told one by one."""
+    """Return the names of *terminals* for an error; values and operators are not listed singly."""
     wanted = set(terminals)
     found = []
     if "NAME" in wanted:
@@ -345,7 +346,7 @@ def _unexpected(text: str, at: int, expected: Sequence[str]) -> InvalidFilter:
 
 # --- Values ------------------------------------------------------------------------------------
 
-# Values are comparable if they are of one kind.
+# Values of one kind are comparable.
 _NUMBER: Final = 1
 _TEXT: Final = 2
 _OCTETS: Final = 3
@@ -358,13 +359,13 @@ _ORDERED: Final[dict[type, int]] = {
     **dict.fromkeys((str, Symbol, Char), _TEXT),
     bytes: _OCTETS,
 }
-#: The kind of each type that a selector can compare.
+#: Kind of each type that a selector can compare.
 KINDS: Final[dict[type, int]] = {**_ORDERED, bool: _BOOLEAN, UUID: _UUID}
 
 _LEAST: Final = -0x8000_0000_0000_0000
 _MOST: Final = 0xFFFF_FFFF_FFFF_FFFF
 
-#: Bits of the exponent, bits of the coefficient that follow it, and bias (IEEE 754-2008 §3.5.2).
+#: Exponent bits, coefficient bits after them, and bias of the decimals (IEEE 754-2008 §3.5.2).
 _DECIMALS: Final[dict[type, tuple[int, int, int]]] = {
     Decimal32: (8, 23, 101),
     Decimal64: (10, 53, 398),
@@ -373,14 +374,17 @@ _DECIMALS: Final[dict[type, tuple[int, int, int]]] = {
 
 
 def _of_decimal(value: Any) -> float | None:
-    """The number next to a decimal, in the binary encoding that AMQP takes (Part 1 §1.6.13)."""
+    """Return the float nearest to a decimal in AMQP's binary encoding (Part 1 §1.6.13).
+
+    None for an infinity and for NaN.
+    """
     exponent_bits, coefficient_bits, bias = _DECIMALS[type(value)]
     bits = int.from_bytes(value.octets, "big")
     size = 8 * value.WIDTH
     coefficient_high = 0
     if bits >> (size - 3) & 3 == 3:
         if bits >> (size - 5) & 15 == 15:
-            return None  # an infinity, or not a number
+            return None  # an infinity or NaN
         coefficient_bits -= 2
         coefficient_high = 4 << coefficient_bits
     exponent = bits >> coefficient_bits & ((1 << exponent_bits) - 1)
@@ -394,7 +398,7 @@ def _always(view: MessageView) -> bool:
 
 
 def _in_range(result: float) -> float | None:
-    """The result of arithmetic, unless it left the range of AMQP's numbers."""
+    """Return the result of arithmetic, or None if it is outside the range of AMQP's numbers."""
     if type(result) is int:
         return result if _LEAST <= result <= _MOST else None
     return result if isfinite(result) else None
@@ -433,7 +437,7 @@ def _divided(whole: bool, left: Any, right: Any) -> Any:
 
 
 def _remainder(left: Any, right: Any) -> Any:
-    """The remainder has the sign of what was divided, as in SQL."""
+    """Return the remainder, with the sign of the dividend as in SQL."""
     if not (_ORDERED.get(type(left), 0) == _ORDERED.get(type(right), -1) == _NUMBER) or not right:
         return None
     if isinstance(left, float) or isinstance(right, float):
@@ -466,11 +470,11 @@ _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class _Segment(NamedTuple):
-    """What stands between two ``%`` of a pattern."""
+    """Part of a pattern between two ``%``."""
 
-    #: How many characters it matches.
+    #: Number of characters that it matches.
     length: int
-    #: Its literal texts, with their places; between them is ``_``.
+    #: Its literal strings with their offsets; the other characters are ``_``.
     pieces: tuple[tuple[int, str], ...]
 
     def stands_at(self, text: str, at: int) -> bool:
@@ -480,10 +484,10 @@ class _Segment(NamedTuple):
 def _like_segments(
     pattern: str, escape: str | None, wildcards_max: int
 ) -> tuple[list[_Segment], int]:
-    """*pattern* in segments, and its number of wildcards.
+    """Split *pattern* into segments; return them and the number of wildcards.
 
     Raises:
-        InvalidFilter: The wildcards are more than *wildcards_max*.
+        InvalidFilter: There are more wildcards than *wildcards_max*.
     """
     segments: list[_Segment] = []
     pieces: list[tuple[int, str]] = []
@@ -524,10 +528,10 @@ def _like_segments(
 
 
 def _is_like(segments: Sequence[_Segment], view: MessageView, text: str) -> bool:
-    """Whether *text* consists of *segments* with anything between them.
+    """Return whether *text* consists of *segments* with any characters between them.
 
-    The first and the last have their places. Those between them are looked for from the left, and
-    the first place that fits is never given up: a later one would leave less room for the rest.
+    The first and the last segment have fixed positions. The others are searched from the left
+    without backtracking: a later match would only leave less room for the rest.
     """
     view.spend(1)
     first = segments[0]
@@ -565,7 +569,7 @@ def _property(field: str, view: MessageView) -> Any:
 
 
 def _id_text(field: str, view: MessageView) -> Any:
-    """An id as JMS shows it: a text, whatever its type."""
+    """Return an id as a string, as JMS represents ids of all types."""
     found = getattr(view.properties(), field)
     if found is None or isinstance(found, str):
         return found
@@ -607,7 +611,8 @@ _PROPERTY_FIELDS: Final[Mapping[str, Evaluate]] = {
 _ID_TEXTS: Final[Mapping[str, Evaluate]] = {
     field: partial(_id_text, field) for field in ("message_id", "correlation_id")
 }
-#: Names of JMS (JMS 1.1 §3.8.1.1), and those that clients write instead (``apache-filters``).
+#: Names of JMS (JMS 1.1 §3.8.1.1), and those into which clients translate them
+#: (``apache-filters``).
 _JMS_NAMES: Final[Mapping[str, Evaluate]] = {
     "JMSMessageID": _ID_TEXTS["message_id"],
     "JMSCorrelationID": _ID_TEXTS["correlation_id"],
@@ -628,7 +633,7 @@ _JMS_NAMES: Final[Mapping[str, Evaluate]] = {
         for field, read in {**_HEADER_FIELDS, **_PROPERTY_FIELDS, **_ID_TEXTS}.items()
     },
 }
-#: Sections by the names that ``amqp:sql-filter`` has for them (§6.4.4.4).
+#: Sections by their names in ``amqp:sql-filter`` (§6.4.4.4).
 _FILTEX_SECTIONS: Final[Mapping[str, Mapping[str, Evaluate] | None]] = {
     **dict.fromkeys(("header", "h"), _HEADER_FIELDS),
     **dict.fromkeys(("properties", "p"), _PROPERTY_FIELDS),
@@ -643,9 +648,9 @@ _VARIES: Final[Any] = object()
 
 class _Node(NamedTuple):
     evaluate: Evaluate
-    #: Whether it may be true or false: a number or a text may not.
+    #: Whether the value may be a boolean, which those of numbers and strings are not.
     condition: bool = True
-    #: The value if it is a literal.
+    #: Value of a literal.
     constant: Any = _VARIES
 
 
@@ -654,7 +659,7 @@ def _constant(value: Any) -> _Node:
 
 
 class _Compiler:
-    """Makes the functions of one selector, from its tree."""
+    """Compiler of the functions of one selector from its tree."""
 
     def __init__(self, text: str, dialect: Dialect, now_ms: int, limits: Limits) -> None:
         self.text = text
@@ -671,7 +676,11 @@ class _Compiler:
         }
 
     def node(self, tree: Tree[Token], depth: int) -> _Node:
-        """The function for *tree*, which is *depth* levels deep in the selector."""
+        """Compile *tree*, which is *depth* levels deep in the selector.
+
+        Raises:
+            InvalidFilter: The selector is nested too deeply, or a term is invalid.
+        """
         if depth > self.limits.selector_depth_max:
             raise InvalidFilter(
                 f"the selector is more than {self.limits.selector_depth_max} levels deep"
@@ -680,7 +689,11 @@ class _Compiler:
         return make(tree.children, depth + 1)
 
     def condition(self, tree: Tree[Token], depth: int) -> _Node:
-        """The same where a condition belongs."""
+        """Compile *tree* in place of a condition.
+
+        Raises:
+            InvalidFilter: As for :meth:`node`, or the dialect requires a condition and it is none.
+        """
         found = self.node(tree, depth)
         if self.dialect.conditions_only and not found.condition:
             at = next(tree.scan_values(lambda token: token is not None)).start_pos or 0
@@ -690,7 +703,7 @@ class _Compiler:
     def value(self, tree: Tree[Token], depth: int) -> Evaluate:
         return self.node(tree, depth).evaluate
 
-    # Logic, by the tables of three values: unknown unless the known operands decide.
+    # Three-valued logic: the result is unknown unless the known operands determine it.
 
     def _disjunction(self, children: list[Tree[Token]], depth: int) -> _Node:
         terms = tuple(self.condition(child, depth).evaluate for child in children)
@@ -808,7 +821,7 @@ class _Compiler:
         unlike = self.dialect.unlike
         kinds = KINDS.get
         if all(item.constant is not _VARIES for item in items):
-            # By kinds, since True equals 1 in Python.
+            # Grouped by kind, since True equals 1 in Python.
             by_kind: dict[int, set[object]] = {}
             for item in items:
                 by_kind.setdefault(KINDS[type(item.constant)], set()).add(item.constant)
@@ -941,7 +954,7 @@ class _Compiler:
         return _application_property(name)
 
     def _filtex_name(self, token: Token) -> Evaluate:
-        # Only the first dot outside brackets parts the section from the name.
+        # Only the first dot outside brackets separates the section from the name.
         section, dot, name = token.partition("." if not token.startswith("[") else "\0")
         if not dot:
             section, name = "a", str(token)
@@ -984,7 +997,7 @@ _PLAIN_DIGITS: Final = re.compile("[0-9]{1,20}")
 
 
 def _jms_number(literal: str) -> float | None:
-    """A literal of Java; hexadecimal, octal and binary ones are the bits of a long."""
+    """Parse a literal of Java; hexadecimal, octal and binary ones are the bits of a long."""
     text = literal.replace("_", "").lower()
     try:
         if text.startswith("0x"):

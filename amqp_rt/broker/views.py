@@ -1,7 +1,7 @@
-"""What a filter may look at of a message: each section decoded on first use, the body never.
+"""Views of messages for filters: each section is decoded on first use, the body never.
 
-A node holds a message encoded. Filters name a few fields of it, so only the sections where these
-lie are decoded, once for all filters of a link.
+A node holds messages encoded. Filters name a few fields, so only the sections of these are decoded,
+once for all filters of a link.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NO_PROPERTIES = Properties()
 
 
 class Exhausted(Exception):
-    """The filters of a link have taken all the steps that one message is worth."""
+    """Error that the filters of a link have used all steps allowed for one message."""
 
 
 class MessageView:
-    """One message while the filters of one link look at it.
+    """View of one message for the filters of one link.
 
-    Reading a section that is malformed raises ``DecodeError``.
+    Reading a malformed section raises ``DecodeError``.
     """
 
     __slots__ = (
@@ -57,17 +57,17 @@ class MessageView:
         self._steps = limits.filter_steps_max
 
     def spend(self, steps: int) -> None:
-        """Count *steps* that a filter takes.
+        """Count *steps* taken by a filter.
 
         Raises:
-            Exhausted: They are more than are left.
+            Exhausted: More steps than allowed have been taken.
         """
         self._steps -= steps
         if self._steps < 0:
             raise Exhausted
 
     def ttl(self) -> int | None:
-        """The time to live that the message came with (§3.2.1).
+        """Return the time to live of the message on arrival, in milliseconds (§3.2.1).
 
         The other fields of the header are attributes of the entry.
         """
@@ -75,7 +75,7 @@ class MessageView:
         return read_header_fields(self.entry.payload, header_end, self._limits)[2]
 
     def message_annotations(self) -> Mapping[Any, object]:
-        """The message annotations (§3.2.3)."""
+        """Return the message annotations (§3.2.3)."""
         found = self._message_annotations
         if found is None:
             payload = self.entry.payload
@@ -90,7 +90,7 @@ class MessageView:
         return found
 
     def properties(self) -> Properties:
-        """The standard properties; all None if the section is absent (§3.2.4)."""
+        """Return the standard properties; all None if the section is absent (§3.2.4)."""
         found = self._properties
         if found is None:
             _, _, at, end, _ = self._front or self._find()
@@ -101,7 +101,7 @@ class MessageView:
         return found
 
     def application_properties(self) -> Mapping[str, object]:
-        """The application properties (§3.2.5)."""
+        """Return the application properties (§3.2.5)."""
         found = self._application_properties
         if found is None:
             _, _, _, at, end = self._front or self._find()

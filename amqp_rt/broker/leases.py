@@ -1,15 +1,16 @@
-"""Leases: messages of a queue that are set aside for a group, and can be read again and again.
+"""Leases: messages of a queue set aside for a group, which can be read any number of times.
 
-Who computes in steps, each of which may be done again after a failure, cannot work with messages that
-are gone when they have been read. A *group* takes ranges instead: it asks the queue for more
-(:meth:`Leases.extend`), which sets messages aside as any consumer would and numbers them; reads what it
-has, by number and from any connection, as often as it likes (:class:`LeaseReader`); gives those back
-that it does not want (:meth:`Leases.give_back`); and accepts all below a number when it is done with
-them. The queue stays a queue for everybody else.
+An application that computes in steps, each of which may be repeated after a failure, cannot use
+messages that are removed once they are read. A *group* takes ranges instead. It asks the queue for
+more (:meth:`Leases.extend`), which acquires messages as any consumer would and numbers them; reads
+them by number, from any connection and repeatedly (:class:`LeaseReader`); gives unwanted ones back
+(:meth:`Leases.give_back`); and accepts all below a number when it has processed them. The queue
+remains an ordinary queue for all other consumers.
 
-In a store a lease outlives the process: which message has which number is on the disk before anybody
-hears of it. A group has a *generation*, which each opening raises: what somebody does with an older one
-is refused with ``amqp:link:stolen``, so that two never work on the same messages.
+In a store a lease outlives the process: the number of each message is on the disk before it is
+returned. A group has a *generation*, which each opening increments. An operation with an older
+generation is refused with ``amqp:link:stolen``, so that no two applications process the same
+messages.
 """
 
 from __future__ import annotations
@@ -38,38 +39,39 @@ from .queues import MessageQueue
 from .subscriptions import Subscription
 from .termini import key_of
 
-#: Properties of a link that reads what is leased: the group, its id if it has to be that one, and the first
-#: number and the one after the last.
+#: Link properties for reading leased messages: the group, optionally its id, the first number, and
+#: the number after the last.
 GROUP: Final = Symbol("amqp_rt:lease-group")
 ID: Final = Symbol("amqp_rt:lease-id")
 FROM: Final = Symbol("amqp_rt:lease-from")
 TO: Final = Symbol("amqp_rt:lease-to")
-#: Kinds of facts: a group of a queue, by its number; and its messages, by that and their own numbers.
+#: Kinds of facts: a group, by its number; and its messages, by that number and their own.
 LEASE_FACT: Final = "lease"
 LEASED_FACT: Final = "leased"
 
 _NAME_MAX: Final = 256
-#: Seconds for messages that are in the store only to be read.
+#: Seconds to wait for messages that have to be read from the store.
 _READ_S: Final = 2.0
-#: Messages that are set aside, accepted or given back in one step, before others have their turn.
+#: Messages acquired, accepted or given back in one step, before other tasks run.
 _STEP: Final = 500
 
 
 class LeaseState(Struct, frozen=True):
-    """How far a group has come."""
+    """Progress of a group."""
 
     generation: int
-    #: The first number that is not accepted, and the one that the next message gets.
+    #: The lowest number that is not accepted, and the number of the next message.
     first: int
     next: int
-    #: Messages that wait in the queue.
+    #: Messages available in the queue.
     available: int
-    #: Tells the group from others of its name, before it and after it, whose numbers mean other messages.
+    #: Distinguishes the group from earlier and later ones of its name, whose numbers
+    #: mean other messages.
     id: str = ""
 
 
 class _Known(Struct, array_like=True):
-    """A group as the store keeps it. New fields go to the end."""
+    """Record of a group in the store. Append new fields at the end."""
 
     node: int
     name: str
@@ -81,15 +83,15 @@ class _Known(Struct, array_like=True):
 
 
 class Queued(Protocol):
-    """The node whose messages are leased."""
+    """Node whose messages are leased."""
 
     held: Any
-    #: Its number in the store, 0 if it is not there.
+    #: Its number in the store, 0 if it is in memory only.
     number: int
 
 
 class _Delivery:
-    """A message that a group has, for the subscription that it has it from."""
+    """Delivery of a message to a group, from the view of its subscription."""
 
     __slots__ = ("context", "link", "remote_settled", "settled", "state", "tag")
 
@@ -102,12 +104,12 @@ class _Delivery:
         self.tag = b""
 
     def settle(self, state: Any = None) -> None:
-        """The queue has done what was said; nobody waits to hear so."""
+        """Mark the delivery as settled by the queue."""
         self.settled = True
 
 
 class _Inward:
-    """The link on which a group gets its messages (fronts.base.SendingLink): it leads nowhere."""
+    """Link without a peer on which a group receives its messages (fronts.base.SendingLink)."""
 
     draining = False
     attached = True
@@ -133,7 +135,7 @@ class _Inward:
         state: Any = None,
         more: bool = False,
     ) -> _Delivery:
-        """Give the message the next number."""
+        """Append the message to those that the lease has received."""
         self.credit -= 1
         delivery = _Delivery(self, context)
         self._lease.got.append(delivery)
@@ -141,18 +143,18 @@ class _Inward:
         return delivery
 
     def offer(self, available: int) -> None:
-        """Nobody asks."""
+        """Do nothing: no peer uses the number."""
 
     def drained(self) -> None:
-        """Nobody asks."""
+        """Do nothing: no peer requested a drain."""
 
     def detach(self, error: Error | None = None, *, closed: bool = True) -> None:
-        """The queue has been deleted."""
+        """Mark the link as detached, since the queue has been deleted."""
         self.attached = False
 
 
 class Lease:
-    """What one group has of one queue."""
+    """Messages that one group holds of one queue."""
 
     def __init__(
         self, node: Queued, name: str, number: int, subscription: Subscription, id_: str
@@ -165,16 +167,17 @@ class Lease:
         self.subscription = subscription
         self.generation = 0
         self.first = 0
-        #: Its messages; the first of them has the number ``first``. None if one has gone.
+        #: Held messages from number ``first`` on. None for one that was given back or is lost.
         self.held: list[_Delivery | None] = []
-        #: The last of them, whose numbers are being written and are not said before that is done.
+        #: How many of the last ones are being written: their numbers are not public before that is
+        #: done.
         self.writing = 0
-        #: What the queue has just given.
+        #: Messages received from the queue and not numbered yet.
         self.got: list[_Delivery] = []
         self.arrived = trio.Event()
-        #: Held while more is set aside.
+        #: Locked while messages are acquired and numbered.
         self.busy = trio.Lock()
-        #: It has given messages back, which its subscription does not get again.
+        #: Whether messages were given back that the subscription does not receive again.
         self.picky = False
         self.ttl_s: float | None = None
         self.ends_at = inf
@@ -182,14 +185,14 @@ class Lease:
 
     @property
     def next(self) -> int:
-        """The number after the last one that is kept."""
+        """Number after the last message that is kept."""
         return self.first + len(self.held) - self.writing
 
     def check(self, id_: object) -> None:
-        """Whether it is the one that somebody knows as *id_*; None knows any.
+        """Check that the group has the id *id_*, unless that is None.
 
         Raises:
-            AmqpError: It is another one of that name.
+            AmqpError: The group is another one of the same name.
         """
         if id_ is not None and id_ != self.id:
             raise AmqpError(
@@ -200,14 +203,14 @@ class Lease:
 
 
 class Leases:
-    """The groups of a broker's queues.
+    """Lease groups of a broker's queues.
 
     Args:
-        journal: Keeps them for queues that are in the store; None if there is none.
-        clock: By which leases end.
+        journal: Keeps the groups of queues that are in the store; None if there is no store.
+        clock: Clock of the leases' time to live.
         limits: Bounds.
-        new_number: Gives a number that nothing else has in the store.
-        on_fault: Called with a queue and an unexpected error of its work.
+        new_number: Returns a number that is unused in the store.
+        on_fault: Called with a queue and an unexpected error in its work.
     """
 
     def __init__(
@@ -225,21 +228,23 @@ class Leases:
         self._on_fault = on_fault
         self._leases: dict[Queued, dict[str, Lease]] = {}
 
-    # --- What a group does ---
+    # --- Operations of a group ---
 
     async def open(self, node: Queued, group: str, ttl_s: float | None = None) -> LeaseState:
-        """Begin, or go on after a failure: whoever had the group before has it no more.
+        """Open a group for the first time or after a failure, and invalidate earlier openings.
 
-        What the group gave back it may get again, unless it still has others from then.
+        If the group holds no messages, it may receive those again that it gave back before.
+        Cancellation may leave the group opened.
 
         Args:
             node: The queue.
-            group: Its name; made if there is none.
-            ttl_s: Seconds without a word after which everything goes back to the queue; by default
-                it stays aside.
+            group: Its name; the group is created if it does not exist.
+            ttl_s: Seconds without an operation after which all messages are released; by default
+                they stay with the group.
 
         Raises:
-            AmqpError: It cannot be, or cannot be kept.
+            AmqpError: The name, *ttl_s* or the queue does not allow it, there are too many groups,
+                the store did not keep it, or the group was opened again or ended in the meantime.
         """
         limits = self.limits
         if not 0 < len(group) <= _NAME_MAX:
@@ -264,7 +269,7 @@ class Leases:
             lease = self._make(node, group, number, token_hex(8))
             self._leases.setdefault(node, groups)[group] = lease
         else:
-            # What is drawn for an earlier opening is not for this one.
+            # Messages acquired for an earlier opening and not numbered yet go back to the queue.
             self._put_back(lease)
             if lease.picky and not any(lease.held):
                 self._subscribe(lease)
@@ -282,30 +287,32 @@ class Leases:
         return self._state_of(lease, generation)
 
     def state(self, node: Queued, group: str, id_: object = None) -> LeaseState:
-        """How far *group* has come.
+        """Return the progress of *group*.
 
         Args:
             node: The queue.
             group: Its name.
-            id_: Which one of that name it has to be; None for any.
+            id_: The id that the group must have; None for any.
 
         Raises:
-            AmqpError: There is no such group.
+            AmqpError: No such group exists.
         """
         lease = self._find(node, group)
         lease.check(id_)
         return self._state_of(lease, lease.generation)
 
     def _state_of(self, lease: Lease, generation: int) -> LeaseState:
-        """The state of *lease*, for its opening *generation*."""
+        """Return the state of *lease* for its opening *generation*."""
         available = lease.node.held.available
         return LeaseState(generation, lease.first, lease.next, available, lease.id)
 
     async def extend(self, node: Queued, group: str, generation: int, count: int) -> LeaseState:
-        """Set up to *count* more messages aside; what is there, without waiting for more.
+        """Acquire up to *count* of the available messages, without waiting for more to arrive.
+
+        After cancellation messages that have a number remain with the group, others are released.
 
         Raises:
-            AmqpError: Somebody else has opened the group since, there is none, or it cannot be kept.
+            AmqpError: The group was opened again or does not exist, or the store did not keep it.
         """
         lease = self._current(node, group, generation)
         async with lease.busy:
@@ -317,7 +324,7 @@ class Leases:
                 except BaseException:
                     self._put_back(lease)
                     raise
-                # Whether it is kept or not has to be known: what has a number is set aside.
+                # Shielded, since a message that has a number must be known as kept or not kept.
                 with trio.CancelScope(shield=True):
                     drawn = await self._number(lease)
                 left -= drawn
@@ -328,8 +335,10 @@ class Leases:
         return self._state_of(lease, generation)
 
     async def _draw(self, lease: Lease, count: int) -> None:
-        """Have the queue give up to *count* messages. If what it has is in the store only, it takes
-        a moment until it does."""
+        """Request up to *count* messages from the queue.
+
+        If none is in memory, wait up to ``_READ_S`` for the queue to read some from the store.
+        """
         link = lease.subscription.link
         lease.arrived = trio.Event()
         link.credit = max(0, count)
@@ -342,7 +351,7 @@ class Leases:
             link.credit = 0
 
     async def _number(self, lease: Lease) -> int:
-        """Give what was drawn its numbers, and keep them; how many messages that were."""
+        """Number the received messages and keep the numbers; return the count of these messages."""
         got, lease.got = lease.got, []
         if not got:
             return 0
@@ -360,7 +369,8 @@ class Leases:
         try:
             await self._keep(lease, note)
         except AmqpError:
-            # What is accepted or given back meanwhile comes before these; a release has taken all.
+            # Accepting and giving back only change messages before these; a release has removed
+            # all.
             del lease.held[max(0, begin - lease.first) :]
             self._settle(lease, got, RELEASED)
             raise
@@ -369,17 +379,19 @@ class Leases:
         return len(got)
 
     def _put_back(self, lease: Lease) -> None:
-        """Give back to the queue what *lease* has drawn and not numbered, and end the wait for it."""
+        """Release received messages that are not numbered, and end the wait for more."""
         lease.subscription.link.credit = 0
         got, lease.got = lease.got, []
         self._settle(lease, got, RELEASED)
         lease.arrived.set()
 
     async def accept(self, node: Queued, group: str, generation: int, to: int) -> LeaseState:
-        """Be done with all messages before the number *to*: they are gone.
+        """Accept all messages before the number *to*, which removes them from the queue.
+
+        They are accepted in steps; cancellation leaves the later ones with the group.
 
         Raises:
-            AmqpError: As for :meth:`extend`, or there is no such number.
+            AmqpError: As for :meth:`extend`, or *to* is beyond the last number.
         """
         lease = self._current(node, group, generation)
         if to > lease.next:
@@ -399,18 +411,19 @@ class Leases:
     async def give_back(
         self, node: Queued, group: str, generation: int, ranges: Sequence[tuple[int, int]]
     ) -> LeaseState:
-        """Give messages back to the queue, at their old places; the others of the group stay with it.
+        """Requeue messages at their old positions; the group keeps the others.
 
-        The group does not get them again until it is opened again.
+        The group does not receive them again until it is opened again without any message. They are
+        requeued in steps; cancellation leaves the later ones with the group.
 
         Args:
             node: The queue.
             group: Its name.
-            generation: What opening it has said.
-            ranges: First numbers, and those after the last ones; in order.
+            generation: The generation that opening the group returned.
+            ranges: Pairs of the first number and the number after the last, in ascending order.
 
         Raises:
-            AmqpError: As for :meth:`extend`, or the ranges are out of order or not there.
+            AmqpError: As for :meth:`extend`, or the ranges are out of order or beyond the messages.
         """
         lease = self._current(node, group, generation)
         at = lease.first
@@ -431,7 +444,7 @@ class Leases:
             self._check_current(lease, generation)
             done = []
             for place in step:
-                # Some may have been accepted since the step before.
+                # Some may have been accepted since the previous step.
                 delivery = lease.held[place - lease.first] if place >= lease.first else None
                 if delivery is not None:
                     lease.held[place - lease.first] = None
@@ -447,10 +460,10 @@ class Leases:
         return self._state_of(lease, generation)
 
     async def release(self, node: Queued, group: str) -> int:
-        """Forget the group; what it has goes back to the queue. How many messages that were.
+        """End the group and release its messages; return how many numbers it held.
 
         Raises:
-            AmqpError: There is no such group, or it cannot be kept.
+            AmqpError: No such group exists, or the store failed.
         """
         lease = self._find(node, group)
         count = len(lease.held)
@@ -462,7 +475,7 @@ class Leases:
     # --- Links ---
 
     def attach(self, node: Queued, link: SendingLink) -> bool:
-        """Let *link* read what is leased, or refuse it; false if it is a link like any other."""
+        """Let *link* read leased messages, or refuse it; return False if it is not for a lease."""
         properties = link.properties
         if GROUP not in properties:
             return False
@@ -516,7 +529,7 @@ class Leases:
         return _Inward(lease, f"lease {lease.name}", self.limits.message_size_max)
 
     def _subscribe(self, lease: Lease) -> None:
-        """Look at the queue with new eyes: nothing is held back from a new subscription."""
+        """Replace the subscription, so that messages excluded for the old one become available."""
         before = lease.subscription
         lease.subscription = lease.node.held.subscribe(default_outcome=RELEASED)
         lease.subscription.link = self._inward(lease)
@@ -539,12 +552,12 @@ class Leases:
         return lease
 
     def _check_current(self, lease: Lease, generation: int) -> None:
-        """Check that *lease* is there, and that *generation* is its latest opening.
+        """Check that *lease* has not ended, and that *generation* is its latest opening.
 
-        Called again after each wait, as the group may be opened, released or ended by others meanwhile.
+        Called again after each wait, as others may open, release or end the group in between.
 
         Raises:
-            AmqpError: It is not.
+            AmqpError: The group has ended, or was opened again.
         """
         if lease.over:
             raise AmqpError(
@@ -561,7 +574,7 @@ class Leases:
         lease.ends_at = inf if lease.ttl_s is None else self.clock.monotonic() + lease.ttl_s
 
     async def _keep(self, lease: Lease, note: Callable[[Unit], None] | None = None) -> None:
-        """Have the store know *lease*, and wait until it does."""
+        """Write *lease* to the store together with *note*, and wait until it is kept."""
         if not lease.number or self.journal is None:
             return
 
@@ -571,7 +584,7 @@ class Leases:
                 lease.name,
                 lease.generation,
                 lease.first,
-                # The numbers that are being written are written with this, or were before.
+                # Numbers that are being written are kept in this unit or in an earlier one.
                 lease.first + len(lease.held),
                 lease.ttl_s,
                 lease.id,
@@ -583,7 +596,7 @@ class Leases:
         await self.journal.keep(fill)
 
     def _end(self, lease: Lease, done: list[_Delivery | None], outcome: Any) -> None:
-        """Say *outcome* of the first messages of *lease*, which are *done*."""
+        """Settle the first messages of *lease*, which are *done*, with *outcome*."""
         if lease.number and self.journal is not None:
             unit = self.journal.loose
             for place in range(lease.first, lease.first + len(done)):
@@ -599,7 +612,7 @@ class Leases:
         lease.subscription.on_outcomes(lease.subscription.link, done)
 
     def _forget(self, lease: Lease) -> None:
-        """End *lease*: what it has is requeued, of much some at a time."""
+        """End *lease* and release its messages, of a large number some in each turn."""
         lease.over = True
         groups = self._leases.get(lease.node, {})
         groups.pop(lease.name, None)
@@ -625,7 +638,7 @@ class Leases:
     # --- Time, restarts, ends ---
 
     def sweep(self) -> None:
-        """Give back what those have who have not been heard of for too long."""
+        """End the leases whose time to live has passed without an operation."""
         now = self.clock.monotonic()
         for node, groups in list(self._leases.items()):
             for lease in list(groups.values()):
@@ -636,19 +649,18 @@ class Leases:
                         self._on_fault(node, error)
 
     def delete(self, node: Queued) -> None:
-        """The queue is no more."""
+        """End the leases of a deleted queue."""
         for lease in list(self._leases.get(node, {}).values()):
             self._forget(lease)
 
     async def restore(
         self, nodes: Mapping[int, Queued], fetch: Callable[[MessageQueue, int], Any]
     ) -> int:
-        """Take up what the store has kept for *nodes*, which are by their numbers; the highest number
-        of a group.
+        """Restore the groups of *nodes* from the store; return the highest number of a group.
 
         Args:
-            nodes: The queues.
-            fetch: Has a queue know a message in memory that may be in the store only.
+            nodes: The queues, by their numbers.
+            fetch: Loads a message of a queue that may be in the store only.
         """
         journal = self.journal
         assert journal is not None
@@ -685,8 +697,7 @@ class Leases:
 
 
 class LeaseReader:
-    """A link that is sent copies of what a group has, from one number to another. What it says of them
-    changes nothing."""
+    """Endpoint that sends copies of a group's messages, from one number to another, settled."""
 
     def __init__(self, leases: Leases, lease: Lease, begin: int, end: int) -> None:
         self._leases = leases
@@ -725,10 +736,10 @@ class LeaseReader:
             link.drained()
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
-        """They are sent settled."""
+        """Do nothing: the messages are sent settled."""
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
-        """The lease stays."""
+        """Do nothing: the lease does not depend on its readers."""
 
 
 def _whole(value: object) -> bool:
@@ -740,4 +751,4 @@ def _message_key(lease: Lease, place: int) -> bytes:
 
 
 def _nothing_more(unit: Unit) -> None:
-    """What is to be kept is before this unit."""
+    """Write nothing: the unit only waits until earlier ones are kept."""

@@ -1,9 +1,9 @@
-"""``$journal``: what becomes of messages, as a log (K8).
+"""``$journal``: a log of the events in the life of messages.
 
-Each virtual host has one, if the broker is asked for it, and nothing of it exists otherwise. Events are
-gathered as they happen, which costs a tuple each, and appended to the log some times a second. More than
-so many in a second are not recorded, but counted: the log says how many were lost, so that what is in it
-never costs more than it may and never lies by omission.
+Each virtual host has such a log if the broker is configured for it; otherwise none of this code
+runs. Events are collected as they occur, which costs a tuple each, and appended to the log several
+times a second. Events beyond a rate are not recorded but counted, and the log records how many were
+lost, so that its cost is bounded and gaps are visible.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from .nodes import similar
 from .observed import ACCEPTED, DELIVERED, MODIFIED, PUBLISHED, REJECTED, RELEASED
 from .views import MessageView
 
-#: Its address.
+#: Address of the log.
 JOURNAL: Final = "$journal"
 #: Seconds between two appends.
 INTERVAL_S: Final = 0.1
-#: The event that says how many others were not recorded.
+#: Event that reports the number of events not recorded.
 LOST: Final = "lost"
 
 _MESSAGE_ID: Final = Field("properties.message-id")
-#: Characters of a text in an event.
+#: Longest text in an event, in characters.
 _TEXT_MAX: Final = 256
 
 
 class LifeCycles(Struct, frozen=True, kw_only=True):
-    """What is recorded in ``$journal``, and for how long it stays.
+    """Options of ``$journal``: which messages are recorded, and for how long.
 
     Args:
-        addresses: Of which nodes; ``*`` stands for any characters.
-        every: Of which messages of a node: each so-manieth, with all that happens to it there.
-        per_second: Events that are recorded in a second, in each virtual host.
-        max_age_s: Seconds after which they go.
-        max_bytes: Bytes that are kept of them.
+        addresses: Addresses of the nodes to record; ``*`` stands for any characters.
+        every: Record every so-manieth message of a node, with all its events there.
+        per_second: Events recorded per second in each virtual host.
+        max_age_s: Seconds after which events are deleted.
+        max_bytes: Bytes of events that are kept.
     """
 
     addresses: tuple[str, ...] = ("*",)
@@ -67,10 +67,10 @@ class LifeCycles(Struct, frozen=True, kw_only=True):
 
 
 def life_cycles_by(text: str) -> LifeCycles:
-    """What ``OPTION=VALUE&OPTION=VALUE`` says; ``addresses`` may come several times.
+    """Parse ``OPTION=VALUE&OPTION=VALUE``; ``addresses`` may occur several times.
 
     Raises:
-        AmqpError: An option is wrong.
+        AmqpError: An option is unknown or invalid.
     """
     options: dict[str, Any] = {}
     try:
@@ -87,24 +87,25 @@ def life_cycles_by(text: str) -> LifeCycles:
         raise AmqpError(f"{text!r}: {error}", condition="amqp:invalid-field") from error
 
 
-#: What a delivery ends in; then it is said how long it was held, and else how long it waited.
+#: Events that end a delivery: they record how long it was held, others how long the message waited.
 _OUTCOMES: Final = frozenset((ACCEPTED, REJECTED, RELEASED, MODIFIED))
-#: After these, the message is there for another while, of which the end is waited for.
+#: Events after which the message stays in the queue or with a consumer, and is timed again.
 _GOES_ON: Final = frozenset((DELIVERED, RELEASED, MODIFIED))
 
-#: When, at which node, what, the message, its place, the link, the reason, which of its deliveries it
-#: is about, and the microseconds since what happened to it before (-1 if unknown).
+#: Wall-clock time, address of the node, event, message-id, sequence number, size, delivery-count,
+#: container-id, link name, reason, attempt, and microseconds since the previous event of the
+#: message (-1 if unknown).
 _Event = tuple[float, str, str, str, int, int, int, str, str, str, int, int]
 
 
 class Recorder:
-    """Gathers the events of one virtual host, and appends them to its log.
+    """Collector of the events of one virtual host, which appends them to its log.
 
     Args:
-        options: What is wanted.
-        clock: Tells when something happened.
-        append: Takes an encoded message into the log.
-        wake: Called when there is something to append, if there was nothing before.
+        options: Events to record.
+        clock: Clock for the time of events and for their rate.
+        append: Appends an encoded message to the log.
+        wake: Called when there is something to append and there was nothing before.
         limits: Bounds.
     """
 
@@ -122,13 +123,13 @@ class Recorder:
         self._append = append
         self._wake = wake
         self._events: list[_Event] = []
-        #: Events that may still be recorded, when that was counted, and how many were not.
+        #: Events that may still be recorded, the time of that count, and the number of lost events.
         self._left = float(options.per_second)
         self._counted_at = clock.monotonic()
         self._lost = 0
 
     def note(self, event: _Event) -> None:
-        """Something has happened."""
+        """Record *event*, or count it as lost if the rate is exceeded."""
         if self._left < 1:
             self._refill()
         if self._left < 1:
@@ -146,7 +147,7 @@ class Recorder:
         self._counted_at = now
 
     def flush(self) -> None:
-        """Append what has been gathered."""
+        """Append the collected events to the log."""
         events, self._events = self._events, []
         lost, self._lost = self._lost, 0
         for event in events:
@@ -161,17 +162,18 @@ class Recorder:
 
 
 class Watch:
-    """What the messages of one node are recorded by."""
+    """Recorder of the messages of one node."""
 
     def __init__(self, recorder: Recorder, address: str) -> None:
         self._recorder = recorder
         self._address = address
         self._every = recorder.options.every
-        #: Place of a message → when it came, came back, or was delivered.
+        #: Maps the sequence number of a message to the time it arrived, was requeued or was
+        #: delivered.
         self._since: dict[int, float] = {}
 
     def note(self, event: str, entry: Entry, sequence: int, link: Any, reason: str) -> None:
-        """*event* has happened to *entry*, on *link* if there is one."""
+        """Record that *event* happened to *entry*, on *link* if that is not None."""
         if sequence % self._every:
             return
         recorder = self._recorder
@@ -194,10 +196,10 @@ class Watch:
         )
 
     def _lap(self, event: str, sequence: int) -> int:
-        """Microseconds since what happened to the message before, -1 if that is not known.
+        """Return the microseconds since the previous event of the message, -1 if unknown.
 
-        It is not known of what was there before the broker started, nor of what came when as many
-        others as may be were being followed.
+        Unknown for messages that the broker restored at its start, and for those that arrived while
+        ``journal_timed_max`` others were being timed.
         """
         now = self._recorder.clock.monotonic()
         since = self._since
@@ -254,13 +256,13 @@ def _encoded(event: _Event) -> bytes:
 
 
 class Journals:
-    """The recorders of all virtual hosts.
+    """Recorders of all virtual hosts.
 
     Args:
-        options: What is wanted.
-        clock: Tells when something happened.
+        options: Events to record.
+        clock: Clock for the time of events and for their rate.
         limits: Bounds.
-        on_fault: Called with a virtual host and an unexpected error of its recording.
+        on_fault: Called with a virtual host and an unexpected error in its recording.
     """
 
     def __init__(
@@ -283,7 +285,7 @@ class Journals:
     def watch(
         self, virtual_host: str, address: str, append: Callable[[str, bytes], None]
     ) -> Watch | None:
-        """What records the messages of a node; None if nobody wants to know of them."""
+        """Return a recorder for the messages of a node; None if the options do not include it."""
         if self._wanted.find(address) is None:
             return None
         recorder = self._recorders.get(virtual_host)
@@ -301,7 +303,7 @@ class Journals:
         self._work.set()
 
     def flush(self) -> None:
-        """Append what has been gathered."""
+        """Append the collected events of all virtual hosts."""
         for virtual_host, recorder in self._recorders.items():
             try:
                 recorder.flush()
@@ -309,7 +311,7 @@ class Journals:
                 self._on_fault(virtual_host, error)
 
     async def run(self) -> None:
-        """Append what is gathered, until cancelled."""
+        """Append events every ``INTERVAL_S`` seconds while there are any, until cancelled."""
         while True:
             await self._work.wait()
             await trio.sleep(INTERVAL_S)

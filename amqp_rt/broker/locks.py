@@ -1,4 +1,4 @@
-"""How long a consumer may keep a delivery unsettled (Part 3 §3.4.4). Pure."""
+"""Time limit for deliveries that a consumer leaves unsettled (Part 3 §3.4.4). Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .subscriptions import Enlisted, Subscription
 
 
 class Locks:
-    """The unsettled deliveries of one queue, in the order in which their time is up.
+    """Unsettled deliveries of one queue, in the order in which their time ends.
 
-    What has been settled stays in the list until it is noticed, which is often enough for the list
-    to be no longer than a few times what is unsettled.
+    Settled deliveries stay in the list until it is compacted, which happens often enough to keep it
+    within a few times the number of unsettled ones.
 
     Args:
-        lock_s: Seconds from the delivery; changed, it holds for what is delivered from then on.
+        lock_s: Seconds from delivery; a change applies to later deliveries.
         monotonic: The clock.
     """
 
@@ -29,7 +29,7 @@ class Locks:
         self._compact_at = 64
 
     def add(self, subscription: Subscription, delivery: Any) -> float:
-        """*delivery* has just been sent to *subscription*; until when it may be unsettled."""
+        """Add *delivery*, just sent to *subscription*; return until when it may stay unsettled."""
         until = self._monotonic() + self.lock_s
         self._held.append((until, subscription, delivery))
         if len(self._held) >= self._compact_at:
@@ -38,11 +38,10 @@ class Locks:
         return until
 
     def overdue(self, most: int) -> list[tuple[Subscription, Any]]:
-        """Take out the deliveries that have been unsettled for too long, and whose they are: *most* of
-        them at most.
+        """Remove and return at most *most* overdue deliveries, with their subscriptions.
 
-        A transaction that has a delivery has a time limit of its own, and what has not left yet
-        cannot be taken from anybody: the time of both begins anew.
+        The time of two kinds begins anew instead: of deliveries in a transaction, which has its own
+        time limit, and of those that have not left yet, which the peer could not release.
         """
         now = self._monotonic()
         held = self._held
@@ -61,12 +60,15 @@ class Locks:
         return found
 
     def next(self) -> float:
-        """When to look again, by the monotonic clock; ``inf`` if nothing is held."""
+        """Return when to look again, by the monotonic clock; ``inf`` if nothing is held."""
         while self._held and not _is_held(self._held[0][2]):
             self._held.popleft()
         return self._held[0][0] if self._held else inf
 
 
 def _is_held(delivery: Any) -> bool:
-    """Its context is its entry, or what a transaction made of that, until it has its outcome."""
+    """Return whether *delivery* is unsettled and has no outcome yet.
+
+    Until then its context is its entry, or the ``Enlisted`` that a transaction made of that.
+    """
     return not delivery.settled and isinstance(delivery.context, Entry | Enlisted)

@@ -1,6 +1,6 @@
-"""A queue that says what becomes of its messages (``$journal``).
+"""Queue that reports the events of its messages (``$journal``).
 
-A class of its own, so that a queue whose messages nobody follows does not even ask whether somebody does.
+A separate class, so that other queues do not even check whether they are observed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ACCEPTED: Final = "accepted"
 REJECTED: Final = "rejected"
 RELEASED: Final = "released"
 MODIFIED: Final = "modified"
-#: What outcomes are called.
+#: Names of the outcomes in events.
 _OUTCOMES: Final[dict[Any, str]] = {
     Accepted: ACCEPTED,
     Rejected: REJECTED,
@@ -33,9 +33,9 @@ MOVED: Final = "moved"
 
 
 class ObservedQueue(MessageQueue):
-    """A queue whose ``watch`` hears of every message; set it before the first one comes.
+    """Queue that reports every message to ``watch``; set that before the first message arrives.
 
-    ``watch.note(event, entry, sequence, link, reason)`` is called as things happen.
+    ``watch.note(event, entry, sequence, link, reason)`` is called as events occur.
     """
 
     watch: Any = None

@@ -1,9 +1,9 @@
-"""Messages that are not to be delivered yet, and when something is to be done. Pure.
+"""Delayed and scheduled messages of a queue, and the time of the next one. Pure.
 
-A delay is measured by the monotonic clock, so that no jump of the wall clock changes it; a time of day
-follows the wall clock, wherever that goes. What a store keeps is the time of day in both cases: a
-message whose delay a restart has interrupted waits no longer than the whole delay again, even if the
-wall clock was put back meanwhile.
+A delay is measured by the monotonic clock, so that changes of the wall clock do not affect it; a
+scheduled time follows the wall clock. The store keeps the wall-clock time in both cases: after a
+restart a delayed message waits at most for its whole delay again, even if the wall clock was set
+back.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from ..limits import Limits
 if TYPE_CHECKING:
     from .entries import Entry
 
-#: Message annotations by which a sender asks for later delivery: milliseconds from the arrival, and
-#: a time of day, as Artemis and as Service Bus spell it.
+#: Message annotations that request a later delivery: a delay in milliseconds from the arrival, and
+#: a wall-clock time, in the spelling of Artemis and of Service Bus.
 DELAY: Final = "x-opt-delivery-delay"
 TIME: Final = "x-opt-delivery-time"
 ENQUEUE_TIME: Final = "x-opt-scheduled-enqueue-time"
 
-#: What an annotation section without any of them does not have.
+#: Octets one of which is in every annotation section with such a request.
 _HINTS: Final = (b"x-opt-delivery-", b"x-opt-scheduled-")
 
-#: Seconds between looks at the wall clock, which may jump.
+#: Seconds between checks of the wall clock, which may be set.
 LOOK_S: Final = 1.0
 
 
 class Due(Struct, frozen=True, gc=False):
-    """When a message may be delivered at the earliest."""
+    """Earliest time of delivery of a message."""
 
-    #: In wall-clock time.
+    #: Wall-clock time.
     at: float
-    #: The delay that was asked for, in seconds; None if a time of day was.
+    #: The requested delay in seconds; None if a wall-clock time was requested.
     delay_s: float | None = None
 
 
 def due_of(section: bytes, now: float, limits: Limits) -> Due | None:
-    """When a message with these encoded message annotations, which arrived *now*, is due.
+    """Return when a message with these encoded message annotations, which arrived *now*, is due.
 
-    None for at once. With a delay and a time the later one counts.
+    None means at once. Of several requests the latest time counts.
 
     Raises:
-        DecodeError: It says so in a way that cannot be understood.
+        DecodeError: A request has a value of a wrong type.
     """
     if not any(hint in section for hint in _HINTS):
         return None
@@ -70,17 +70,17 @@ def due_of(section: bytes, now: float, limits: Limits) -> Due | None:
 
 
 class Schedule:
-    """The messages of one queue that are not due.
+    """Messages of one queue that are not due yet.
 
     Args:
         wall: The wall clock.
-        monotonic: The other one.
+        monotonic: The monotonic clock.
     """
 
     def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        #: Times, places and messages: by the monotonic clock, and by the wall clock.
+        #: Times, sequence numbers and messages: by the monotonic clock, and by the wall clock.
         self._delayed: list[tuple[float, int, Entry]] = []
         self._dated: list[tuple[float, int, Entry]] = []
 
@@ -88,11 +88,11 @@ class Schedule:
         return len(self._delayed) + len(self._dated)
 
     def heaps(self) -> list[list[tuple[float, int, Entry]]]:
-        """All that is kept, in no order, for those who let go of it."""
+        """Return the heaps with all messages, for a caller that removes them."""
         return [self._delayed, self._dated]
 
     def add(self, entry: Entry) -> bool:
-        """Keep *entry* until it is due; false if it is."""
+        """Hold *entry* until it is due; return False if it is due now."""
         due = entry.due
         if due is None:
             return False
@@ -108,11 +108,11 @@ class Schedule:
         return True
 
     def pause(self, entry: Entry, pause_s: float) -> None:
-        """Keep a failed *entry*, whose ``due`` is None, for *pause_s* seconds."""
+        """Hold a failed *entry*, whose ``due`` is None, for *pause_s* seconds."""
         heapq.heappush(self._delayed, (self._monotonic() + pause_s, entry.sequence, entry))
 
     def due(self, most: int) -> list[Entry]:
-        """Take out what is due now, *most* of it at most, in the order of its places."""
+        """Remove and return at most *most* due messages, in the order of their sequence numbers."""
         found: list[Entry] = []
         for heap, now in ((self._delayed, self._monotonic()), (self._dated, self._wall())):
             while heap and heap[0][0] <= now and len(found) < most:
@@ -121,7 +121,7 @@ class Schedule:
         return found
 
     def next(self) -> float:
-        """When to look again, by the monotonic clock; ``inf`` if there is nothing to wait for."""
+        """Return when to look again, by the monotonic clock; ``inf`` if no message is held."""
         at = self._delayed[0][0] if self._delayed else inf
         if self._dated:
             left = self._dated[0][0] - self._wall()

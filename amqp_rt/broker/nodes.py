@@ -1,8 +1,9 @@
-"""What a broker can be asked to hold, and what a link that attaches to it gets (Part 3 §3.5).
+"""Declarations of nodes, and the terms of links that attach to them (Part 3 §3.5).
 
-:func:`answer` is the only place where an attach is judged: what it says is what the node does.
-What was asked for and is not done is left out of the answer or changed in it, so that the peer
-can see it and decide; where the text wants that, the link is refused.
+:func:`answer` is the only place that decides about an attach, and its answer describes exactly the
+behaviour of the node. Requested features that are not provided are omitted from the answer or
+changed in it, so that the peer can see it and decide; where the standard requires it, the link is
+refused.
 """
 
 from __future__ import annotations
@@ -52,34 +53,34 @@ from .positions import Position
 from .queues import BLOCK, DROP_HEAD, REJECT
 from .selectors import InvalidFilter
 
-#: Characters of a node's name.
+#: Longest name of a node, in characters.
 NAME_MAX: Final = DEFAULT_LIMITS.name_max
 
-#: Groups of messages that a queue tells apart.
+#: Largest number of message groups in a queue.
 GROUPS_MAX: Final = 65_536
 
-#: Failed deliveries after which a message goes to the dead-letter address of its queue, unless the
-#: queue is declared otherwise.
+#: Failed deliveries after which a message is dead-lettered, unless the queue declares another
+#: number.
 DELIVERIES_MAX: Final = 10
 
-#: A priority is one octet.
+#: Number of priorities, since a priority is one octet.
 PRIORITIES_MAX: Final = 256
 
 QUEUE: Final = "queue"
 TOPIC: Final = "topic"
 LOG: Final = "log"
 
-#: Outcome types by the symbols that a source lists them by.
+#: Outcome types by the symbols in which a source lists them.
 _OUTCOMES: Final[dict[str, type]] = dict(
     zip(STANDARD_OUTCOMES, (Accepted, Rejected, Released, Modified), strict=True)
 )
 
-#: Link properties by which a consumer says before or after whom it wants to be served, as Artemis
-#: and as RabbitMQ spell it, and that it wants to be the only one.
+#: Link properties for the priority of a consumer, in the spelling of Artemis and of RabbitMQ, and
+#: for an exclusive consumer.
 PRIORITIES: Final = (Symbol("priority"), Symbol("rabbitmq:priority"))
 EXCLUSIVE: Final = Symbol("exclusive")
 
-#: Capabilities by which a client says what kind of node it takes the address for.
+#: Capabilities that name the kind of node a client expects at the address.
 _KINDS: Final = {
     "queue": QUEUE,
     "temporary-queue": QUEUE,
@@ -89,15 +90,14 @@ _KINDS: Final = {
 }
 
 
-#: When the timer of a terminus starts, unless it never does (§3.5.6).
+#: Events that start the timer of a terminus; with ``never`` it does not start (§3.5.6).
 LINK_DETACH: Final = "link-detach"
 SESSION_END: Final = "session-end"
 CONNECTION_CLOSE: Final = "connection-close"
 NEVER: Final = "never"
 _POLICIES: Final = (LINK_DETACH, SESSION_END, CONNECTION_CLOSE, NEVER)
 
-#: Properties of a link by which a client says how often a message may come (S3 2.3.6): what it
-#: needs, and what it would like.
+#: Link properties for the delivery guarantee (S3 2.3.6): the required one, and the preferred one.
 DELIVERY_MODE: Final = Symbol("delivery-mode")
 OPT_DELIVERY_MODE: Final = Symbol("opt-delivery-mode")
 AT_MOST_ONCE: Final = "at-most-once"
@@ -105,11 +105,11 @@ AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
 _DELIVERY_MODES: Final = (AT_MOST_ONCE, AT_LEAST_ONCE, EXACTLY_ONCE)
 
-#: Capabilities of a subscription that several links have together, whatever their container.
+#: Capabilities of a subscription shared by several links, and by several containers.
 SHARED: Final = "shared"
 GLOBAL: Final = "global"
 
-#: How long a dynamic node lives (§3.5.9).
+#: Lifetime policies of a dynamic node (§3.5.9).
 Lifetime: TypeAlias = (
     DeleteOnClose | DeleteOnNoLinks | DeleteOnNoMessages | DeleteOnNoLinksOrMessages
 )
@@ -124,7 +124,7 @@ _DIST_MODES: Final = Symbol("supported-dist-modes")
 
 
 class Declaration(Struct, frozen=True, repr_omit_defaults=True):
-    """A node as it was declared. Two declarations of one name must be equal."""
+    """Declaration of a node. Two declarations of one name must be equal."""
 
     name: str
 
@@ -134,16 +134,16 @@ class Declaration(Struct, frozen=True, repr_omit_defaults=True):
 
     @property
     def kind(self) -> str:
-        """One of ``"queue"``, ``"topic"`` and ``"log"``."""
+        """Kind of the node: ``"queue"``, ``"topic"`` or ``"log"``."""
         raise NotImplementedError
 
 
 class Addressed(Declaration, frozen=True, kw_only=True):
-    """A node that may have other addresses beside its name.
+    """Declaration of a node that may have other addresses beside its name.
 
     Args:
-        aliases: Addresses that mean this node; who uses one is answered with it (S3 2.1), and has the
-            rights of the node. At most ``Limits.aliases_max``.
+        aliases: Other addresses of this node. A link that uses one is answered with it (S3 2.1),
+            and the rights are those of the node. At most ``Limits.aliases_max``.
     """
 
     aliases: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Addressed(Declaration, frozen=True, kw_only=True):
                 )
 
 
-#: The largest number of a declaration: stores and peers have 64 bits for it.
+#: Largest number in a declaration: stores and peers use 64 bits.
 NUMBER_MAX: Final = 2**63 - 1
 
 
@@ -175,50 +175,48 @@ def _at_least(name: str, value: float | None, least: float) -> None:
 
 
 class Queue(Addressed, frozen=True, kw_only=True):
-    """A node that gives each message to one consumer (*move*); it can be browsed (*copy*).
+    """Node that gives each message to one consumer (*move*); it can be browsed (*copy*).
 
     Args:
         name: Its address.
         max_deliveries: Failed deliveries after which a message is given up. Counted as
             ``delivery-count``: rejected and modified(delivery-failed) count, released does not. By
-            default 10 where ``dead_letter`` is declared, and any number otherwise; 0 for any number.
-        max_attempts: Deliveries, however they ended, after which a message that comes back is
-            given up.
+            default 10 if ``dead_letter`` is declared, otherwise unlimited; 0 for unlimited.
+        max_attempts: Deliveries, with any outcome, after which a requeued message is given up.
         dead_letter: Address for messages that are given up, rejected or expired. A queue of that
-            name is made if there is no such node. Without one such messages are dropped.
-        ttl_s: Time to live of messages that bring none, and upper bound for those that do.
-        length_max: Messages that the queue holds, delivered and unsettled ones included. Senders
-            get no more credit than there is room.
-        bytes_max: Bytes that the queue holds; by default ``Limits.queue_bytes_max``.
-        overflow: What becomes of messages beyond these two: ``"block"`` gives senders no more credit
-            than there is room; ``"reject"`` rejects them with ``amqp:resource-limit-exceeded``;
-            ``"drop-head"`` gives up the first available ones, to the dead-letter address if there
-            is one, which makes the queue a ring.
-        priorities: How many priorities are told apart (Part 3 §3.2.1); of messages with equal ones
-            the first comes first. By default none are.
-        sort_key: A field of the messages by which they are sorted, lowest first: ``properties.NAME``,
-            ``message-annotations.NAME`` or ``application-properties.NAME``; a bare name is that of an
-            application property. Numbers come before times, times before texts, texts before the
-            rest; messages without the field come last. Of equal ones the first comes first.
-        last_value_key: A field, named likewise: of messages with equal values only the last is kept.
-            One that somebody holds stays with them, and is gone if they let go of it. Messages
-            without the field are all kept.
-        groups: How many groups of messages are told apart, by their ``group-id``. The messages of a
-            group go to one consumer, in order, until it leaves. By default there are none.
-        lock_s: Seconds after which a delivery that its consumer has not settled is released, for
-            others to have (Part 3 §3.4.4). By default it may keep it as long as it likes.
-        single_active: One consumer gets all messages; the others stand by, and when it leaves the one
-            with the highest priority takes over, of equal ones the one that came first.
-        exclusive: A second consumer is refused.
-        return_to_sender: A message that is given up goes to the node of its ``reply-to``, if it names
-            another one here to which its sender may send; to ``dead_letter`` otherwise.
-        check_user_id: Reject a message whose ``user-id`` is not the name of the user who is logged in
-            (§3.2.4).
-        absolute_expiry: A message that has an ``absolute-expiry-time`` expires then (§3.2.4).
-        duplicate_window_s: Seconds for which the ``message-id`` of what was sent here is remembered:
-            another message with the same one is accepted and not put. At most
-            ``Limits.duplicates_max`` are remembered; those of durable messages outlive a restart. By
-            default none are.
+            name is created if no such node exists. Without an address such messages are dropped.
+        ttl_s: Time to live of messages without a ttl, and upper bound for those with one.
+        length_max: Maximum number of messages, including delivered ones that are unsettled.
+        bytes_max: Maximum size in bytes; by default ``Limits.queue_bytes_max``.
+        overflow: Treatment of messages beyond these two limits: ``"block"`` limits the credit of
+            senders to the room left; ``"reject"`` rejects messages with
+            ``amqp:resource-limit-exceeded``; ``"drop-head"`` gives up the first available messages,
+            to the dead-letter address if there is one, which makes the queue a ring.
+        priorities: Number of priorities that are distinguished (Part 3 §3.2.1). Messages of equal
+            priority stay in order. By default priorities are ignored.
+        sort_key: Field by which messages are sorted, lowest first: ``properties.NAME``,
+            ``message-annotations.NAME`` or ``application-properties.NAME``; a bare name is an
+            application property. Numbers come before times, times before strings, strings before
+            other values; messages without the field come last. Equal ones stay in order.
+        last_value_key: Field, named likewise: of messages with equal values only the last is kept.
+            A message acquired by a consumer is not replaced, but dropped if it is requeued after a
+            later one arrived. Messages without the field are all kept.
+        groups: Number of message groups that are distinguished, by their ``group-id``. The messages
+            of a group go to one consumer, in order, until it leaves. By default there are none.
+        lock_s: Seconds after which an unsettled delivery is released for other consumers
+            (Part 3 §3.4.4). By default there is no time limit.
+        single_active: Whether one consumer gets all messages. Others stand by; when it leaves, the
+            one with the highest priority takes over, of equal ones the first that attached.
+        exclusive: Whether a second consumer is refused.
+        return_to_sender: Whether a message that is given up goes to the node of its ``reply-to``,
+            if that is another node of this broker to which its sender may send; otherwise to
+            ``dead_letter``.
+        check_user_id: Whether to reject a message whose ``user-id`` is not the name of the
+            authenticated user (§3.2.4).
+        absolute_expiry: Whether a message expires at its ``absolute-expiry-time`` (§3.2.4).
+        duplicate_window_s: Seconds for which the ``message-id`` of messages is remembered: another
+            message with the same id is accepted and not stored. At most ``Limits.duplicates_max``
+            are remembered; those of durable messages outlive a restart. By default none are.
     """
 
     max_deliveries: int | None = None
@@ -282,12 +280,12 @@ class Queue(Addressed, frozen=True, kw_only=True):
 
 
 class Topic(Addressed, frozen=True, kw_only=True):
-    """A node that gives each message to every subscriber of that moment (*copy*).
+    """Node that gives each message to every current subscriber (*copy*).
 
     Args:
         name: Its address.
-        backlog_max: Messages that wait for one subscriber before its link is detached; by
-            default ``Limits.backlog_max``.
+        backlog_max: Messages waiting for one subscriber before its link is detached; by default
+            ``Limits.backlog_max``.
         backlog_bytes_max: Bytes of those; by default ``Limits.backlog_bytes_max``.
         ttl_s: As for a queue.
     """
@@ -308,17 +306,17 @@ class Topic(Addressed, frozen=True, kw_only=True):
 
 
 class Log(Addressed, frozen=True, kw_only=True):
-    """A node that keeps messages in the order in which they came, for whoever reads them (*copy*).
+    """Node that keeps messages in the order of arrival, for any number of readers (*copy*).
 
-    A reader says where it begins: at the first or the last record, at an offset, at a time, or with
-    what comes next. Its outcomes change nothing.
+    A reader begins at the first or the last record, at an offset, at a time, or with the next
+    record to arrive. Its outcomes have no effect.
 
     Args:
         name: Its address. ``name/partitions/N`` is one partition, and so is
             ``name/ConsumerGroups/GROUP/Partitions/N``.
-        partitions: How many there are, each with offsets of its own. A message goes to the partition
-            of its ``x-opt-partition-key``, or to each in turn. It cannot be changed later.
-        max_age_s: Seconds after which records go, in whole chunks; by default they stay.
+        partitions: Number of partitions, each with its own offsets. A message goes to the partition
+            of its ``x-opt-partition-key``, or to each in turn. The number cannot be changed later.
+        max_age_s: Seconds after which records are deleted, in whole chunks; by default they stay.
         max_bytes: Bytes that each partition keeps, in whole chunks. By default there is no bound in a
             store, and ``Limits.log_bytes_max`` in memory.
     """
@@ -341,23 +339,23 @@ class Log(Addressed, frozen=True, kw_only=True):
 #: Declarations by kind.
 KINDS: Final[dict[str, type[Declaration]]] = {QUEUE: Queue, TOPIC: Topic, LOG: Log}
 
-#: How one partition of a log is addressed; Event Hubs has the group of a reader in between.
+#: Address of one partition of a log; that of Event Hubs contains the reader's consumer group.
 _PARTITION: Final = re.compile(
     r"(?P<name>.+?)(?:/consumergroups/[^/]+)?/partitions/(?P<partition>[0-9]{1,9})", re.IGNORECASE
 )
 
 
 def split_partition(address: str) -> tuple[str, int] | None:
-    """The log and the partition that *address* names, None if it cannot be one of a partition."""
+    """Return the log and the partition named by *address*; None if it is not a partition's."""
     found = _PARTITION.fullmatch(address)
     return None if found is None else (found["name"], int(found["partition"]))
 
 
 def declaration(kind: str, name: str) -> Declaration:
-    """A plain node of *kind*, as the command line and auto-create name it.
+    """Return a declaration of *kind* without options, as the command line and auto-create use it.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: *kind* is unknown.
     """
     if kind not in KINDS:
         raise ValueError(f"a node is a queue, a topic or a log, not {kind!r}")
@@ -367,13 +365,13 @@ def declaration(kind: str, name: str) -> Declaration:
 def passages_of(
     declared: Declaration, before: Declaration | None, exists: Callable[[str], bool]
 ) -> list[Passage]:
-    """The ways that messages take because of *declared*, without those of *before*.
+    """Return the paths of messages that *declared* adds to those of *before*.
 
     Args:
-        declared: A node as it is to be.
-        before: What it is now, None if there is none.
-        exists: Whether there is a node at an address: a queue for dead letters is made where there is
-            none, which takes the right to manage it.
+        declared: The new declaration of a node.
+        before: Its present declaration, None if it does not exist.
+        exists: Whether a node exists at an address: a missing queue for dead letters is created,
+            which takes the right to manage it.
     """
     known = before.aliases if isinstance(before, Addressed) else ()
     aliases = declared.aliases if isinstance(declared, Addressed) else ()
@@ -391,18 +389,18 @@ def passages_of(
 
 
 def similar(key: str, known: Collection[str]) -> str:
-    """Which of *known* is meant by *key*, as the end of a sentence."""
+    """Return the end of an error text: the name in *known* closest to *key*, or all names."""
     close = get_close_matches(key, known, 1)
     return f"; is {close[0]!r} meant?" if close else f": it has {', '.join(known)}"
 
 
 def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Declaration:
-    """The node that *fields* describe: ``name``, ``kind`` (a queue if there is none), and options.
+    """Return the declaration in *fields*: ``name``, ``kind`` (by default a queue), and options.
 
-    Not *strict*, texts are taken for what they say, such as ``"5"`` for a number.
+    Unless *strict*, strings are converted to the type of the option, such as ``"5"`` to a number.
 
     Raises:
-        ValueError: They describe none; says what is wrong, and what might be meant.
+        ValueError: A field is unknown or invalid; the text names it, and similar names.
     """
     options = dict(fields)
     kind = options.pop("kind", QUEUE)
@@ -419,45 +417,46 @@ def declaration_of(fields: Mapping[str, object], *, strict: bool = True) -> Decl
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What a link gets: the termini to answer with, and what its endpoint has to do."""
+    """Terms of a link: the termini to answer with, and the behaviour of its endpoint."""
 
     source: Source | None
     target: Target | None
     snd_settle_mode: int
-    #: Of links that receive from the node.
+    #: Whether messages are copied and not moved; this and the next fields are for receiving links.
     copies: bool = False
     default_outcome: Outcome = RELEASED
     #: The only outcomes allowed, None for all.
     outcomes: tuple[type, ...] | None = None
-    #: What messages have to match, None for nothing.
+    #: Filters that messages have to pass, None for none.
     filters: FilterSet | None = None
-    #: Where in a log to begin, None if the link does not say.
+    #: Start position in a log, None if none was requested.
     position: Position | None = None
-    #: The terminus is kept when the link is detached and not closed.
+    #: Whether the terminus is kept when the link is detached without being closed.
     keeps: bool = False
-    #: It is one of the links of a subscription that they have together.
+    #: Whether the link is one of several of a shared subscription.
     shared: bool = False
-    #: What is said of the link beside its termini.
+    #: Link properties for our attach.
     properties: dict[object, object] | None = None
-    #: Consumers with a higher one are served first.
+    #: Consumer priority; higher ones are served first.
     priority: int = 0
-    #: There may be no other consumer.
+    #: Whether other consumers are excluded.
     exclusive: bool = False
 
     @property
     def settled(self) -> bool:
-        """Messages are sent settled."""
+        """Whether messages are sent settled."""
         return self.snd_settle_mode == SND_SETTLED
 
 
 class Means(Struct, frozen=True, kw_only=True):
-    """What the broker can do for the termini of links at a node."""
+    """Capabilities of the broker for the termini of links at a node."""
 
-    #: It has a place for one more terminus that is kept.
+    #: Whether one more terminus can be kept.
     room: bool = True
-    #: State of the node and of its links lies in a store.
+    #: Whether the state of the node and of its links is in a store.
     stored: bool = False
-    #: Who asks for something durable gets it as long as the process lives.
+    #: Whether a request for a durable terminus is granted without a store, for the life of the
+    #: process.
     volatile: bool = False
 
 
@@ -476,18 +475,18 @@ def answer(
     now: float = 0.0,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Terms | Error:
-    """What *link* gets at the node *declared*, or why it is refused.
+    """Return the terms of *link* at the node *declared*, or the error to refuse it with.
 
     Args:
-        link: The request; *sending* is whether we are to send on it.
+        link: The peer's request.
         declared: The node.
-        sending: The peer is a consumer.
-        lifetime: Of a dynamic node that was made for this link.
-        owner: The connection that alone may receive from the node, None for any.
-        means: What can be done for its terminus.
-        address: What the node was called, if not by its name.
-        now: The wall clock, which a filter may ask for.
-        limits: Bounds, of filters and of how long a terminus is kept.
+        sending: Whether we send on the link, so that the peer is a consumer.
+        lifetime: Lifetime of a dynamic node that was created for this link.
+        owner: The only connection that may receive from the node, None for any.
+        means: Capabilities of the broker for the terminus.
+        address: Address by which the link named the node, if not its name.
+        now: Wall-clock time, which a filter may use.
+        limits: Bounds of filters and of the time for which a terminus is kept.
     """
     terminus: Any = link.source if sending else link.target
     for capability in terminus.capabilities:
@@ -517,10 +516,10 @@ def answer(
         dynamic_node_properties=_made(declared, lifetime),
         capabilities=(declared.kind,),
     )
-    # What is sent settled comes at most once whatever we do; what is not, at least once.
+    # Settled messages arrive at most once by nature, unsettled ones at least once.
     modes = [AT_MOST_ONCE] if link.snd_settle_mode == SND_SETTLED else [AT_LEAST_ONCE]
     if outlives_connection(target) and link.snd_settle_mode != SND_SETTLED:
-        # By its tag it is known again when the link is resumed.
+        # After the link is resumed, a delivery is recognised by its tag.
         modes.append(EXACTLY_ONCE)
     delivery_mode = _delivery_mode(link, modes)
     if isinstance(delivery_mode, Error):
@@ -537,10 +536,10 @@ def answer(
 def _kept(
     asked: Source | Target, possible: bool, means: Means, limits: Limits
 ) -> tuple[int, Symbol, int] | Error:
-    """What is kept of a terminus, from when on it expires, and after how many seconds.
+    """Return the durability, the expiry-policy and the timeout in seconds of a terminus.
 
-    What a client wants to outlive its connection is promised or refused, so that it learns at once
-    what it can count on. Nobody says so of what a session keeps, which is asked for by default.
+    A terminus that is to outlive its connection is granted or refused, so that the client knows at
+    once. One that is only to outlive its link, as by default, is silently answered without that.
     """
     policy = asked.expiry_policy
     if policy not in _POLICIES:
@@ -570,9 +569,9 @@ def _kept(
 
 
 def _delivery_mode(link: Link, possible: list[str]) -> dict[object, object] | Error | None:
-    """What to say of how often messages come, if the peer asked (S3 2.3.6).
+    """Return the link properties for the delivery guarantee, if the peer requested one (S3 2.3.6).
 
-    The last of *possible* is what is done unless the peer asks for another.
+    The first of *possible* applies unless the peer requests another of them.
     """
     needed = link.properties.get(DELIVERY_MODE)
     wished = link.properties.get(OPT_DELIVERY_MODE)
@@ -605,7 +604,7 @@ def _consumer(
 ) -> Terms | Error:
     asked = link.source
     assert asked is not None
-    # A client that would not get the distribution-mode it counts on is refused (S3 2.3.11).
+    # A client that relies on an unsupported distribution-mode is refused (S3 2.3.11).
     mode = asked.distribution_mode
     modes = _modes(declared)
     if mode is None:
@@ -619,7 +618,7 @@ def _consumer(
     shared = SHARED in asked.capabilities
     if shared and declared.kind != TOPIC:
         return Error("amqp:not-implemented", f"a {declared.kind} has no shared subscriptions")
-    # A browser has seen nothing for anybody else, and a reader knows its place itself.
+    # A browser acquires nothing that had to be kept, and a reader of a log knows its own offset.
     kept = _kept(
         asked, declared.kind == TOPIC or not (copies or declared.kind == LOG), means, limits
     )
@@ -629,7 +628,7 @@ def _consumer(
     keeps = policy != LINK_DETACH or timeout > 0
     default = asked.default_outcome
     if default is None:
-        # What somebody comes back for is not given up with the link.
+        # With a terminus that the peer can resume, the messages must not be lost with the link.
         lasting = timeout > 0 or policy == NEVER or shared
         default = ACCEPTED if copies and not lasting else RELEASED
     elif type(default) not in _OUTCOMES.values():
@@ -662,8 +661,8 @@ def _consumer(
         dynamic=lifetime is not None,
         dynamic_node_properties=_made(declared, lifetime),
         distribution_mode=Symbol(mode),
-        # Those that are in place. What is not known here is absent from the answer, so that the
-        # receiver sees that it has to look for itself (§3.5.3).
+        # Only the filters in place. Unknown ones are absent from the answer, so that the receiver
+        # sees that it has to filter itself (§3.5.3).
         filter=filters.in_place or None,
         default_outcome=default,
         outcomes=outcomes,
@@ -675,7 +674,7 @@ def _consumer(
         delivery_modes = [AT_MOST_ONCE]
     else:
         if link.snd_settle_mode != SND_UNSETTLED:
-            # The peer left it to us.
+            # The peer left the settle mode to us.
             delivery_modes.append(AT_MOST_ONCE)
         if outlives_connection(source) and not shared and link.rcv_settle_mode == RCV_SECOND:
             delivery_modes.append(EXACTLY_ONCE)
@@ -711,10 +710,10 @@ def terms_again(
     now: float,
     limits: Limits,
 ) -> Terms:
-    """What a link got that was answered with *source*, which was kept meanwhile.
+    """Return the terms of a restored link whose attach was answered with *source*.
 
     Raises:
-        InvalidFilter: A filter of it is not understood any more.
+        InvalidFilter: A filter is no longer supported.
     """
     filters = compile_filter_set(
         source.filter, receiver=container_id, now_ms=int(now * 1000), limits=limits
@@ -735,7 +734,7 @@ def terms_again(
 
 
 def _allowed(outcomes: tuple[str, ...]) -> tuple[type, ...] | None:
-    """The outcomes by their types, None for all."""
+    """Return the types of *outcomes*, None for all."""
     if len(set(outcomes)) >= len(_OUTCOMES):
         return None
     return tuple(_OUTCOMES[outcome] for outcome in outcomes)
@@ -761,7 +760,7 @@ def _modes(declared: Declaration) -> tuple[str, ...]:
 
 
 def _made(declared: Declaration, lifetime: Lifetime | None) -> dict[object, object] | None:
-    """The properties that a dynamic node really has (§3.5.9)."""
+    """Return the actual properties of a dynamic node (§3.5.9), None for other nodes."""
     if lifetime is None:
         return None
     modes = Array([Symbol(mode) for mode in _modes(declared)], Symbol)
@@ -774,11 +773,10 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 def dynamic_declaration(
     link: Link, terminus: Source | Target
 ) -> tuple[Declaration, Lifetime] | Error:
-    """The node to make for a *terminus* that asks for a dynamic one, and how long it lives
-    (§3.5.3, §3.5.4).
+    """Return the dynamic node to create for *terminus*, and its lifetime (§3.5.3, §3.5.4).
 
-    Its address says which link of which container it was made for, and ends in 128 random bits,
-    so that nobody can guess it.
+    The address contains the container-id and the name of the link, and ends in 128 random bits, so
+    that others cannot guess it.
     """
     if terminus.address is not None:
         return Error("amqp:invalid-field", "a dynamic terminus brings no address")

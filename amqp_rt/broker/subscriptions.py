@@ -1,7 +1,8 @@
-"""One consumer's view of a node: its credit, and what it was given (Part 3 §3.3).
+"""Subscriptions: the consumers of a node, their credit and their deliveries (Part 3 §3.3).
 
-Pure: no time, no waiting. A subscription is the endpoint of a sending link, so that what the
-peer says reaches its node in one call.
+Pure: no clock, no waiting. A subscription is the endpoint of a sending link, so that an outcome
+    from
+the peer reaches the node in one call.
 """
 
 from __future__ import annotations
@@ -17,54 +18,54 @@ from ..unsettled import Unsettled, UnsettledMap
 from .entries import Entry
 from .groups import Groups
 
-#: Any of the four standard outcomes.
+#: The four standard outcomes.
 _OUTCOMES = (Accepted, Rejected, Released, Modified)
 
 _UNKNOWN = Error("amqp:transaction:unknown-id", "there is no such transaction")
 
 
 class DistributionNode:
-    """What a subscription draws from. Its methods are called by subscriptions only."""
+    """Interface of a node to its subscriptions, which alone call these methods."""
 
     def serve(self, subscription: Subscription) -> None:
-        """Credit or room has come: send what there is."""
+        """Send available messages to a subscription that has got credit or room."""
         raise NotImplementedError
 
     def conclude(self, subscription: Subscription, entry: Entry, outcome: Any) -> None:
-        """A delivery of *entry* has ended in *outcome*; ``concluded`` follows after the batch."""
+        """Apply *outcome* to *entry*, whose delivery ended; ``concluded`` follows after a batch."""
         raise NotImplementedError
 
     def settle(self, delivery: Any, entry: Entry, outcome: Any) -> None:
-        """Answer *delivery* of *entry*, whose peer waits for it, with *outcome*."""
+        """Settle *delivery* of *entry* with *outcome*, for which its peer waits."""
         raise NotImplementedError
 
     def concluded(self) -> None:
-        """The batch of outcomes is complete."""
+        """Finish a batch of outcomes."""
         raise NotImplementedError
 
     def conclude_left(self, deliveries: list[Any], finish: Callable[[Any], None]) -> None:
-        """Have *finish* conclude each of *deliveries*; of many some later."""
+        """Call *finish* for each of *deliveries*, of a large number for some in later turns."""
         raise NotImplementedError
 
     def pause(self, subscription: Subscription) -> None:
-        """The subscription's link is over, and another one may take its place."""
+        """Suspend a subscription whose link has ended and may be replaced by another."""
         raise NotImplementedError
 
     def leave(self, subscription: Subscription) -> None:
-        """The subscription is over."""
+        """Remove a subscription that has ended."""
         raise NotImplementedError
 
 
 class Enlisted:
-    """A delivery about which a transaction decides; in its context in place of its entry.
+    """Delivery whose outcome depends on a transaction; replaces the entry in its context.
 
     Args:
-        subscription: Whose delivery it is.
-        transaction: What decides.
-        entry: What was delivered.
-        acquired: It was delivered within the transaction, which may take it back.
+        subscription: Subscription of the delivery.
+        transaction: The transaction.
+        entry: The delivered message.
+        acquired: Whether it was acquired within the transaction, whose rollback requeues it.
         delivery: The delivery, once it has been sent.
-        outcome: What becomes of it if the transaction is committed, None if it stays acquired.
+        outcome: Outcome if the transaction is committed, None if the message stays acquired.
     """
 
     def __init__(
@@ -83,12 +84,12 @@ class Enlisted:
         self.acquired = acquired
         self.delivery = delivery
         self.outcome = outcome
-        #: Its link is over: it cannot go back to who had it.
+        #: Whether its link has ended, so that the message cannot return to its consumer.
         self.left: bool = False
 
 
 class NoLink:
-    """The link of a suspended subscription: takes nothing, and refers to no connection."""
+    """Link of a suspended subscription: it sends nothing and refers to no connection."""
 
     attached: bool = False
     writable: bool = False
@@ -100,19 +101,20 @@ _NO_LINK: Final = NoLink()
 
 
 class Subscription:
-    """A consumer: takes messages away from its node (distribution-mode *move*).
+    """Consumer that takes messages from its node (distribution-mode *move*).
 
     Args:
-        node: Where messages come from.
-        identity: A number that no other subscription of the node ever has.
-        default_outcome: What is done with deliveries that end without an outcome (§3.5.3).
-        outcomes: The only outcome types that the link may use, None for all four.
-        settled: Messages are sent settled and are gone then.
-        filters: What messages have to match, an object with ``matches(entry, publisher)``, or None.
-        cursor: Of messages never taken, those before this place have been looked at in vain.
-        groups: Whose each group of messages is, None if the node has no groups.
-        priority: Those with a higher one are served first.
-        exclusive: There may be no other consumer.
+        node: Source of the messages.
+        identity: Number that no other subscription of the node ever has.
+        default_outcome: Outcome of deliveries that end without one (§3.5.3).
+        outcomes: Outcome types that the link may use, None for all four.
+        settled: Whether messages are sent settled, which removes them at once.
+        filters: Filters of messages, an object with ``matches(entry, publisher)``, or None.
+        cursor: Sequence number before which all messages never acquired were examined and not
+            wanted.
+        groups: Owners of the node's message groups, None if it has no groups.
+        priority: Consumer priority; higher ones are served first.
+        exclusive: Whether other consumers are excluded.
     """
 
     def __init__(
@@ -131,46 +133,46 @@ class Subscription:
     ) -> None:
         self.node = node
         self.identity = identity
-        #: What fails here is delivered again after a pause.
+        #: Whether a message that fails here pauses before its redelivery.
         self.pauses: bool = True
         self.filters = filters
         self.cursor = cursor
         self.groups = groups
         self.priority = priority
         self.exclusive = exclusive
-        #: Not everything is for it.
+        #: Whether some messages are not for this consumer.
         self.selective: bool = filters is not None or groups is not None
-        #: A message is being sent to it in pieces; called when more of it may be.
+        #: Whether a message is being sent in pieces, and a callback for when more can be sent.
         self.feeding: bool = False
         self.on_writable: Callable[[], None] | None = None
-        #: It may be served at all; false while it stands by for another.
+        #: Whether it may be served; False while it stands by for another consumer.
         self.active: bool = True
         self.default_outcome = default_outcome
         self.outcomes = outcomes
         self.settled = settled
         self.link: Any = None
-        #: Finds the transactions that the link may use; None if there are none.
+        #: Registry of the transactions that the link may use; None if there are none.
         self.transactions: Any = None
-        #: The one in which it acquires what it is sent (Part 4 §4.4.3).
+        #: Transaction in which it acquires messages (Part 4 §4.4.3), or None.
         self.acquiring: Any = None
-        #: A transaction has had deliveries of it.
+        #: Whether any of its deliveries has been part of a transaction.
         self.transacted: bool = False
-        #: Properties of a flow that were looked at.
+        #: Last properties of a flow that were processed.
         self._flow_properties: Any = None
-        #: It has its place among those whose turn will come.
+        #: Whether it is queued for a turn at its node.
         self.ready: bool = False
-        #: Whose terminus it is, an object with ``attached(link)``, ``keeps(link, closed)`` and
-        #: ``suspended(link, memory)`` and ``left(link, closed)``; None if nothing is kept of it.
+        #: Its terminus, an object with ``attached(link)``, ``keeps(link, closed)``,
+        #: ``suspended(link, memory)`` and ``left(link, closed)``; None if the terminus is not kept.
         self.keeper: Any = None
-        #: Notes each delivery before it leaves and as it ends, for a terminus whose unsettled state is
-        #: durable: an object with ``over_link(link)`` and ``ended(delivery)``.
+        #: Recorder of deliveries before they leave and as they end, for a terminus with durable
+        #: unsettled state: an object with ``over_link(link)`` and ``ended(delivery)``.
         self.recorder: Any = None
         self.over: bool = False
-        #: Called when the subscription is over, after the node has heard of it.
+        #: Functions called when the subscription has ended and left its node.
         self.on_left: list[Callable[[], None]] = []
 
     def wants(self, entry: Entry) -> bool:
-        """Whether its filters let *entry* pass, and its group is not somebody else's."""
+        """Return whether its filters let *entry* pass and no other consumer owns the group."""
         if not self.selective:
             return True
         filters = self.filters
@@ -178,7 +180,7 @@ class Subscription:
             return False
         return self.groups is None or self.groups.allows(entry, self.identity)
 
-    # --- What the link says (fronts.base.SendingEndpoint) ---
+    # --- Events of the link (fronts.base.SendingEndpoint) ---
 
     def on_attached(self, link: SendingLink) -> None:
         self.pauses = not link.requeues
@@ -195,7 +197,7 @@ class Subscription:
         self.node.serve(self)
 
     def _acquire_in(self, link: SendingLink, txn_id: object) -> bool:
-        """From now on acquire in that transaction, None for none; false if that cannot be."""
+        """Acquire in this transaction from now on, None for none; return False if that fails."""
         transaction = None
         if txn_id is not None:
             if self.transactions is not None:
@@ -211,11 +213,11 @@ class Subscription:
         return True
 
     def allows(self, outcome: Any) -> bool:
-        """Whether *outcome* is one that the link may use."""
+        """Return whether the link may use *outcome*."""
         return type(outcome) in (_OUTCOMES if self.outcomes is None else self.outcomes)
 
     def _enlist(self, link: SendingLink, delivery: Any, entry: Entry) -> bool:
-        """Leave it to a transaction what becomes of *delivery*; false if that cannot be."""
+        """Make the outcome of *delivery* depend on its transaction; return False if it cannot."""
         state = delivery.state
         delivery.state = None
         transaction = None
@@ -239,7 +241,7 @@ class Subscription:
         for delivery in deliveries:
             entry = delivery.context
             if not isinstance(entry, Entry):
-                # It has had its outcome, or a transaction decides about it.
+                # The delivery has its outcome already, or depends on a transaction.
                 if not isinstance(entry, Enlisted) or entry.transaction.hears(entry):
                     continue
                 entry = delivery.context
@@ -254,7 +256,7 @@ class Subscription:
                 if not delivery.remote_settled:
                     continue
                 if outcome is not None and type(outcome) is not Received:
-                    # Nothing of ours, such as what a coordinator says.
+                    # A state without meaning for messages, such as a coordinator's *declared*.
                     link.detach(
                         Error("amqp:not-implemented", f"the state {outcome!r} has no meaning here")
                     )
@@ -275,12 +277,13 @@ class Subscription:
                 node.settle(delivery, entry, outcome)
         node.concluded()
 
-    # --- What becomes of it when its link is over ---
+    # --- End of the link ---
 
     def suspend(self, link: SendingLink) -> UnsettledMap:
-        """Its link is over, and may come back: what its peer has in hand stays acquired.
+        """Return the unsettled map of a *link* that has ended and may be resumed.
 
-        What is unsettled; :meth:`give_up` ends it if the link does not come back.
+        Deliveries in the map stay acquired; :meth:`give_up` ends them if the link is not resumed.
+        Others are released.
         """
         node = self.node
         self.acquiring = None
@@ -290,7 +293,7 @@ class Subscription:
                 entry = delivery.context
                 if isinstance(entry, Enlisted):
                     if entry.transaction.keeps(entry):
-                        # Its outcome comes with the transaction, and the peer need not hear of it.
+                        # The transaction decides the outcome, and the peer need not learn it.
                         memory.pop(delivery.tag, None)
                         continue
                     entry = delivery.context = entry.entry
@@ -300,7 +303,7 @@ class Subscription:
         for delivery in link.unsettled:
             entry = delivery.context
             if isinstance(entry, Entry) and (delivery.tag not in memory or entry.pieces):
-                # It has not left, or cannot be resumed.
+                # Not sent yet, or not resumable.
                 memory.pop(delivery.tag, None)
                 left.append(delivery)
         if left:
@@ -317,12 +320,12 @@ class Subscription:
             self.node.conclude(self, entry, RELEASED)
 
     def give_up(self, left: Iterable[Unsettled], outcome: Any) -> None:
-        """End what is unsettled in *outcome*: nobody will say anything else of it."""
+        """End unsettled deliveries with *outcome*, as no other outcome can arrive."""
         self.node.conclude_left(list(left), partial(self._end_in, outcome))
         self.node.concluded()
 
     def _end_in(self, outcome: Any, known: Unsettled) -> None:
-        """End *known* in *outcome*, if it has not its end yet."""
+        """End *known* with *outcome*, unless it has ended already."""
         entry = known.context if known.delivery is None else known.delivery.context
         if isinstance(entry, Entry):
             known.context = known.state = outcome
@@ -333,7 +336,7 @@ class Subscription:
                 self.recorder.ended(known)
 
     def _end_left(self, delivery: Any) -> None:
-        """End *delivery*, whose link is over, in the last word of its peer, or in the default outcome."""
+        """End *delivery* of an ended link with the peer's last outcome or the default outcome."""
         entry = delivery.context
         if isinstance(entry, Entry):
             outcome = delivery.state
@@ -347,14 +350,14 @@ class Subscription:
                 self.recorder.ended(delivery)
 
     def end(self) -> None:
-        """It is over for good. Saying so twice is as once."""
+        """End the subscription for good. A second call has no effect."""
         if self.over:
             return
         self.over = True
         node = self.node
         node.leave(self)
         node.concluded()
-        # They refer to this: no cycle is to keep the link.
+        # The functions refer to this object: without them no cycle keeps the link in memory.
         called, self.on_left = self.on_left, []
         for on_left in called:
             on_left()
@@ -363,7 +366,7 @@ class Subscription:
         keeper = self.keeper
         if keeper is not None and keeper.keeps(link, closed):
             keeper.suspended(link, self.suspend(link))
-            # Deliveries refer to their link: no cycle is to keep it.
+            # Deliveries refer to their link: remove the cycle that would keep it in memory.
             link.unsettled = []
             return
         self.acquiring = None
@@ -372,29 +375,30 @@ class Subscription:
                 enlisted = delivery.context
                 if isinstance(enlisted, Enlisted) and not enlisted.transaction.keeps(enlisted):
                     delivery.context = enlisted.entry
-        # Deliveries refer to their link.
+        # Deliveries refer to their link: remove the cycle here too.
         left, link.unsettled = link.unsettled, []
         if left:
             self.node.conclude_left(left, self._end_left)
         if keeper is not None:
-            # What an earlier link left, and this one did not get to.
+            # Deliveries left by an earlier link and not resumed on this one.
             self.give_up(link.remember().values(), self.default_outcome)
         self.end()
         if keeper is not None:
             keeper.left(link, closed)
-            # Each refers to the other, and this to the link: no cycle is to keep them.
+            # Keeper and subscription refer to each other, and this one to the link: remove the
+            # cycle.
             self.keeper = None
 
 
 class Browser(Subscription):
-    """Sees the messages of a queue and leaves them there (distribution-mode *copy*).
+    """Consumer that is sent copies of a queue's messages (distribution-mode *copy*).
 
     Args:
         node: The queue.
         identity: As for :class:`Subscription`.
         backlog: Sequence numbers of older messages that are available now, newest first.
-        cursor: The sequence number to go on with after those.
-        settled: Messages are sent settled.
+        cursor: Sequence number to continue with after those.
+        settled: Whether messages are sent settled.
         filters: As for :class:`Subscription`.
     """
 
@@ -418,7 +422,7 @@ class Browser(Subscription):
         return False
 
     def on_outcomes(self, link: SendingLink, deliveries: list[Any]) -> None:
-        """Whatever it says, the message is as it was, and does not come twice (§3.5.2)."""
+        """Settle the deliveries; the message is unaffected and not sent again (§3.5.2)."""
         for delivery in deliveries:
             state = delivery.state
             if not delivery.settled and (
@@ -428,7 +432,7 @@ class Browser(Subscription):
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         self.node.leave(self)
-        # Deliveries refer to their link: no cycle is to keep it.
+        # Deliveries refer to their link: remove the cycle that would keep it in memory.
         link.unsettled = []
         called, self.on_left = self.on_left, []
         for on_left in called:

@@ -1,14 +1,14 @@
-"""What is kept of links that are detached and not closed, and for how long (Part 3 §3.5.5, §3.5.6).
+"""Termini that are kept when their links are detached without being closed (Part 3 §3.5.5, §3.5.6).
 
-A :class:`Terminus` is the broker's end of one link, found again by the container-id and the name of the
-link. While the link is away, what its peer has in hand stays acquired, its subscription gathers, and
-what its target has accepted is known again, so that the link goes on where it stopped
-(Part 2 §2.6.13). When its time has run out, or its peer has closed it, the default-outcome is applied
-to what was left (S3 2.3.7) and it is gone.
+A :class:`Terminus` is the broker's end of one link, identified by the container-id and the name of
+the link. While the link is away, unsettled messages stay acquired, a subscription collects
+messages, and a target remembers its outcomes, so that the link can be resumed (Part 2 §2.6.13).
+When the terminus expires, or the peer closes it, the default-outcome is applied to the remaining
+deliveries (S3 2.3.7) and the terminus is removed.
 
-Where there is a store, a durable terminus is a fact in it, and so is each delivery of one whose
-unsettled state is durable: written before the message leaves, and taken back together with what
-became of the message.
+With a store, a durable terminus is a fact in it. So is each unsettled delivery of a terminus with
+durable unsettled state: written before the message leaves, and removed together with the change
+that the outcome makes to the message.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from .subscriptions import Subscription
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: The kinds of fact that a terminus, a delivery that left it, and one that came to it are.
+#: Kinds of facts: termini, deliveries sent on one, and deliveries received on one.
 TERMINUS: Final = "terminus"
 DELIVERY: Final = "terminus-delivery"
 SEEN: Final = "terminus-seen"
 
-#: Virtual host, user, container-id, whether we send, name of the link or of a shared subscription, and
-#: which kind of the latter.
+#: Virtual host, user, container-id, whether we send, name of the link or of a shared subscription,
+#: and the type: own, shared, or shared and volatile.
 Key: TypeAlias = tuple[str, str, str, bool, str, str]
 
 _OWN: Final = ""
@@ -67,16 +67,16 @@ _TAG_MAX: Final = 0xFFFF_FFFF
 
 
 class Described(Struct, array_like=True):
-    """A terminus as the store keeps it. New fields go to the end."""
+    """Record of a terminus in the store. Append new fields at the end."""
 
-    #: The number of its node.
+    #: Number of its node.
     node: int
     virtual_host: str
     user: str
     container_id: str
     sending: bool
     name: str
-    #: The source or the target as it was answered, encoded.
+    #: The answered source or target, encoded.
     terminus: bytes
     snd_settle_mode: int
     priority: int = 0
@@ -84,7 +84,7 @@ class Described(Struct, array_like=True):
 
 
 def key_of(number: int) -> bytes:
-    """How the store calls what has *number*."""
+    """Return the key of *number* in the store."""
     return number.to_bytes(4, "big")
 
 
@@ -92,32 +92,32 @@ class Terminus:
     """Our end of one link.
 
     Args:
-        termini: Where it is found again.
-        key: By what it is found.
-        terms: What its link was answered.
-        number: What it is called in the store, 0 if it is not there.
+        termini: Registry that it belongs to.
+        key: Its key there.
+        terms: Terms with which its link was answered.
+        number: Its number in the store, 0 if it is not stored.
     """
 
     def __init__(self, termini: Termini, key: Key, terms: Terms, number: int = 0) -> None:
         self.termini = termini
         self.key = key
         self.number = number
-        #: The address of its node, and the queue, topic or log there.
+        #: Address of its node, and the queue, topic or log there.
         self.address = ""
         self.held: Any = None
-        #: The link that is attached, None if there is none.
+        #: The attached link, or None.
         self.link: Any = None
-        #: It has ended.
+        #: Whether it has ended.
         self.over = False
-        #: Why it has ended while nobody was there, to be told to who comes for it.
+        #: Why it ended without a link, for the peer that attaches again.
         self.error: Error | None = None
-        #: When it expires, by the monotonic clock, if nobody comes for it.
+        #: When it expires, by the monotonic clock, unless a link attaches before.
         self.deadline = inf
-        #: Its node is out of service: it does not expire.
+        #: Whether its node is out of service; then it does not expire.
         self.frozen = False
-        #: Called when it has ended.
+        #: Functions called when it has ended.
         self.on_end: list[Callable[[], None]] = []
-        #: The session or connection with which the countdown begins.
+        #: Session or connection whose end starts the countdown.
         self._followed: Any = None
         self.agree(terms)
 
@@ -127,11 +127,11 @@ class Terminus:
 
     @property
     def sending(self) -> bool:
-        """We send on its links."""
+        """Whether we send on its links."""
         return self.key[3]
 
     def agree(self, terms: Terms) -> None:
-        """This is what its link was answered."""
+        """Set the terms with which its link is answered."""
         self.terms = terms
         kept: Any = terms.source if self.sending else terms.target
         assert isinstance(kept, Source | Target)
@@ -139,47 +139,47 @@ class Terminus:
 
     @property
     def is_durable(self) -> bool:
-        """Its unsettled state is to outlive the process."""
+        """Whether its unsettled state outlives the process."""
         return self.number > 0 and self.kept.durable == DURABLE_UNSETTLED
 
     @property
     def queue(self) -> MessageQueue | None:
-        """Where the messages of its links come from."""
+        """Queue from which its links get their messages, if any."""
         return None
 
     def links(self) -> list[Any]:
-        """The links of it that are attached."""
+        """Return its attached links."""
         return [] if self.link is None else [self.link]
 
     def facts(self) -> Iterable[tuple[str, bytes]]:
-        """What the store has of it beside itself: kinds, and keys after its own."""
+        """Return its further facts in the store: their kinds, and their keys after its own key."""
         return ()
 
     # --- Attaching ---
 
     def same(self, terms: Terms, address: str) -> bool:
-        """Whether a link that gets *terms* at *address* goes on with it, or asks for something else."""
+        """Return whether a link with *terms* at *address* resumes it, and does not replace it."""
         asked: Any = terms.source if self.sending else terms.target
         return self.address == address and self.kept.durable == asked.durable
 
     def accept(self, link: Any, terms: Terms, **options: Any) -> None:
-        """Attach *link*."""
+        """Attach *link* with *terms*."""
         raise NotImplementedError
 
     def attached(self, link: Any) -> None:
-        """Its link is attached: it does not expire."""
+        """Record that *link* is attached, and stop the countdown."""
         self.link = link
         self.stay()
 
     def stay(self) -> None:
-        """Abort the countdown (§3.5.6)."""
+        """Stop the countdown (§3.5.6)."""
         self.deadline = inf
         if self._followed is not None:
             self._followed.followers.pop(self, None)
             self._followed = None
 
     def interrupt(self) -> None:
-        """Another attach takes its link over, whose peer may never answer (§2.6.1)."""
+        """End its link, which another attach takes over and its peer may never answer (§2.6.1)."""
         link = self.link
         if link is not None:
             stolen = Error("amqp:link:stolen", "the link was attached again elsewhere")
@@ -189,11 +189,11 @@ class Terminus:
     # --- Detaching ---
 
     def keeps(self, link: Any, closed: bool) -> bool:
-        """Whether its *link*, which is over, may come back."""
+        """Return whether its *link*, which has ended, may be resumed."""
         return not closed and not self.over
 
     def leave(self, link: Any) -> None:
-        """Its *link* is gone: count down as soon as the policy says so."""
+        """Record that *link* has ended; start the countdown when the expiry-policy requires it."""
         self.link = None
         carrier = self._carrier(link)
         if carrier is None:
@@ -203,7 +203,7 @@ class Terminus:
             carrier.followers[self] = self.count_down
 
     def _carrier(self, link: Any) -> Any:
-        """The session or connection of *link* whose end begins the countdown; None if it has begun."""
+        """Return the session or connection whose end starts the countdown; None to start it now."""
         policy = self.kept.expiry_policy
         if policy == SESSION_END and not link.session.ended:
             return link.session
@@ -212,7 +212,7 @@ class Terminus:
         return None
 
     def count_down(self) -> None:
-        """Expire after the timeout, at once if there is none."""
+        """Expire after the timeout, or at once if it is 0."""
         self._followed = None
         if self._expires_at_once:
             self.end()
@@ -221,34 +221,38 @@ class Terminus:
 
     @property
     def _expires_at_once(self) -> bool:
-        """Whether the countdown ends as soon as it begins."""
+        """Whether the terminus expires as soon as the countdown starts."""
         return self.kept.timeout <= 0 and self.kept.expiry_policy != NEVER and not self.frozen
 
     # --- Ending ---
 
     def fail(self, error: Error) -> None:
-        """It has ended because of *error*, which who comes for it is to hear."""
+        """Record that it ends because of *error*, for a peer that attaches again."""
         if self.link is None and not self.over:
             self.error = error
 
     def end(self) -> None:
-        """It is gone, and what it held gets the default-outcome."""
+        """End the terminus and remove it. A second call has no effect.
+
+        A source also applies its default-outcome to the deliveries that are left.
+        """
         if self.over:
             return
         self.over = True
         self.stay()
         self.termini.forget(self)
-        # They refer to it: what is over must not wait for a full collection.
+        # The functions refer to the terminus: without them no cycle keeps it until a full garbage
+        # collection.
         called, self.on_end = self.on_end, []
         for on_end in called:
             on_end()
 
 
 class KeptSource(Terminus):
-    """The source of one link.
+    """Source of one link.
 
     Args:
-        subscription: Draws from the node, over all links that come for this terminus.
+        subscription: Its subscription at the node, for all successive links.
     """
 
     def __init__(
@@ -257,16 +261,19 @@ class KeptSource(Terminus):
         super().__init__(termini, key, terms, number)
         self.subscription = subscription
         subscription.keeper = self
-        #: What is unsettled while no link is there; None if that is not known any more.
+        #: Unsettled deliveries while no link is attached; None if they are no longer known.
         self.memory: UnsettledMap | None = {}
         self._tags = 0
-        #: The default-outcome for what an earlier link has left.
+        #: The default-outcome for deliveries left by an earlier link.
         self._agreed_before: Any = None
         if self.is_durable:
             subscription.recorder = self
 
     def same(self, terms: Terms, address: str) -> bool:
-        """The peer may change what becomes of messages, not which they are (S3 2.3.2)."""
+        """Return whether it is resumed; see :meth:`Terminus.same`.
+
+        The peer may change the outcomes, but not which messages it gets or how (S3 2.3.2).
+        """
         source, asked = self.terms.source, terms.source
         assert source is not None
         assert asked is not None
@@ -288,7 +295,7 @@ class KeptSource(Terminus):
             for known in memory.values():
                 context = known.context if known.delivery is None else known.delivery.context
                 if not isinstance(context, Entry):
-                    # It has ended here meanwhile.
+                    # The delivery has ended here in the meantime.
                     known.state = context if type(context) in _OUTCOMES else RELEASED
         link.accept(
             subscription,
@@ -300,20 +307,21 @@ class KeptSource(Terminus):
         )
 
     def keeps(self, link: SendingLink, closed: bool) -> bool:
-        """See :meth:`Terminus.keeps`; false too if it would expire at once.
+        """Return False also if it would expire at once; see :meth:`Terminus.keeps`.
 
-        Most links are of this kind. Their state would be gathered only to be dropped.
+        Most links are such, and collecting their state only to drop it would be wasted.
         """
         return super().keeps(link, closed) and (
             self.is_durable or not self._expires_at_once or self._carrier(link) is not None
         )
 
     def suspended(self, link: SendingLink, memory: UnsettledMap) -> None:
-        """Its *link* is over, and left *memory*."""
+        """Keep *memory*, the unsettled map of *link*, which has ended."""
         now = self.termini.clock.wall()
         for known in memory.values():
             if known.delivery is not None:
-                # Its context says all of it, and it refers to a link whose connection may be gone.
+                # The context is sufficient, and the delivery refers to a link whose connection may
+                # have ended.
                 known.context = known.delivery.context
                 known.delivery = None
             context = known.context
@@ -326,7 +334,7 @@ class KeptSource(Terminus):
         self.leave(link)
 
     def left(self, link: SendingLink, closed: bool) -> None:
-        """Its *link* is over for good."""
+        """End the terminus, since its *link* has ended for good."""
         self.end()
 
     def attached(self, link: Any) -> None:
@@ -334,8 +342,8 @@ class KeptSource(Terminus):
         for tag in link.remember() if self.is_durable else ():
             self._tags = max(self._tags, int.from_bytes(tag[-4:], "big"))
         if link.unknown:
-            # Nobody has these in hand. Where the peer knows the link at all, they come again; where it
-            # has forgotten that, what was agreed for that case becomes of them.
+            # The peer does not have these. If it remembers the link they are delivered again,
+            # otherwise the default-outcome agreed for that case applies.
             outcome = RELEASED if link.resumed else self._agreed_before
             self.subscription.give_up(link.unknown, outcome)
 
@@ -350,10 +358,10 @@ class KeptSource(Terminus):
         if self.link is None:
             subscription.keeper = None
 
-    # --- Unsettled state that outlives the process (subscriptions.Subscription.recorder) ---
+    # --- Durable unsettled state (subscriptions.Subscription.recorder) ---
 
     def over_link(self, link: SendingLink) -> RecordedLink:
-        """What the subscription is to send on in place of *link*."""
+        """Return a link that records deliveries, for the subscription to use in place of *link*."""
         return RecordedLink(link, self)
 
     @property
@@ -365,12 +373,15 @@ class KeptSource(Terminus):
         return [(DELIVERY, tag) for tag in self.memory or ()]
 
     def next_tag(self) -> bytes:
-        """A tag that no unsettled delivery has."""
+        """Return a tag that no unsettled delivery has."""
         self._tags = (self._tags + 1) & _TAG_MAX
         return self._tags.to_bytes(4, "big")
 
     def record(self, tag: bytes, entry: Entry, then: Callable[[], None]) -> None:
-        """Note that *entry* is going to leave as *tag*, and call *then* once that is kept."""
+        """Record in the store that *entry* leaves with *tag*, and call *then* once that is kept.
+
+        A message that is not in the store is not recorded; *then* is called in the same order.
+        """
         journal = self.termini.journal
         assert journal is not None
         unit = journal.loose
@@ -379,14 +390,13 @@ class KeptSource(Terminus):
         unit.then(then, None, self.subscription.node)
 
     def ended(self, delivery: Any) -> None:
-        """A delivery has had its outcome, which is written together with this."""
+        """Remove the record of a delivery, in the unit that has its outcome."""
         journal = self.termini.journal
         if journal is not None:
             journal.loose.forget(DELIVERY, key_of(self.number) + delivery.tag)
 
     def recall(self, tag: bytes, sequence: int) -> bool:
-        """It had the message at *sequence* before the process was started again; whether it is
-        still there."""
+        """Restore delivery *tag* of the message at *sequence*; return whether that still exists."""
         queue = self.subscription.node
         assert isinstance(queue, MessageQueue)
         entry = queue.claim(self.subscription, sequence)
@@ -403,21 +413,25 @@ class KeptSource(Terminus):
 
 
 def _as_sent(entry: Entry, now: float) -> Payload:
-    """The message of a delivery that is resumed. What its time to live was when it left is not known
-    any more; whoever has the beginning of it has its header too."""
+    """Encode a message whose delivery may be resumed.
+
+    The ttl that it had when it left is unknown, but a peer that has the beginning of the message
+    has that header too.
+    """
     return departing(entry, now) if entry.altered else entry.payload
 
 
 class RecordedLink:
-    """A sending link on which a message leaves when the store knows that it does.
+    """Sending link on which a message leaves once the store has recorded its delivery.
 
-    So what was delivered is known after a restart, and nobody else gets it meanwhile.
+    After a restart the delivery is therefore known, and the message is not sent to another
+    consumer.
     """
 
     def __init__(self, link: SendingLink, source: KeptSource) -> None:
         self.raw = link
         self._source = source
-        #: Messages that wait until they are noted.
+        #: Messages waiting for their record.
         self._staged = 0
 
     @property
@@ -458,7 +472,7 @@ class RecordedLink:
         message_format: int = 0,
         state: Any = None,
     ) -> OutgoingDelivery | None:
-        """Send it when that is noted; what is settled, or sent within a transaction, at once."""
+        """Send the message once it is recorded; settled or transactional ones are sent at once."""
         source = self._source
         tag = source.next_tag()
         if settled or not isinstance(context, Entry):
@@ -495,9 +509,9 @@ class RecordedLink:
 
 
 class SharedSource(Terminus):
-    """A subscription that several links have together: what one does not settle, another gets.
+    """Subscription shared by several links: unsettled messages of one go to the others.
 
-    What its links have in hand is not kept for them when they go.
+    The unsettled state of its links is not kept when they end.
     """
 
     def __init__(
@@ -510,7 +524,7 @@ class SharedSource(Terminus):
     ) -> None:
         super().__init__(termini, key, terms, number)
         self._queue = queue
-        #: The subscriptions of its links.
+        #: Subscriptions of its links.
         self.members: dict[Any, Subscription] = {}
 
     def same(self, terms: Terms, address: str) -> bool:
@@ -550,17 +564,17 @@ class SharedSource(Terminus):
         return list(self.members)
 
     def attached(self, link: Any) -> None:
-        """Nothing is resumed."""
+        """Do nothing: links of a shared subscription are not resumed."""
 
     def interrupt(self) -> None:
-        """Links of other names are not in each other's way."""
+        """Do nothing: links of different names do not exclude each other."""
 
     def keeps(self, link: Any, closed: bool) -> bool:
-        """What a link has in hand when it goes is for the others."""
+        """Return False: unsettled messages of a link are released for the others."""
         return False
 
     def left(self, link: Any, closed: bool) -> None:
-        """One of its links is over."""
+        """Remove *link*, which has ended, and end or leave the terminus with the last one."""
         self.members.pop(link, None)
         if self.members or self.over:
             return
@@ -571,24 +585,24 @@ class SharedSource(Terminus):
 
 
 class KeptTarget(Terminus):
-    """The target of one link: what it has said of messages that may come again."""
+    """Target of one link, with its outcomes for messages that may be sent again."""
 
     def __init__(self, termini: Termini, key: Key, terms: Terms, number: int = 0) -> None:
         super().__init__(termini, key, terms, number)
-        #: What is unsettled while no link is there; None if that is not known any more.
+        #: Unsettled deliveries while no link is attached; None if they are no longer known.
         self.memory: UnsettledMap | None = {}
-        #: By tag what was said last, and settled with that, while its sender may not have heard it.
+        #: Outcomes that we settled with, by tag, as long as the sender may not have received them.
         self._said: dict[bytes, Any] = {}
         self._open: dict[bytes, IncomingDelivery] = {}
         self._slot = 0
-        #: The tags that the store has, by slot, and those that it is to forget.
+        #: Tags in the store, by slot, and those to be deleted there.
         self._noted: dict[int, bytes] = {}
         self._forgotten: dict[int, bytes] = {}
         self._unfinished = 0
 
     @property
     def lasts(self) -> bool:
-        """It may outlive a connection, and so what is said on it may get lost."""
+        """Whether the terminus may outlive a connection, so that outcomes in flight may be lost."""
         return outlives_connection(self.kept)
 
     def accept(self, link: ReceivingLink, terms: Terms, **options: Any) -> None:
@@ -612,16 +626,20 @@ class KeptTarget(Terminus):
         )
 
     def _forget_all_but(self, unsettled: Mapping[bytes, Any]) -> None:
-        """The sender says what it has not settled. Everything else it has heard of, and its tags may
-        come again for other messages (§2.6.12)."""
+        """Forget the outcomes of deliveries that are not in *unsettled*, the sender's map.
+
+        The sender has received them, and may use their tags for other messages (§2.6.12).
+        """
         for tag in [tag for tag in self._said if tag not in unsettled]:
             del self._said[tag]
         for slot in [slot for slot, tag in self._noted.items() if tag not in unsettled]:
             self._forgotten[slot] = self._noted.pop(slot)
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Call *call* when new messages may come: what was forgotten is forgotten on the disk too, or
-        else another message with such a tag would be taken for the old one after a restart."""
+        """Call *call* when new messages may arrive, after the store has deleted forgotten tags.
+
+        Otherwise, after a restart, another message with such a tag would be taken for the old one.
+        """
         forgotten, self._forgotten = self._forgotten, {}
         if not forgotten:
             call()
@@ -630,7 +648,7 @@ class KeptTarget(Terminus):
         assert journal is not None
 
         def refused(error: Error) -> None:
-            # The next attach tries again.
+            # Deleting them is tried again at the next attach.
             self._noted = forgotten | self._noted
             call()
 
@@ -641,18 +659,18 @@ class KeptTarget(Terminus):
         journal.add(unit)
 
     def delivered(self, deliveries: list[IncomingDelivery]) -> None:
-        """These have come, and some have been answered."""
+        """Remember the outcomes of *deliveries*, of some once they have one."""
         if not self.lasts:
             return
         self._gather()
         for delivery in deliveries:
-            # Where we settle second, the link itself remembers until the sender has settled.
+            # If we settle second, the link itself remembers the delivery until the sender settles.
             if not delivery.settled and not delivery.second:
                 self._open[delivery.tag] = delivery
         self._gather()
 
     def _gather(self) -> None:
-        """Remember what was said of those that have been answered."""
+        """Move deliveries that have an outcome now to the remembered ones."""
         for tag, delivery in list(self._open.items()):
             state = delivery.local_state
             if type(state) in _OUTCOMES:
@@ -666,7 +684,7 @@ class KeptTarget(Terminus):
             del self._said[next(iter(self._said))]
 
     def note(self, unit: Unit, deliveries: list[IncomingDelivery]) -> None:
-        """Let *unit*, which keeps the messages of *deliveries*, keep that they have been accepted."""
+        """Record in *unit*, which keeps the messages of *deliveries*, that these were accepted."""
         if not self.is_durable:
             return
         for delivery in deliveries:
@@ -685,41 +703,41 @@ class KeptTarget(Terminus):
         return [(SEEN, slot.to_bytes(4, "big")) for slot in self._noted]
 
     def recall(self, seen: Iterable[bytes]) -> None:
-        """These it had accepted before the process was started again."""
+        """Restore the tags of deliveries that were accepted before the restart."""
         for value in sorted(seen):
             self._slot = int.from_bytes(value[:8], "big")
             self._noted[self._slot % self.termini.limits.target_outcomes_max] = value[8:]
             self._say(value[8:], ACCEPTED)
 
     def left(self, link: ReceivingLink, closed: bool) -> bool:
-        """Its *link* is over; whether it is kept."""
+        """Keep the state of an ended *link*, or end the terminus; return whether it is kept."""
         if not self.keeps(link, closed):
             self.end()
             return False
         memory = link.remember()
         for tag, known in list(memory.items()):
             if known.complete:
-                # It lies in its node.
+                # The complete message is in its node.
                 known.payload = b""
                 _forget_delivery(known)
                 continue
             known.delivery = None
             size = len(known.payload) if isinstance(known.payload, bytes) else 0
             if self.termini.unfinished + size > self.termini.limits.unfinished_bytes_max:
-                # Its sender begins again.
+                # There is no room: the sender has to send the message from the beginning.
                 del memory[tag]
                 continue
             self.termini.unfinished += size
             self._unfinished += size
         self.memory = memory
         if self._open:
-            # They wait for the disk.
+            # Their outcomes wait for the disk.
             self.termini.unanswered[self] = None
         self.leave(link)
         return True
 
     def forget_answered(self) -> bool:
-        """Forget deliveries that were answered since their link ended; whether none is left."""
+        """Drop deliveries that got an outcome after the link ended; return whether none is left."""
         self._gather()
         if self.link is None:
             for known in (self.memory or {}).values():
@@ -735,10 +753,10 @@ class KeptTarget(Terminus):
 
 
 def _forget_delivery(known: Unsettled) -> None:
-    """Keep what was said of a delivery that came whole, and not the delivery.
+    """Keep the outcome of a complete delivery, and drop the delivery itself.
 
-    It refers to its link, whose connection may be gone. One that waits for the disk is needed: its
-    outcome is found there.
+    The delivery refers to its link, whose connection may have ended. If it still waits for the
+    disk it has to stay, since its outcome will be found there.
     """
     delivery = known.delivery
     if delivery is not None and type(delivery.local_state) in _OUTCOMES:
@@ -747,13 +765,13 @@ def _forget_delivery(known: Unsettled) -> None:
 
 
 class Termini:
-    """The termini of a broker.
+    """Termini of a broker.
 
     Args:
-        journal: Keeps the durable ones; None if nothing is.
-        clock: The monotonic one counts them down.
-        transactions: Those that links of shared subscriptions may use.
-        limits: How many there may be, and for how long.
+        journal: Keeps the durable ones; None if there is no store.
+        clock: Its monotonic time counts them down.
+        transactions: Transactions that links of shared subscriptions may use.
+        limits: Bounds of their number, and of their memory.
     """
 
     def __init__(
@@ -767,12 +785,12 @@ class Termini:
         self.clock = clock
         self.transactions = transactions
         self.limits = limits
-        #: Bytes of unfinished messages.
+        #: Bytes of incomplete messages.
         self.unfinished = 0
-        #: Targets without a link that have deliveries without an answer.
+        #: Targets without a link that have deliveries without an outcome.
         self.unanswered: dict[KeptTarget, None] = {}
         self._kept: dict[Key, Terminus] = {}
-        #: How many each container of a user has: by user and container-id.
+        #: Number of termini by user and container-id.
         self._of_container: Counter[tuple[str, str]] = Counter()
         self._timers: list[tuple[float, int, Terminus]] = []
         self._order = count()
@@ -784,7 +802,7 @@ class Termini:
         return iter(list(self._kept.values()))
 
     def has_room(self, link: Link) -> bool:
-        """Whether *link* may have a terminus that is kept."""
+        """Return whether a terminus of *link* can be kept."""
         return (
             len(self._kept) < self.limits.termini_max
             and self._of_container[link.peer.user or "", link.peer.container_id]
@@ -792,7 +810,7 @@ class Termini:
         )
 
     def key(self, virtual_host: str, link: Link) -> Key:
-        """By what the terminus of *link* is found."""
+        """Return the key of the terminus of *link*."""
         peer = link.peer
         return (
             virtual_host,
@@ -804,10 +822,10 @@ class Termini:
         )
 
     def shared_key(self, virtual_host: str, link: Link, source: Source) -> Key:
-        """By what a shared subscription is found: its name is that of the link up to ``|``.
+        """Return the key of a shared subscription, whose name is that of the link up to ``|``.
 
-        It belongs to all links of a container, or with ``global`` to those of all. One that ends with
-        its links is another one than one of the same name that does not.
+        It belongs to the links of one container, or with ``global`` to those of all. A volatile
+        subscription, which ends with its links, is distinct from a lasting one of the same name.
         """
         name = link.name.partition("|")[0]
         kind = _SHARED if outlives_connection(source) else _VOLATILE
@@ -816,11 +834,11 @@ class Termini:
         return virtual_host, link.peer.user or "", link.peer.container_id, True, name, kind
 
     def find(self, key: Key) -> Terminus | None:
-        """The terminus that *key* finds."""
+        """Return the terminus with *key*, if there is one."""
         return self._kept.get(key)
 
     def restored_key(self, described: Described, source: Source | Target) -> Key:
-        """By what a terminus is found that the store has kept."""
+        """Return the key of a terminus that was restored from the store."""
         shared = isinstance(source, Source) and SHARED in source.capabilities
         return (
             described.virtual_host,
@@ -832,7 +850,7 @@ class Termini:
         )
 
     def named(self, virtual_host: str, link: Link) -> Terminus | None:
-        """The source that a link means which names none: one of its own, or a shared one."""
+        """Return the source for a link without a source address: its own one, or a shared one."""
         own = self._kept.get(self.key(virtual_host, link))
         if own is not None:
             return own
@@ -848,12 +866,12 @@ class Termini:
         return None
 
     def add(self, terminus: Terminus) -> None:
-        """Find *terminus* from now on."""
+        """Register *terminus*."""
         self._kept[terminus.key] = terminus
         self._of_container[terminus.key[1:3]] += 1
 
     def keep(self, terminus: Terminus, node: int) -> None:
-        """Write *terminus*, which has a number, into the store."""
+        """Write *terminus*, which has a number, to the store."""
         assert self.journal is not None
         virtual_host, user, container_id, sending, name, _ = terminus.key
         described = Described(
@@ -873,7 +891,7 @@ class Termini:
         )
 
     def forget(self, terminus: Terminus) -> None:
-        """*terminus* has ended."""
+        """Remove *terminus*, which has ended."""
         if self._kept.get(terminus.key) is terminus:
             del self._kept[terminus.key]
             owner = terminus.key[1:3]
@@ -882,22 +900,22 @@ class Termini:
                 del self._of_container[owner]
 
     def expire_at(self, terminus: Terminus, deadline: float) -> None:
-        """End *terminus* at *deadline* unless somebody comes for it before."""
+        """End *terminus* at *deadline* unless a link attaches before."""
         terminus.deadline = deadline
         heapq.heappush(self._timers, (deadline, next(self._order), terminus))
         if len(self._timers) > 2 * len(self._kept) + 16:
-            # Those whose countdown was aborted.
+            # Remove timers whose countdown was stopped.
             self._timers = [each for each in self._timers if each[2].deadline == each[0]]
             heapq.heapify(self._timers)
 
     def forget_answered(self) -> None:
-        """Forget deliveries that were answered since their links ended: they refer to connections."""
+        """Drop deliveries that got an outcome after their links ended, as they keep connections."""
         for target in list(self.unanswered):
             if target.forget_answered():
                 del self.unanswered[target]
 
     def due(self) -> Iterator[Terminus]:
-        """What has expired, and is to be ended."""
+        """Yield the termini that have expired, for the caller to end them."""
         now = self.clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             deadline, _, terminus = heapq.heappop(self._timers)
@@ -906,10 +924,10 @@ class Termini:
 
 
 def decode_kept(described: Described) -> Source | Target:
-    """The source or target of what the store has kept.
+    """Decode the source or target of a terminus in the store.
 
     Raises:
-        DecodeError: It is none.
+        DecodeError: The record holds something else.
     """
     if described.sending:
         return decode_composite(described.terminus, Source)
@@ -917,9 +935,9 @@ def decode_kept(described: Described) -> Source | Target:
 
 
 def read_described(value: bytes) -> Described:
-    """What :meth:`Termini.keep` has written.
+    """Decode a record written by :meth:`Termini.keep`.
 
     Raises:
-        msgspec.DecodeError: It is something else.
+        msgspec.DecodeError: *value* is not such a record.
     """
     return msgspec.msgpack.decode(value, type=Described)

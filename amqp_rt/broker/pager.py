@@ -1,4 +1,4 @@
-"""Reads what queues do not have in memory, and what they had when the process ended (B24, REL6)."""
+"""Reading of messages that queues have in the store only, and restoring of queues at the start."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .subscriptions import Subscription
 
 _log = logging.getLogger("amqp_rt.store")
 
-#: Messages that a broker reads at a time when it starts, and bytes of them.
+#: Messages, and bytes of them, that a starting broker reads at a time.
 _RESTORED_MAX: Final = 10_000
 _RESTORED_BYTES_MAX: Final = 16 * 1024 * 1024
 _LOST: Final = rejected("amqp:internal-error", "a part of the message is not in the store any more")
-#: Seconds until what could not be read is read again.
+#: Seconds until a failed read is repeated.
 _RETRY_S: Final = 1.0
-#: Messages that an operator's purge or move takes in one turn of the event loop.
+#: Messages that a purge or move by an operator takes before other tasks run.
 STEP: Final = 500
 
 
 class _Survey(Struct):
-    """What the store has of a queue, from some place on."""
+    """Summary of the messages that the store has of a queue from a sequence number on."""
 
     first: int = -1
     last: int = -1
     count: int = 0
     size: int = 0
-    #: Some have a time to live.
+    #: Whether some have a time to live.
     expiring: bool = False
-    #: Places of those that were not due when they came.
+    #: Sequence numbers of those that were delayed when they arrived.
     delayed: list[int] = []
 
 
@@ -55,10 +55,10 @@ def _read(
     size_max: int,
     bodies: dict[int, bytes] | None = None,
 ) -> list[Entry]:
-    """Messages of a node in order; called in the worker thread.
+    """Read messages of a node in order; called in the worker thread.
 
-    Those that share a payload in the store get one object. *bodies* are the shared payloads that were
-    read before, to which this adds.
+    Messages that share a payload in the store share one object. *bodies* holds the shared payloads
+    read before; those read now are added to it.
     """
     shared = {} if bodies is None else bodies
     return [
@@ -95,7 +95,7 @@ def _survey(store: Store, number: int, first: int) -> _Survey:
 
 
 class _Waiting:
-    """Somebody waits until the next messages of a queue have been read, or cannot be."""
+    """Waiter for the next messages of a queue, or for the error of reading them."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
@@ -103,11 +103,11 @@ class _Waiting:
 
 
 def _nothing(unit: Unit) -> None:
-    """Waits for what was changed before."""
+    """Write nothing: the unit only waits until earlier changes are kept."""
 
 
 class _Feed:
-    """A message that is sent in pieces."""
+    """Message that is sent in pieces."""
 
     def __init__(
         self, queue: MessageQueue, subscription: Subscription, delivery: Any, entry: Entry
@@ -118,7 +118,7 @@ class _Feed:
         self.entry = entry
 
     async def wait_writable(self, link: Any) -> None:
-        """Wait until *link* takes more, or nothing ever again."""
+        """Wait until *link* can send more, or has ended."""
         while link.attached and not link.writable:
             event = trio.Event()
             self.subscription.on_writable = event.set
@@ -126,34 +126,34 @@ class _Feed:
 
 
 class Pager:
-    """Gives queues what they ask for, a chunk at a time and each in its turn.
+    """Reader that gives queues the messages they request, a chunk at a time and each in its turn.
 
     Args:
-        limits: Bounds; how much a queue has in memory is read here.
-        on_fault: Called with a queue and an unexpected error of its reading.
+        limits: Bounds, among them those of a queue's messages in memory.
+        on_fault: Called with a queue and an unexpected error in its reading.
     """
 
     def __init__(self, limits: Limits, on_fault: Callable[[object, Exception], object]) -> None:
         self._limits = limits
         self._on_fault = on_fault
         self._numbers: dict[MessageQueue, int] = {}
-        #: Those that have asked, in order.
+        #: Queues that have requested messages, in order.
         self._asking: dict[MessageQueue, None] = {}
-        #: Those that are asked to try again.
+        #: Queues whose read failed and is to be repeated.
         self._failed: dict[MessageQueue, None] = {}
         self._waiting: dict[MessageQueue, _Waiting] = {}
         self._asked = trio.Event()
-        #: Payloads that messages share in the store, by the numbers that it gives them, while the broker
+        #: Payloads shared by messages in the store, by their numbers there, while the broker
         #: starts: its queues are read one after another and share them in memory.
         self._bodies: dict[int, bytes] = {}
-        #: Large messages that links have begun with.
+        #: Large messages that links have begun to send.
         self._feeds: deque[_Feed] = deque()
 
     def adopt(self, queue: MessageQueue, number: int) -> None:
-        """Let *queue*, which is the node *number* of the store, keep only its head in memory, and
-        have the pieces of large messages sent.
+        """Page *queue*, node *number* of the store, and send its large messages in pieces.
 
-        One whose order is not that of arrival has to know all of its messages, and stays whole.
+        A paged queue keeps only its first messages in memory.
+        A queue that is not in the order of arrival needs all of its messages and is not paged.
         """
         queue.on_pieces = partial(self._feed_soon, queue)
         if queue.in_order:
@@ -166,7 +166,7 @@ class Pager:
             )
 
     def dismiss(self, queue: MessageQueue, error: AmqpError | None = None) -> None:
-        """Read no more for *queue*, which has been deleted, or has failed with *error*."""
+        """Stop reading for *queue*, which has been deleted, or has failed with *error*."""
         self._numbers.pop(queue, None)
         self._asking.pop(queue, None)
         self._failed.pop(queue, None)
@@ -179,8 +179,9 @@ class Pager:
     # --- At the start ---
 
     async def restore(self, journal: Journal, number: int, queue: MessageQueue) -> bool:
-        """Put what the store has of node *number* into *queue*: the first of it if that pages, and
-        how much the rest is. Whether some of it has a time to live.
+        """Restore *queue* from node *number* of the store; return whether any message has a ttl.
+
+        A paging queue gets its first messages, and the number and size of the others.
 
         Raises:
             AmqpError: The store cannot be read.
@@ -206,17 +207,17 @@ class Pager:
         return expiring
 
     async def fetch(self, journal: Journal, queue: MessageQueue, sequence: int) -> None:
-        """Let *queue* have one message in memory that it knows to be in the store only, if it is."""
+        """Load one message of *queue* into memory, if the store has it and the queue does not."""
         number = self._numbers.get(queue)
         if number is not None and sequence >= queue.paged_from:
             entry = await journal.call(_read_one, journal.store, number, sequence)
             if entry is not None:
                 queue.fetch(entry)
 
-    # --- Afterwards ---
+    # --- While running ---
 
     async def run(self, journal: Journal) -> None:
-        """Read what is asked for from the store of *journal*, until cancelled."""
+        """Serve the read requests of queues from the store of *journal*, until cancelled."""
         self._bodies.clear()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._retry)
@@ -233,16 +234,16 @@ class Pager:
                     except Exception as error:
                         self._on_fault(queue, error)
 
-    # --- What operators do ---
+    # --- Operations of operators ---
 
     async def peek(
         self, journal: Journal, queue: MessageQueue, count: int, bytes_max: int
     ) -> list[Entry]:
-        """The first *count* messages of *queue* that are available or in their pause, in order: no
-        more than *bytes_max* bytes of them, but one. Those in the store only are read a chunk at a time,
-        and stay there.
+        """Return the first *count* messages of *queue* that are available or paused, in order.
 
-        What comes and goes meanwhile is seen or not.
+        They have at most *bytes_max* bytes, except that one message is always returned. Those in
+        the store only are read a chunk at a time and stay there. Messages that arrive or leave in
+        between may or may not be included.
 
         Raises:
             AmqpError: The store cannot be read.
@@ -273,8 +274,10 @@ class Pager:
     async def _look(
         self, journal: Journal, queue: MessageQueue, number: int, first: int
     ) -> tuple[list[Entry], int]:
-        """Some available messages from the place *first* on, and the place up to which there are no
-        others; -1 if the store has none."""
+        """Return available messages from *first* on, and the last sequence number that was read.
+
+        The number is -1 if the store has no more.
+        """
         size_max = max(1, self._limits.queue_memory_bytes_max // 4)
         read: list[Entry] = []
         queue.begin_reading()
@@ -293,15 +296,15 @@ class Pager:
         count: int,
         work: Callable[[int, int], int],
     ) -> int:
-        """Have *work* done with the first *count* messages that operators see now, as they are read.
+        """Call *work* for the first *count* messages that operators see now, as they are read.
 
-        *work* gets how many messages it may take away, ``STEP`` at most, and the place before which
-        they are, and returns how many it has taken; others have their turn in between. What it has
-        changed is on the disk before more is read, so that neither memory nor what waits to be written
-        grows with the queue. Returns how many it took in all.
+        *work* gets the number of messages that it may take, at most ``STEP``, and the sequence
+        number before which they are, and returns how many it took; other tasks run between calls.
+        Changes by *work* are on the disk before more is read, so that neither memory nor the
+        pending writes grow with the queue. Returns how many were taken in all.
 
         Raises:
-            AmqpError: The store cannot be read, or is given up; or what *work* raises.
+            AmqpError: The store cannot be read, or was given up; or an error of *work*.
         """
         before = queue.place_next
         count = min(count, queue.present)
@@ -325,7 +328,7 @@ class Pager:
                 raise waiting.error
 
     def _tell(self, queue: MessageQueue, error: AmqpError | None) -> None:
-        """Something of *queue* has been read, or cannot be."""
+        """Wake the waiter for *queue*: some of it has been read, or reading failed with *error*."""
         waiting = self._waiting.pop(queue, None)
         if waiting is not None:
             waiting.error = error
@@ -346,20 +349,21 @@ class Pager:
             self._on_fault(feed.queue, error)
 
     async def _send_pieces(self, journal: Journal, feed: _Feed) -> None:
-        """Read the pieces of a message and hand them to its link as it takes them."""
+        """Read the pieces of a message and write them to its link as that can send them."""
         delivery, entry = feed.delivery, feed.entry
         link = feed.subscription.link
         outcome: Any = RELEASED
         try:
             for index in range(entry.pieces):
-                # A message that is moved meanwhile takes its pieces along.
+                # A message that is moved in the meantime takes its pieces along: look the origin up
+                # again.
                 place = entry.origin or (0, 0)
                 data = await journal.call(journal.store.piece, *place, index)
                 await feed.wait_writable(link)
                 if delivery.complete or not link.attached:
                     break
                 if not data:
-                    # It is not there any more; if nobody has taken it, it is damaged.
+                    # The piece is missing; unless the message was taken, the store is damaged.
                     outcome = _LOST
                     break
                 delivery.write(data, more=index < entry.pieces - 1)
@@ -411,7 +415,7 @@ class Pager:
         count: int,
         give: Callable[[list[Entry], int], int],
     ) -> AmqpError | None:
-        """Read for that subscription, or the queue; why it cannot be done now, None if it is."""
+        """Read for the subscription *identity*, or for the queue if 0; return the error, if any."""
         size_max = max(1, self._limits.queue_memory_bytes_max // 4)
         try:
             found = await journal.call(_read, journal.store, number, first, count, size_max)

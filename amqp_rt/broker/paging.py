@@ -1,12 +1,12 @@
-"""What a queue holds in its store only, and not in memory (B24). Pure.
+"""Paging: the part of a queue that is in the store only, and not in memory. Pure.
 
-The messages of a queue that is paged are in three runs, by their places: those in memory, at the
-front; those that are only in the store, from ``first`` to ``last``; and those on their way into the
-store. All of the middle run is in the store, at its place, so that it can be read in order, and
-every message that comes while there is a middle run goes to its end.
+The messages of a paged queue form three ranges of sequence numbers: those in memory, at the front;
+those in the store only, from ``MessageQueue.paged_from`` to ``last``; and those being written to
+the store. All messages of the middle range are in the store under their sequence numbers, so that
+it can be read in order, and while it exists every new message is appended to it.
 
-A few messages within the middle run are not part of it: consumers with filters took them out of turn,
-or they are delayed. ``out`` knows them, because they are read with their neighbours.
+A few messages within the middle range are in memory, because consumers with filters took them out
+of turn or they are delayed. ``out`` lists them, since a read returns them with their neighbours.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from .entries import Entry
 
-#: A place that no message has: that of the first one outside memory if there is none.
+#: A sequence number above all others: that of the first message outside memory if there is none.
 NOWHERE_PAGED: Final = 1 << 60
-#: Messages that are read at a time, at most.
+#: Messages read at a time, at most.
 CHUNK: Final = 2_000
-#: The same for one consumer that looks for what it wants.
+#: The same for one consumer with filters or browser.
 AHEAD: Final = 500
 
 
 class Ahead:
-    """What was read for one browser or consumer with filters, beyond what is in memory."""
+    """Messages read for one browser or consumer with filters, beyond those in memory."""
 
     __slots__ = ("_entries", "_position", "_taken", "end", "wanted")
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        #: The next of them to look at, and places of those that others have taken since.
+        #: Index of the next one to look at, and sequence numbers of those taken by others since.
         self._position = 0
         self._taken: set[int] = set()
-        #: What comes after everything that was looked at.
+        #: Sequence number after the last message that was looked at.
         self.end = 0
-        #: More is to be read, and has not come.
+        #: Whether a read was requested and has not ended.
         self.wanted = False
 
     def fill(self, entries: list[Entry]) -> None:
-        """*entries* are what was wanted."""
+        """Take the result of a read."""
         self._entries = entries
         self._position = 0
         self._taken.clear()
         self.wanted = False
 
     def next(self, cursor: int, paging: Paging) -> Entry | None:
-        """The next message from *cursor* on, None if all that were read have been looked at."""
+        """Return the next message from *cursor* on, None if all those read have been looked at."""
         entries = self._entries
         while self._position < len(entries):
             entry = entries[self._position]
             sequence = entry.sequence
             if sequence > paging.last:
-                # It is in the store, and nobody has been told.
+                # Already in the store, but the queue has not been notified of the commit yet.
                 break
             self._position += 1
             self.end = sequence + 1
@@ -66,23 +66,23 @@ class Ahead:
         return None
 
     def step_back(self) -> None:
-        """The message that :meth:`next` gave last has not been looked at after all."""
+        """Return to the message that :meth:`next` returned last, which was not looked at."""
         self._position -= 1
 
     def miss(self, sequence: int) -> None:
-        """Somebody has taken the message at *sequence*."""
+        """Skip the message at *sequence*, which another consumer has taken."""
         entries = self._entries
         if self._position < len(entries) and sequence <= entries[-1].sequence:
             self._taken.add(sequence)
 
 
 class Paging:
-    """What is known of the part of a queue that is not in memory.
+    """State of the part of a queue that is not in memory.
 
     Args:
-        bytes_max: Bytes of messages in memory from which on more goes to the store.
+        bytes_max: Bytes of messages in memory beyond which new ones stay in the store only.
         messages_max: The same in messages.
-        ask: Has ``MessageQueue.load`` and ``MessageQueue.show`` called with what is to be read.
+        ask: Requests a read, after which ``MessageQueue.load`` or ``MessageQueue.show`` is called.
     """
 
     __slots__ = (
@@ -103,23 +103,24 @@ class Paging:
         self.bytes_max = bytes_max
         self.messages_max = messages_max
         self.ask = ask
-        #: The next messages are wanted in memory, and have not come.
+        #: Whether the next messages were requested and have not been read.
         self.asked = False
-        #: Bytes and the last place of what is not in memory.
+        #: Bytes in the store only, and the last sequence number of the middle range.
         self.bytes = 0
         self.last = -1
-        #: What was read before this changed is not what is there.
+        #: Number of the present middle range: the results of reads of an earlier one are outdated.
         self.epoch = 0
-        #: Messages in memory at places of those that are not; None if they have gone since.
+        #: Messages in memory within the middle range; None for those that have left memory since.
         self.out: dict[int, Entry | None] = {}
-        #: Reads under way, and places of messages that have left the store since the first of them.
+        #: Reads under way, and sequence numbers of messages deleted from the store since the first
+        #: began.
         self.reads = 0
         self.gone: list[int] = []
         #: By the identity of the subscription.
         self.ahead: dict[int, Ahead] = {}
 
     def reset(self) -> None:
-        """Everything is in memory."""
+        """Clear the state, since all messages are in memory."""
         self.epoch += 1
         self.asked = False
         self.bytes = 0
@@ -129,31 +130,34 @@ class Paging:
         self.ahead.clear()
 
     def look_ahead(self, identity: int) -> Ahead:
-        """What was read for that subscription."""
+        """Return the messages read ahead for the subscription *identity*."""
         found = self.ahead.get(identity)
         if found is None:
             found = self.ahead[identity] = Ahead()
         return found
 
     def take(self, entry: Entry) -> None:
-        """*entry* is in memory now, out of its turn."""
+        """Record that *entry* was loaded into memory out of its turn."""
         self.out[entry.sequence] = entry
         for ahead in self.ahead.values():
             ahead.miss(entry.sequence)
 
     def reads_for(self, identity: int) -> bool:
-        """Whether something is being read for that subscription."""
+        """Return whether a read for the subscription *identity* is under way."""
         ahead = self.ahead.get(identity)
         return ahead is not None and ahead.wanted
 
     def want(self, ahead: Ahead) -> None:
-        """Have more read for whom *ahead* belongs to."""
+        """Request a read for the subscription of *ahead*."""
         if not ahead.wanted:
             ahead.wanted = True
             self.ask()
 
     def forget(self, sequence: int) -> None:
-        """The message that was at *sequence* is not in the store any more."""
+        """Record that the message at *sequence* was deleted from the store.
+
+        A read under way may still return it, so it stays in ``out`` until the read has ended.
+        """
         if sequence in self.out:
             if self.reads:
                 self.gone.append(sequence)
@@ -161,7 +165,7 @@ class Paging:
                 del self.out[sequence]
 
     def read(self) -> None:
-        """A read has ended."""
+        """Record the end of a read."""
         self.reads -= 1
         if not self.reads:
             for sequence in self.gone:
@@ -169,6 +173,6 @@ class Paging:
             self.gone.clear()
 
     def pass_to(self, sequence: int) -> None:
-        """Everything before *sequence* is in memory now."""
+        """Record that all messages before *sequence* are in memory."""
         if self.out:
             self.out = {place: entry for place, entry in self.out.items() if place >= sequence}

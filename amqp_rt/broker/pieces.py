@@ -1,12 +1,13 @@
-"""Durable messages that are too large for memory: they go into the store while they arrive (B7).
+"""Durable messages too large for memory, which are written to the store while they arrive.
 
-A message that turns out to be larger than ``Limits.message_size_max`` is handed out before it is complete
-(``stream_above`` of its link). What comes before its body stays in memory, the body goes to the
-store in pieces, at the place that the message got when it began. It is a message there when the last
-piece is kept, with its head in the same commit: what was cut off before has never been one.
+A message that proves larger than ``Limits.message_size_max`` is handed out before it is complete
+(``stream_above`` of its link). The part before its body stays in memory; the body is written to the
+store in pieces, under the sequence number that the message got when it began. The last piece and
+the head are kept in one commit, which makes it a message: a transfer that was cut off before leaves
+none.
 
-The peer's window opens as pieces are kept, so that no more of a message is in memory than the store
-is behind.
+The peer's window opens as pieces are kept, so that the memory for a message is bounded by the
+backlog of the store.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: Bytes of a piece, and of those that wait for the store.
+#: Bytes of a piece, and maximum number of bytes waiting for the store.
 PIECE: Final = 256 * 1024
 _AHEAD: Final = 8 * PIECE
 
@@ -41,12 +42,12 @@ _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 
 
 class Arrival:
-    """One such message on its way in.
+    """Arrival of one such message.
 
     Args:
-        producer: The endpoint of its link.
+        producer: Endpoint of its link.
         link: Its link.
-        delivery: What has come of it.
+        delivery: The incomplete delivery.
     """
 
     def __init__(self, producer: Producer, link: ReceivingLink, delivery: IncomingDelivery) -> None:
@@ -56,14 +57,14 @@ class Arrival:
         self._data = bytearray()
         self._entry: Entry | None = None
         self._ledger: QueueLedger | None = None
-        #: Bytes that are being written.
+        #: Bytes being written.
         self._writing = 0
-        #: Why it does not come in; the rest of it is not kept.
+        #: Why the message is rejected; its remaining bytes are dropped.
         self._refusal: Rejected | None = None
         self._over = False
 
     def go_on(self) -> None:
-        """Take what has come, if the store keeps up."""
+        """Process the bytes that have arrived, unless the store is too far behind."""
         delivery = self._delivery
         transactions = self._producer.transactions
         if (
@@ -74,7 +75,7 @@ class Arrival:
             self._take_more()
             return
         if not self._over:
-            # A discharge that comes while the rest of this is written belongs behind it.
+            # A discharge that arrives while the rest is written is to follow the message.
             transactions.hold(self._link, delivery)
         self._take_more()
         if self._over:
@@ -98,13 +99,16 @@ class Arrival:
             self._begin()
         if self._refusal is None and self._entry is not None:
             self._write(self._entry)
-        # What is not on the disk may still be refused.
+        # Accepted only once all bytes are on the disk, since until then it may be rejected.
         if delivery.complete and not self._data and self._writing <= 0 and not self._over:
             self._over = True
             self._end()
 
     def _begin(self) -> None:
-        """See what it is."""
+        """Decode the part before the body and check whether the message can be taken.
+
+        Large messages must be durable, not delayed, and not resumed.
+        """
         producer = self._producer
         delivery = self._delivery
         ledger = producer.ledger
@@ -156,7 +160,7 @@ class Arrival:
         ledger.expect(entry)
 
     def _write(self, entry: Entry) -> None:
-        """Hand over to the store what it may be behind, in whole pieces unless it is the end."""
+        """Pass bytes to the store up to its allowed backlog, in whole pieces except the last."""
         assert self._ledger is not None
         complete = self._delivery.complete
         data = self._data
@@ -187,7 +191,7 @@ class Arrival:
             self.go_on()
 
     def _end(self) -> None:
-        """All of it has come."""
+        """Commit the message, all of which has arrived, or post or refuse it."""
         delivery, entry, ledger = self._delivery, self._entry, self._ledger
         if self._refusal is None and self._producer.node.deleted:
             self._refuse(_GONE)
@@ -229,7 +233,7 @@ class Arrival:
             transaction.refuse(delivery, refusal)
 
     def _post(self, entry: Entry) -> None:
-        """It is in a transaction, the end of which makes a message of it (Part 4 §4.4.1)."""
+        """Post the message in its transaction, whose discharge makes it visible (Part 4 §4.4.1)."""
         transaction = self._producer.transaction_of(self._link, self._delivery)
         if transaction is None:
             self._take_back()
@@ -261,7 +265,7 @@ class Arrival:
         self._link.detach(error)
 
     def _give_up(self) -> None:
-        """The rest does not come."""
+        """Drop the message, whose sender aborted it."""
         self._over = True
         self._data.clear()
         self._take_back()
@@ -273,13 +277,13 @@ class Arrival:
 
 
 def take(producer: Producer, link: ReceivingLink, delivery: Any) -> None:
-    """A large message has begun."""
+    """Begin to receive a large message."""
     delivery.context = Arrival(producer, link, delivery)
     delivery.context.go_on()
 
 
 def go_on(deliveries: list[Any]) -> None:
-    """More of large messages has come, or will not."""
+    """Continue with large messages of which more has arrived, or that were aborted."""
     for delivery in deliveries:
         if isinstance(delivery.context, Arrival):
             delivery.context.go_on()

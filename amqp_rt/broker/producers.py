@@ -1,7 +1,7 @@
-"""The way into a node: credit for those who send to it, and the door (Part 2 §2.6.7, S3 2.3.9).
+"""Intake of messages at a node: credit of senders, checks and storing (Part 2 §2.6.7, S3 2.3.9).
 
-Credit is a promise to hold what comes. An :class:`Intake` shares the room of one node among all
-links that send to it, so that the promises together are never more than the room.
+Credit is a promise to hold the messages. An :class:`Intake` divides the room of one node among all
+links that send to it, so that all promises together never exceed the room.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .transactions import TOO_MUCH, UNKNOWN_TRANSACTION, Transaction, Transactio
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: Credit of a link when there is room for it.
+#: Credit of a link if there is room for it.
 WINDOW: Final = 1_000
 
 _FULL: Final = rejected("amqp:resource-limit-exceeded", "there is no room for the message")
-#: Who cannot keep a durable message must not take it (Part 3 §3.2.1).
+#: A node that cannot store a durable message must not accept it (Part 3 §3.2.1).
 _NOT_KEPT: Final = rejected(
     "amqp:precondition-failed",
     "the message is durable, and the broker has no store: start it with --store FILE, or with"
@@ -42,7 +42,7 @@ _GONE: Final = rejected("amqp:not-found", "the node has been deleted")
 
 
 class Place(Protocol):
-    """What messages are put into: a queue, a topic, or the entrance of a log."""
+    """Destination that messages are put into: a queue, a topic, or the entrance of a log."""
 
     @property
     def deleted(self) -> bool: ...
@@ -59,10 +59,10 @@ class Place(Protocol):
 
 
 class Node(Protocol):
-    """What an intake needs of a node."""
+    """Interface that an intake needs of a node."""
 
     memory: Memory
-    #: Somebody waits for room: call ``on_room`` when there is some.
+    #: Whether a sender waits for room: then call ``on_room`` when there is some.
     awaited: bool
     on_room: Callable[[], None]
 
@@ -70,7 +70,7 @@ class Node(Protocol):
 
 
 class Ledger(Protocol):
-    """Keeps durable messages, and puts them into their node once they are kept."""
+    """Writer of durable messages to the store, which puts them into their node afterwards."""
 
     def wants(self, entry: Entry) -> bool: ...
 
@@ -87,30 +87,30 @@ class Ledger(Protocol):
     def receive(self, entry: Entry) -> None: ...
 
 
-#: Why a message of a peer is refused, None if it is not.
+#: Returns the reason for which a message of a peer is rejected, or None.
 Check: TypeAlias = Callable[[Entry, Peer], Rejected | None]
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 class Inlet:
-    """Takes messages into a node. Who granted the credit is somebody else's business.
+    """Endpoint that puts messages into a node. Credit is granted elsewhere.
 
     Args:
         intake: The node's room.
-        place: Where the messages go.
+        place: Destination of the messages.
         door: Makes entries of payloads.
         wall: The wall clock.
         ttl_s: Time to live at the node.
         on_expiring: Called when a message with a time to live was put.
-        ledger: Keeps durable messages; None if the node keeps none.
-        transactions: Those in which messages may be posted; None if there are none.
-        volatile: Durable messages are taken although nothing keeps them.
-        check: Says why a message is refused that one of its peers has sent, if it is.
-        successor: Gives the inlet of the address once the node has been deleted, if there is one, or
-            why there is none.
+        ledger: Stores durable messages; None if the node stores none.
+        transactions: Transactions in which messages may be posted; None if there are none.
+        volatile: Whether durable messages are accepted without a store.
+        check: Returns the reason to reject a message of a peer, or None.
+        successor: Called once the node has been deleted; returns the inlet of the address's new
+            node, the error to reject messages with, or None for *not-found*.
     """
 
     def __init__(
@@ -139,15 +139,15 @@ class Inlet:
         self.on_expiring = on_expiring
         self.check = check
         self.successor = successor
-        #: Keeps together with messages that they have come.
+        #: Adds to the unit of messages that their deliveries have arrived.
         self.note: Callable[[Unit, list[IncomingDelivery]], None] | None = None
 
     def admits(self, size: int) -> bool:
-        """Whether a message of *size* bytes may come in although nobody promised it room."""
+        """Return whether a message of *size* bytes may enter without a promise of room."""
         return self.intake.room() > 0 and self.node.fits(size)
 
     def publish(self, payload: bytes, message_format: int = 0) -> None:
-        """Put one encoded message.
+        """Put one encoded message of this process. A duplicate is dropped.
 
         Raises:
             DecodeError: Its header or annotations are malformed.
@@ -155,7 +155,7 @@ class Inlet:
             WouldBlock: There is no room.
         """
         entry = self.door.admit(payload, message_format, self.wall(), self.ttl_s)
-        # It is the process itself that sends it.
+        # The process itself may send anywhere.
         entry.returnable = True
         duplicates = self.intake.duplicates
         identity = None if duplicates is None else duplicates.identify(entry)
@@ -179,7 +179,7 @@ class Inlet:
     def _log_drop(
         self, payload: bytes, message_format: int, link: ReceivingLink, error: Error | None
     ) -> None:
-        """Warn of a message that was refused and whose sender cannot learn so."""
+        """Log that a message was refused whose sender has settled it and cannot learn so."""
         address = link.target.address if isinstance(link.target, Target) else None
         log_loss(
             _log,
@@ -195,12 +195,12 @@ class Inlet:
         )
 
     def take(self, entry: Entry) -> None:
-        """Put a message that is in the broker already, and has to go somewhere: room or not."""
+        """Put a message of another node of this broker, whether or not there is room."""
         entry.expires_at = min(entry.expires_at, expiry(None, self.ttl_s, self.wall()))
         if entry.expires_at != NEVER:
             self.on_expiring()
         if self.ledger is not None and self.ledger.wants(entry):
-            # Of a node that has failed this is in the store, and comes when the broker is started again.
+            # After a failure of the node it stays in the store until the broker is restarted.
             self.ledger.receive(entry)
         elif self.node.deleted:
             _log.warning("a message was dropped: its node is out of service, and does not store it")
@@ -208,10 +208,14 @@ class Inlet:
             self.node.put(entry)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Put what is well-formed and refuse what is not, answering in order."""
+        """Put valid messages and reject the others, settling in order.
+
+        A message that breaks a rule of the link, or is in an unknown transaction, detaches the
+        link.
+        """
         node = self.node
         if node.deleted:
-            # A relay may know the address for longer than the node lives.
+            # A relay may use the address for longer than the node exists.
             successor = self.successor()
             if isinstance(successor, Inlet):
                 successor.deliver(link, deliveries)
@@ -230,10 +234,10 @@ class Inlet:
         duplicates = self.intake.duplicates
         now = self.wall()
         publisher = link.peer.container_id
-        #: To be kept before they are put, and the deliveries that brought them.
+        #: Entries to be stored before they are put, and their deliveries.
         durable: list[Entry] = []
         waiting: list[IncomingDelivery] = []
-        #: The ids of those, and of what needs not be kept.
+        #: Ids of those, and of messages that need no storing.
         pending: Arrived | None = None
         safe: Arrived | None = None
         identity: bytes | None = None
@@ -243,7 +247,7 @@ class Inlet:
             refusal: Rejected | None = None
             transaction: Transaction | None = None
             if delivery.state is not None and type(delivery.state) is not Received:
-                # Only a transaction has something to say before we do.
+                # Before our outcome only a transaction may set a state.
                 transaction = self.transaction_of(link, delivery)
                 if transaction is None:
                     fault = UNKNOWN_TRANSACTION
@@ -261,7 +265,7 @@ class Inlet:
                 elif check is not None:
                     refusal = check(entry, link.peer)
                 if duplicates is not None and refusal is None and transaction is None:
-                    # Room or not: it needs none if it is here already.
+                    # Answer duplicates before checking for room: they take none.
                     identity = duplicates.identify(entry)
                     first = duplicates.find(identity)
                     if first is not None:
@@ -304,7 +308,7 @@ class Inlet:
                 delivery.settle(ACCEPTED)
         end = None if fault is None else partial(link.detach, fault)
         if ledger is not None and durable:
-            # What came before a fault is answered before the link is.
+            # Messages before a fault are settled before the link is detached.
             ledger.stage(durable, waiting, end, self._noting(pending))
         elif end is not None:
             end()
@@ -312,7 +316,7 @@ class Inlet:
     def _noting(
         self, arrived: Arrived | None
     ) -> Callable[[Unit, list[IncomingDelivery]], None] | None:
-        """What is to be kept together with messages, their ids included."""
+        """Return the function that adds the ids of *arrived*, and ``note``, to a unit."""
         if arrived is None:
             return self.note
         note = self.note
@@ -325,30 +329,30 @@ class Inlet:
         return both
 
     def transaction_of(self, link: ReceivingLink, delivery: IncomingDelivery) -> Transaction | None:
-        """The transaction that *delivery* says it is posted in, None if there is none."""
+        """Return the transaction in which *delivery* is posted, None if there is none."""
         transactions = self.transactions
         return None if transactions is None else transactions.find_for(link, delivery)
 
-    # A relay delivers and nothing else; these are for links of our own.
+    # A relay only calls deliver; these methods are for links whose endpoint is an inlet.
 
     def on_attached(self, link: ReceivingLink) -> None:
-        """Nothing to grant."""
+        """Do nothing: credit is granted elsewhere."""
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Messages come whole."""
+        """Do nothing: messages arrive complete."""
 
     def on_settled(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Our outcome stands, whatever the sender says (Part 2 §2.6.12)."""
+        """Do nothing: our outcome stands, even if the sender differs (Part 2 §2.6.12)."""
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """Nothing to grant."""
+        """Do nothing: credit is granted elsewhere."""
 
     def on_detached(self, link: ReceivingLink, error: Error | None, closed: bool) -> None:
-        """Nothing to take back."""
+        """Do nothing: no credit has to be taken back."""
 
 
 class Producer(Inlet):
-    """One link that sends to a node, and the credit that it has."""
+    """Endpoint of one link that sends to a node, with its credit."""
 
     def __init__(
         self,
@@ -377,23 +381,23 @@ class Producer(Inlet):
             check=check,
         )
         self.link: Any = None
-        #: Credit that the link has, and that it had after the last grant.
+        #: The link's present credit, and its credit after the last grant.
         self.promised = 0
         self.granted = 0
-        #: There was no room for more.
+        #: Whether the link waits for room.
         self.waiting = False
-        #: Messages may come before any credit, and some of those in hand may have.
+        #: Whether messages may arrive before any credit, and whether the present batch may have
+        #: such.
         self.early = door.limits.early_deliveries_max > 0
         self.unpromised = False
-        #: The terminus that it is the endpoint of, an object with ``attached(link)``,
-        #: ``when_ready(call)``, ``delivered(deliveries)`` and ``left(link, closed)``; None if
-        #: nothing is kept of it.
+        #: Terminus whose endpoint this is, an object with ``attached(link)``, ``when_ready(call)``,
+        #: ``delivered(deliveries)`` and ``left(link, closed)``; None if the terminus is not kept.
         self.keeper: Any = None
-        #: Called when the link is over, if nothing is kept of it.
+        #: Functions called when the link has ended, if the terminus is not kept.
         self.on_left: list[Callable[[], None]] = []
 
     def admits(self, size: int) -> bool:
-        """Credit was promised; only bytes can still be too many."""
+        """Return whether *size* bytes fit; messages with credit have their room already."""
         return self.node.fits(size) and not (self.unpromised and self.intake.room() <= 0)
 
     def on_attached(self, link: ReceivingLink) -> None:
@@ -409,7 +413,7 @@ class Producer(Inlet):
             self.intake.opened(self)
 
     def deliver(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        # What was promised is used, before the messages that it was promised for take room.
+        # Count the credit as used before the messages themselves take room.
         self.unpromised = self.early and len(deliveries) > self.promised
         self.intake.used(self)
         if link.has_streamed:
@@ -421,7 +425,7 @@ class Producer(Inlet):
         self.intake.top_up(self)
 
     def _deliver_large(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """Some of *deliveries*, or some before them, are too large to come whole."""
+        """Process a batch while the link has, or has had, messages too large to arrive complete."""
         whole: list[Any] = []
         for delivery in deliveries:
             if not delivery.streamed:
@@ -435,7 +439,7 @@ class Producer(Inlet):
             super().deliver(link, whole)
 
     def on_data(self, link: ReceivingLink, deliveries: list[Any]) -> None:
-        """More of a large message has come, or it was given up."""
+        """Continue with large messages of which more has arrived, or that were aborted."""
         pieces.go_on(deliveries)
         if self.keeper is not None:
             self.keeper.delivered([delivery for delivery in deliveries if delivery.complete])
@@ -443,7 +447,7 @@ class Producer(Inlet):
         self.intake.top_up(self)
 
     def on_flow(self, link: ReceivingLink) -> None:
-        """Credit was used for an aborted message, or given back."""
+        """Update the credit, which an aborted message used or the sender gave back."""
         self.intake.used(self)
         self.intake.top_up(self)
 
@@ -451,37 +455,36 @@ class Producer(Inlet):
         self.intake.closed(self)
         if self.keeper is not None:
             self.keeper.left(link, closed)
-        # They refer to this: no cycle is to keep the link.
+        # The functions refer to this object: without them no cycle keeps the link in memory.
         called, self.on_left = self.on_left, []
         for on_left in called:
             on_left()
-        # Deliveries refer to their link; those that wait for the disk are answered by themselves.
+        # Deliveries refer to their link; those waiting for the disk are settled independently.
         link.unsettled = []
 
 
 class Intake:
-    """Shares the room of *node* among the links that send to it."""
+    """Room of *node*, shared among the links that send to it."""
 
     def __init__(self, node: Node, window: int = WINDOW) -> None:
         self.node = node
         self.window = window
-        #: Knows again what comes twice; None if nothing does.
+        #: Duplicate-detection window; None if the node has none.
         self.duplicates: Duplicates | None = None
         self.producers: set[Producer] = set()
-        #: Credit of all of them together.
+        #: Total credit of all of them.
         self.promised = 0
-        #: Those for whom there was no room, in the order in which they came, and some that have
-        #: stopped waiting since.
+        #: Producers waiting for room, in order of arrival; some may have stopped waiting since.
         self._waiting: deque[Producer] = deque()
         node.on_room = self.on_room
 
     def opened(self, producer: Producer) -> None:
-        """A link has attached."""
+        """Add the producer of a link that has attached, and grant credit."""
         self.producers.add(producer)
         self._give(producer)
 
     def closed(self, producer: Producer) -> None:
-        """A link is over; what it was promised is free again."""
+        """Remove the producer of a link that has ended; its credit is free for others."""
         self.promised -= producer.promised
         producer.promised = 0
         producer.waiting = False
@@ -491,13 +494,13 @@ class Intake:
         self.on_room()
 
     def used(self, producer: Producer) -> None:
-        """The link's credit has changed: messages have come, or it gave some back."""
+        """Update the link's credit after messages arrived or the sender gave some back."""
         credit = producer.link.credit
         self.promised += credit - producer.promised
         producer.promised = credit
 
     def top_up(self, producer: Producer) -> None:
-        """Give new credit once half of the last is used, so that one flow pays for many."""
+        """Grant new credit once half of the last is used, so that one flow serves many messages."""
         if (
             producer.promised * 2 <= producer.granted
             and not producer.waiting
@@ -506,7 +509,7 @@ class Intake:
             self._give(producer)
 
     def on_room(self) -> None:
-        """Messages have gone, or promises were given back: serve who waits."""
+        """Grant credit to waiting producers, after messages have left or credit became free."""
         self.node.awaited = False
         for _ in range(len(self._waiting)):
             if self.room() <= 0:
@@ -518,7 +521,7 @@ class Intake:
                 self._give(producer)
 
     def room(self) -> int:
-        """Messages that may still be promised."""
+        """Return the number of messages for which credit may still be granted."""
         return self.node.room() - self.promised
 
     def _give(self, producer: Producer) -> None:
@@ -526,7 +529,7 @@ class Intake:
         more = self.window - producer.promised
         sharing = len(self.producers)
         if room < more * sharing:
-            # Not all could have that much. Something is left for whoever comes next.
+            # There is too little for all of them. Leave some for a link that attaches later.
             more = min(more, max(room // (sharing + 1), min(room, 1)))
         if more <= 0:
             producer.waiting = True

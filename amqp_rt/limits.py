@@ -232,6 +232,8 @@ class Limits(Struct, frozen=True, gc=False):
     log_read_bytes_max: int = MIB
     #: Bytes cached for readers of logs that are far behind, for all of them together.
     log_cache_bytes_max: int = 64 * MIB
+    #: Bytes of one batch of records; a larger record is sent in a batch of its own.
+    log_batch_bytes_max: int = 256 * KIB
     #: Groups with a cursor on one log.
     log_groups_max: int = 1_000
     #: Eras of a log: starts of the broker for which it remembers its end offsets.

@@ -184,6 +184,7 @@ class Client:
         source: Source | None = None,
         name: str = "",
         properties: dict[object, object] | None = None,
+        desired_capabilities: tuple[str, ...] = (),
         **options: Any,
     ) -> Receiving:
         """Attach a link that receives from *address*, and grant *credit* once."""
@@ -196,6 +197,7 @@ class Client:
             snd_settle_mode=snd_settle_mode,
             rcv_settle_mode=rcv_settle_mode,
             properties=properties,
+            desired_capabilities=desired_capabilities,
         )
         self.world.pump()
         receiving = Receiving(self.world, link, endpoint)

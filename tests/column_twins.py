@@ -33,6 +33,7 @@ SOURCE: Final = ROOT / "plugins" / "spark" / "amqp_rt_spark" / "_columnar.c"
 ADDRESS: Final = "söme/node"
 PARTITION: Final = 3
 OFFSET: Final = 2**40
+TIME_MS: Final = 1_700_000_000_123
 #: Fields of the columns that are structs; VARIANT has two, which are octets.
 FIELDS: Final = {
     "header": "bilbl",
@@ -61,6 +62,11 @@ CHOICES: Final = (
     *(Options(columns=(name,)) for name in (*SCALARS, *FIELDS)),
     Options(body="text", columns=("body",)),
     Options(body="json", columns=("body_variant",)),
+)
+#: What depends on whether the time of a record is said beside it.
+TIMED: Final = (
+    Options(),
+    *(Options(columns=(name,)) for name in ("enqueued_time", "message_annotations")),
 )
 
 
@@ -135,18 +141,24 @@ def kept_table(options: Options) -> Any:
 def check(payload: bytes) -> set[Options]:
     """Compare what both make of *payload*; return the options with which the compiled decoder took it."""
     taken = set()
-    for options, offsets in ((Options(), None), *((each, [OFFSET]) for each in CHOICES)):
+    for options, offsets, times in (
+        (Options(), None, None),
+        *((each, [OFFSET], None) for each in CHOICES),
+        *((each, [OFFSET], [TIME_MS]) for each in TIMED),
+    ):
         kept = kept_table(options)
-        done = kept.fill([payload], 0, 1, offsets, ADDRESS, PARTITION)
+        done = kept.fill([payload], 0, 1, offsets, ADDRESS, PARTITION, times)
         count, columns = kept.take()
         assert count == done
         if not done:
             continue
-        if offsets:
+        if offsets and not times:
             taken.add(options)
         (found,) = rows_of(columns, count, options)
         try:
-            (expected,) = RowMaker(options).rows([Records(ADDRESS, [payload], PARTITION, offsets)])
+            (expected,) = RowMaker(options).rows(
+                [Records(ADDRESS, [payload], PARTITION, offsets, times=times)]
+            )
         except DecodeError as error:
             raise AssertionError(f"{options.columns} of {payload!r} is {found}") from error
         assert found == plain(expected), (columns_of(options), payload)

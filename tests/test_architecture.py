@@ -29,7 +29,7 @@ VALUES = {"errors", "limits", "values"}
 CODEC = VALUES | {"codec"}
 NEUTRAL = {
     *("message", "outcomes", "events", "addresses", "termini", "transactions", "unsettled"),
-    *("clock", "settings", "loglimit"),
+    *("clock", "settings", "loglimit", "batches"),
 }
 #: What everybody may import: no I/O, no protocol's transport.
 COMMON = CODEC | NEUTRAL
@@ -91,7 +91,7 @@ PLUGINS_MAY_IMPORT = {
     *("amqp_rt.net.blocking", "amqp_rt.broker.bindings", "amqp_rt.fronts.amqp10"),
     # The vocabulary of all parts: values of the wire, and what is said with them.
     *("amqp_rt.values", "amqp_rt.message", "amqp_rt.errors", "amqp_rt.outcomes", "amqp_rt.termini"),
-    *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.settings"),
+    *("amqp_rt.addresses", "amqp_rt.clock", "amqp_rt.settings", "amqp_rt.batches"),
     # For clients of other protocols: to a stream, and an engine on it.
     *("amqp_rt.net.dial", "amqp_rt.net.driver"),
 }

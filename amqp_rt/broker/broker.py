@@ -22,6 +22,7 @@ import trio
 from msgspec import Struct
 
 from ..addresses import EXCHANGES
+from ..batches import RECORD_BATCHES
 from ..clock import Clock
 from ..errors import AmqpError, DecodeError, LinkRefused, LocalProtocolError
 from ..events import Peer
@@ -1937,7 +1938,12 @@ class BrokerHost:
             if kept is None:
                 link.accept(producer, source=terms.source, target=terms.target, **options)
         elif kept is None:
-            endpoint = self._consumer(node, terms)
+            batches = isinstance(node.held, MessageLog) and (
+                RECORD_BATCHES in link.desired_capabilities
+            )
+            if batches:
+                options["offered_capabilities"] = (RECORD_BATCHES,)
+            endpoint = self._consumer(node, terms, batches=batches)
             self._when_left(node, endpoint, on_left)
             if node.on_left is not None:
                 endpoint.on_left.append(partial(node.on_left, link))
@@ -1979,8 +1985,8 @@ class BrokerHost:
             check=inlet.check,
         )
 
-    def _consumer(self, node: _Node, terms: Terms) -> Any:
-        """The endpoint of a link that receives from *node*."""
+    def _consumer(self, node: _Node, terms: Terms, *, batches: bool = False) -> Any:
+        """The endpoint of a link that receives from *node*; from a log in *batches*, if it wants that."""
         held = node.held
         if isinstance(held, MessageLog):
             return held.subscribe(
@@ -1988,6 +1994,7 @@ class BrokerHost:
                 terms.position,
                 settled=terms.settled,
                 filters=terms.filters,
+                batches=batches,
             )
         subscription: Subscription
         if isinstance(held, MessageTopic):

@@ -26,6 +26,7 @@ import msgspec
 import trio
 from msgspec import Struct
 
+from ..batches import RECORD_BATCH, RECORD_HEAD
 from ..codec.sections import (
     MESSAGE_ANNOTATIONS,
     SECTION_OPENINGS,
@@ -700,10 +701,11 @@ class MessageLog:
         *,
         settled: bool = False,
         filters: Any = None,
+        batches: bool = False,
     ) -> LogReader:
         """A new reader of *partitions*, from *position* on in each of them; by default from what
-        comes next."""
-        reader = LogReader(self, settled=settled, filters=filters)
+        comes next. With *batches* it is sent many records in one message."""
+        reader = LogReader(self, settled=settled, filters=filters, batches=batches)
         reader.places = [
             self._place(self.partitions[index], position or Position("next"))
             for index in partitions
@@ -739,7 +741,7 @@ class MessageLog:
             places = reader.places
             while idle < len(places) and looks > 0 and link.credit > 0 and link.writable:
                 place = places[0]
-                looked = self._read(reader, place, min(looks, _RUN))
+                looked = self._read(reader, place, looks if reader.batches else min(looks, _RUN))
                 idle = 0 if looked else idle + 1
                 looks -= looked
                 if len(places) > 1:
@@ -755,7 +757,8 @@ class MessageLog:
                 if not place.fetching:
                     place.partition.waiting[reader] = None
         if reader.filters is None:
-            link.offer(reader.behind)
+            behind = reader.behind
+            link.offer(-(-behind // _BLOCK_RECORDS) if reader.batches else behind)
         if (
             link.draining
             and not any(place.fetching for place in reader.places)
@@ -776,6 +779,10 @@ class MessageLog:
             return 1
         start = index
         end = min(len(records), index + count)
+        if reader.batches:
+            index = reader.give_batch(place, block, index, end)
+            place.offset = block.offset + index
+            return index - start
         while index < end and link.credit > 0 and link.writable:
             record = records[index]
             if record.time_ms >= place.since_ms and not reader.give(
@@ -990,10 +997,19 @@ class Reading:
 class LogReader:
     """A consumer of a log: the endpoint of a sending link."""
 
-    def __init__(self, log: MessageLog, *, settled: bool = False, filters: Any = None) -> None:
+    def __init__(
+        self,
+        log: MessageLog,
+        *,
+        settled: bool = False,
+        filters: Any = None,
+        batches: bool = False,
+    ) -> None:
         self.log = log
         self.settled = settled
         self.filters = filters
+        #: It is sent batches of records.
+        self.batches = batches
         self.places: list[Place] = []
         self.link: Any = None
         self.serving = False
@@ -1014,12 +1030,51 @@ class LogReader:
         try:
             link.send(payload, None, settled=self.settled, message_format=record.message_format)
         except LocalProtocolError as error:
-            if link.attached:
-                # To leave it out would look as if it had never been there.
-                link.detach(Error("amqp:link:message-size-exceeded", error.description))
+            self._not_sent(error)
             return False
         self.log.counts.delivered += 1
         return True
+
+    def give_batch(self, place: Place, block: Block, start: int, end: int) -> int:
+        """Send records of *block* from the index *start* on and before *end* in one message, as many as
+        fit and the filters let pass; return the index of the first one that was not looked at.
+
+        One that does not fit by itself is sent by itself.
+        """
+        link = self.link
+        bound = self.log.limits.log_batch_bytes_max
+        if link.max_message_size:
+            bound = min(bound, link.max_message_size)
+        partition, since_ms, filters = place.partition.index, place.since_ms, self.filters
+        pieces: list[bytes] = []
+        append, pack, head_size = pieces.append, RECORD_HEAD.pack, RECORD_HEAD.size
+        size, offset = 0, block.offset + start
+        for record in block.records[start:end]:
+            payload, time_ms = record.payload, record.time_ms
+            if time_ms >= since_ms and (
+                filters is None or self._wants(record, dress(partition, offset, record))
+            ):
+                octets = len(payload)
+                size += head_size + octets
+                if size > bound and pieces:
+                    break
+                append(pack(offset, time_ms, record.message_format, octets))
+                append(payload)
+            offset += 1
+        if pieces:
+            try:
+                link.send(b"".join(pieces), None, settled=self.settled, message_format=RECORD_BATCH)
+            except LocalProtocolError as error:
+                self._not_sent(error)
+                return start
+            self.log.counts.delivered += len(pieces) // 2
+        return offset - block.offset
+
+    def _not_sent(self, error: LocalProtocolError) -> None:
+        """Detach a link whose peer does not take a record of that size."""
+        if self.link.attached:
+            # To leave it out would look as if it had never been there.
+            self.link.detach(Error("amqp:link:message-size-exceeded", error.description))
 
     def _wants(self, record: Record, payload: Payload) -> bool:
         whole = payload if isinstance(payload, bytes) else b"".join(payload)

@@ -1057,7 +1057,13 @@ typedef struct {
     int64_t partition;
 } Place;
 
-static Outcome put_row(Table *table, Cursor payload, const Place *place, int has_offset, int64_t offset) {
+/* Where a record is in its log, and when it came there. */
+typedef struct {
+    int has_offset, has_time;
+    int64_t offset, time_ms;
+} Spot;
+
+static Outcome put_row(Table *table, Cursor payload, const Place *place, Spot spot) {
     Message message;
     Column *columns = table->columns;
     size_t row = table->rows;
@@ -1070,7 +1076,7 @@ static Outcome put_row(Table *table, Cursor payload, const Place *place, int has
         else TRY(put_null(columns[PARTITION].leaves, row));
     }
     if (HAS(OFFSET)) {
-        if (has_offset) put_number(columns[OFFSET].leaves, row, offset);
+        if (spot.has_offset) put_number(columns[OFFSET].leaves, row, spot.offset);
         else TRY(put_null(columns[OFFSET].leaves, row));
     }
     int is_value = message.body_code == 0x77;
@@ -1111,9 +1117,15 @@ static Outcome put_row(Table *table, Cursor payload, const Place *place, int has
     if (HAS(HEADER)) TRY(put_header(&columns[HEADER], row, message.sections[P_HEADER]));
     if (HAS(APPLICATION_PROPERTIES))
         TRY(put_map(table, &columns[APPLICATION_PROPERTIES], row, message.sections[P_APPLICATION], 0, 0, NULL));
-    if (HAS(MESSAGE_ANNOTATIONS) || HAS(ENQUEUED_TIME))
-        TRY(put_map(table, HAS(MESSAGE_ANNOTATIONS) ? &columns[MESSAGE_ANNOTATIONS] : NULL, row, message.sections[P_MESSAGE], 1, has_offset,
-                    HAS(ENQUEUED_TIME) ? columns[ENQUEUED_TIME].leaves : NULL));
+    Leaf *enqueued = HAS(ENQUEUED_TIME) ? columns[ENQUEUED_TIME].leaves : NULL;
+    if (enqueued && spot.has_time) {
+        if (spot.time_ms > INT64_MAX / 1000 || spot.time_ms < INT64_MIN / 1000) return ODD;
+        put_number(enqueued, row, spot.time_ms * 1000);
+        enqueued = NULL;
+    }
+    if (HAS(MESSAGE_ANNOTATIONS) || enqueued)
+        TRY(put_map(table, HAS(MESSAGE_ANNOTATIONS) ? &columns[MESSAGE_ANNOTATIONS] : NULL, row,
+                    message.sections[P_MESSAGE], 1, spot.has_offset, enqueued));
     if (HAS(MESSAGE)) {
         Cursor bare = {message.bare, message.bare_end};
         TRY(put_cursor(columns[MESSAGE].leaves, row, bare));
@@ -1137,19 +1149,30 @@ static void roll_back(Table *table) {
 }
 
 PyDoc_STRVAR(fill_doc,
-"fill(payloads, start, stop, offsets, address, partition)\n--\n\n"
+"fill(payloads, start, stop, offsets, address, partition, times=None)\n--\n\n"
 "Add rows of *payloads* from the index *start* on and before *stop*, as far as there is room and nothing is odd.\n\n"
 "Returns the index of the first payload that was not added: the end, or that of one that is odd or for which there\n"
-"is no room, which ``full`` tells. *offsets* is a list that is as long, or None.");
+"is no room, which ``full`` tells. *offsets* and *times* (milliseconds since 1970, when a log got them) are lists that\n"
+"are as long, or None.");
+
+/* The number at *index* of a list, or of None, which has none. */
+static Outcome take_item(PyObject *list, Py_ssize_t index, int *has, int64_t *number) {
+    *has = list != Py_None;
+    if (!*has) return OK;
+    PyObject *item = PyList_GetItem(list, index);
+    if (item == NULL) return RAISED;
+    *number = PyLong_AsLongLong(item);
+    return *number == -1 && PyErr_Occurred() ? RAISED : OK;
+}
 
 static PyObject *table_fill(PyObject *self, PyObject *args) {
     Table *table = (Table *)self;
-    PyObject *payloads, *offsets, *partition;
+    PyObject *payloads, *offsets, *partition, *times = Py_None;
     const char *address;
     Py_ssize_t start, stop, address_size;
     Place place = {{NULL, NULL}, 0, 0};
-    if (!PyArg_ParseTuple(args, "O!nnOs#O", &PyList_Type, &payloads, &start, &stop, &offsets,
-                          &address, &address_size, &partition))
+    if (!PyArg_ParseTuple(args, "O!nnOs#O|O", &PyList_Type, &payloads, &start, &stop, &offsets,
+                          &address, &address_size, &partition, &times))
         return NULL;
     place.address.at = (const uint8_t *)address;
     place.address.end = place.address.at + address_size;
@@ -1160,15 +1183,15 @@ static PyObject *table_fill(PyObject *self, PyObject *args) {
         if (place.partition < INT32_MIN || place.partition > INT32_MAX)
             return PyErr_Format(PyExc_OverflowError, "partition: 32 bits expected, got %R", partition);
     }
-    if (offsets != Py_None && !PyList_Check(offsets))
-        return PyErr_Format(PyExc_TypeError, "offsets: a list or None expected");
+    if ((offsets != Py_None && !PyList_Check(offsets)) || (times != Py_None && !PyList_Check(times)))
+        return PyErr_Format(PyExc_TypeError, "offsets and times: a list or None expected");
     if (start < 0) return PyErr_Format(PyExc_ValueError, "start: at least 0 expected, got %zd", start);
     if (table->busy) return PyErr_Format(PyExc_RuntimeError, "the table is being filled already");
     table->busy = 1;
     int failed = 0;
     /* The lists may change while JSON is parsed in Python: their sizes are asked for each time. */
     for (; start < stop && start < PyList_Size(payloads); start++) {
-        int64_t offset = 0;
+        Spot spot = {0, 0, 0, 0};
         char *octets;
         Py_ssize_t size;
         if (table->rows >= table->rows_max || (table->rows && table->octets >= table->octets_max)) break;
@@ -1176,17 +1199,15 @@ static PyObject *table_fill(PyObject *self, PyObject *args) {
         if (!PyBytes_Check(payload)) break;
         /* Ours as well while Python runs. */
         Py_INCREF(payload);
-        if (offsets != Py_None) {
-            PyObject *number = PyList_GetItem(offsets, start);
-            if (number == NULL || ((offset = PyLong_AsLongLong(number)) == -1 && PyErr_Occurred())) {
-                Py_DECREF(payload);
-                failed = 1;
-                break;
-            }
+        if (take_item(offsets, start, &spot.has_offset, &spot.offset) != OK ||
+            take_item(times, start, &spot.has_time, &spot.time_ms) != OK) {
+            Py_DECREF(payload);
+            failed = 1;
+            break;
         }
         PyBytes_AsStringAndSize(payload, &octets, &size);
         Cursor cursor = {(const uint8_t *)octets, (const uint8_t *)octets + size};
-        Outcome outcome = put_row(table, cursor, &place, offsets != Py_None, offset);
+        Outcome outcome = put_row(table, cursor, &place, spot);
         Py_DECREF(payload);
         if (outcome != OK) {
             roll_back(table);
@@ -1502,10 +1523,63 @@ static PyObject *numbers(PyObject *Py_UNUSED(module), PyObject *payloads) {
     return found;
 }
 
+/* --- Batches of records ------------------------------------------------------------------------------ */
+
+PyDoc_STRVAR(records_doc,
+"records(batch)\n--\n\n"
+"Return the offsets, the times and the octets of the records of a batch (amqp_rt.batches.read_records).");
+
+/* Append a new reference, which may be NULL, to a list. */
+static int push(PyObject *list, PyObject *item) {
+    if (item == NULL) return -1;
+    int done = PyList_Append(list, item);
+    Py_DECREF(item);
+    return done;
+}
+
+/* Have Python read a batch that is malformed, which says what is wrong with it. */
+static PyObject *read_in_python(PyObject *batch) {
+    PyObject *module = PyImport_ImportModule("amqp_rt.batches");
+    if (module == NULL) return NULL;
+    PyObject *found = PyObject_CallMethod(module, "read_records", "O", batch);
+    Py_DECREF(module);
+    return found;
+}
+
+static PyObject *records(PyObject *Py_UNUSED(module), PyObject *batch) {
+    char *octets;
+    Py_ssize_t size;
+    int64_t last = -1;
+    if (PyBytes_AsStringAndSize(batch, &octets, &size) < 0) return NULL;
+    Cursor cursor = {(const uint8_t *)octets, (const uint8_t *)octets + size};
+    PyObject *offsets = PyList_New(0), *times = PyList_New(0), *payloads = PyList_New(0), *found = NULL;
+    int failed = offsets == NULL || times == NULL || payloads == NULL, odd = size == 0;
+    while (!failed && !odd && cursor.at < cursor.end) {
+        uint64_t offset, time, format, length;
+        Cursor payload;
+        odd = take_number(&cursor, 8, &offset) != OK || take_number(&cursor, 8, &time) != OK ||
+              take_number(&cursor, 4, &format) != OK || take_number(&cursor, 4, &length) != OK ||
+              take_octets(&cursor, length, &payload) != OK || (int64_t)offset <= last ||
+              (int64_t)time > INT64_MAX / 1000 || (int64_t)time < -(INT64_MAX / 1000);
+        if (odd) break;
+        last = (int64_t)offset;
+        failed = push(offsets, PyLong_FromLongLong(last)) < 0 ||
+                 push(times, PyLong_FromLongLong((int64_t)time)) < 0 ||
+                 push(payloads, PyBytes_FromStringAndSize((const char *)payload.at, (Py_ssize_t)length)) < 0;
+    }
+    if (odd) found = read_in_python(batch);
+    else if (!failed) found = PyTuple_Pack(3, offsets, times, payloads);
+    Py_XDECREF(offsets);
+    Py_XDECREF(times);
+    Py_XDECREF(payloads);
+    return found;
+}
+
 /* --- Module ------------------------------------------------------------------------------------------ */
 
 static PyMethodDef module_methods[] = {
     {"numbers", numbers, METH_O, numbers_doc},
+    {"records", records, METH_O, records_doc},
     {NULL, NULL, 0, NULL},
 };
 

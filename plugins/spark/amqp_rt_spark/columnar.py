@@ -106,12 +106,13 @@ class _Compiled:
         address, partition = records.address, records.partition
         while at < len(payloads) and self.count < ROWS:
             stop = min(len(payloads), at + ROWS - self.count)
-            at = table.fill(payloads, at, stop, records.offsets, address, partition)
+            at = table.fill(payloads, at, stop, records.offsets, address, partition, records.times)
             if at == stop or table.full:
                 break
             place = self.count
             offsets = None if records.offsets is None else records.offsets[at : at + 1]
-            one = Records(address, payloads[at : at + 1], partition, offsets)
+            times = None if records.times is None else records.times[at : at + 1]
+            one = Records(address, payloads[at : at + 1], partition, offsets, times=times)
             if not self._odd.add(one, 0):
                 break
             self._places.append(place)

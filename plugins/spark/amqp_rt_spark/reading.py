@@ -308,7 +308,7 @@ class _Reading:
                 yield Records(address, payloads, broker=broker)
             return
         ours = options.logs == OURS
-        for offsets, payloads in wire.records(
+        for offsets, payloads, times in wire.records(
             endpoint,
             address,
             span.partition,
@@ -320,8 +320,9 @@ class _Reading:
             credit=options.credit,
             may_lose=not (ours and options.fail_on_data_loss),
             spelling=spelling_of(options),
+            batches=ours,
         ):
-            yield Records(address, payloads, span.partition, offsets, broker)
+            yield Records(address, payloads, span.partition, offsets, broker, times)
 
 
 def renamed(offset: Mapping[str, Any], states: Mapping[str, LogState]) -> Mapping[str, Any]:

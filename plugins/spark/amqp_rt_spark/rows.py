@@ -57,8 +57,10 @@ class Place(Struct, frozen=True):
     partition: int | None = None
     offset: int | None = None
     broker: str = ""
-    #: What :func:`time_at_its_place` has found.
+    #: When its log got it, if that is known without its annotations.
     time_ms: int | None = None
+    #: It has no annotations but those that say its place.
+    bare: bool = False
 
 
 class Records(Struct):
@@ -70,13 +72,20 @@ class Records(Struct):
     #: As many as there are payloads.
     offsets: list[int] | None = None
     broker: str = ""
+    #: When their log got them, if that is said beside them (milliseconds since 1970).
+    times: list[int] | None = None
 
     def place(self, at: int) -> Place:
         """Return where the message with the index *at* was found."""
-        offset = time_ms = None
-        if self.offsets is not None:
-            offset, time_ms = self.offsets[at], time_at_its_place(self.payloads[at])
-        return Place(self.address, self.partition, offset, self.broker, time_ms)
+        if self.offsets is None:
+            return Place(self.address, self.partition, None, self.broker)
+        offset = self.offsets[at]
+        if self.times is not None:
+            return Place(self.address, self.partition, offset, self.broker, self.times[at])
+        time_ms = time_at_its_place(self.payloads[at])
+        return Place(
+            self.address, self.partition, offset, self.broker, time_ms, time_ms is not None
+        )
 
 
 _HEADER_BEGIN: Final = b"\x00\x53\x70\xc0"
@@ -282,7 +291,7 @@ def _application_properties(message: Message, place: Place) -> tuple[bytes, byte
 
 
 def _annotations(message: Message, place: Place) -> tuple[bytes, bytes] | None:
-    if place.time_ms is not None:
+    if place.bare:
         return None
     found = message.message_annotations
     if place.offset is not None:

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from amqp_rt import Anonymous, External, Message, Plain, Scram
 from amqp_rt.addresses import parse_url
+from amqp_rt.batches import RECORD_BATCHES, read_records
 from amqp_rt.clock import SystemClock
 from amqp_rt.errors import (
     AmqpError,
@@ -44,8 +45,10 @@ from .malformed import decoded
 _compiled_numbers: Callable[[list[bytes]], list[int | None]] | None
 try:
     from ._columnar import numbers as _compiled_numbers
+    from ._columnar import records as _compiled_records
 except ImportError:
     _compiled_numbers = None
+    _compiled_records = read_records
 
 #: ``x-opt-incarnation``: the property of a log's links that tells it from others of its name.
 INCARNATION: Final = Symbol("x-opt-incarnation")
@@ -853,7 +856,7 @@ class Wire:
         self, address: str, partition: int, start: int, end: int, **how: Any
     ) -> Iterator[tuple[int, Message]]:
         """Yield what :meth:`records` yields, one record at a time and decoded."""
-        for offsets, payloads in self.records(address, partition, start, end, **how):
+        for offsets, payloads, _ in self.records(address, partition, start, end, **how):
             for offset, payload in zip(offsets, payloads, strict=True):
                 yield offset, decoded(payload)
 
@@ -869,13 +872,19 @@ class Wire:
         credit: int = CREDIT,
         may_lose: bool = False,
         spelling: Spelling | None = None,
-    ) -> Iterator[tuple[list[int], list[bytes]]]:
+        batches: bool = False,
+    ) -> Iterator[tuple[list[int], list[bytes], list[int] | None]]:
         """Yield the records of a log from offset *start* on and before *end*, with their offsets, as many at
         a time as have arrived.
 
         It ends by the offset, not by a count: a record is left out only if *selector* refuses it.
 
+        With *batches* the broker is asked to send many records in one message. Where it does, records are as
+        they are kept, without the annotations that say their place, and their times are beside them (in
+        milliseconds since 1970).
+
         Raises:
+            DecodeError: What the broker has sent is not a batch.
             DataLost: The log is another one by now, or retention was faster, unless it *may_lose*
                 records.
             AmqpError: The log cannot be read.
@@ -888,7 +897,13 @@ class Wire:
         if selector:
             filters[Symbol("selector")] = selector_filter(selector)
         inbox = _Inbox(ACCEPTED, credit)
-        link = self.receive(node, inbox, Source(address=node, filter=filters))
+        link = self.receive(
+            node,
+            inbox,
+            Source(address=node, filter=filters),
+            capabilities=(RECORD_BATCHES,) if batches else (),
+        )
+        batches = batches and RECORD_BATCHES in link.offered_capabilities
         found = str(link.properties.get(INCARNATION, ""))
         try:
             if incarnation and found != incarnation:
@@ -897,23 +912,33 @@ class Wire:
                     f"offsets are of {incarnation}"
                 )
             expected = start
+            # Records and messages that have come: what is in a message, on average.
+            records = messages = 0
             while expected < end:
                 # What comes behind the end would be sent for nothing.
-                inbox.window.most = min(credit, end - expected)
+                wanted = end - expected
+                if batches:
+                    wanted = max(wanted * messages // max(records, 1), 1)
+                inbox.window.most = min(credit, wanted)
                 self._next(link, inbox, node, draining=bool(selector))
                 if not inbox.ready:
                     break
-                payloads = inbox.take()
-                offsets = spelling.numbers(payloads)
-                for at, offset in enumerate(offsets):
-                    if offset > expected and not selector and not may_lose:
-                        raise DataLost(lost(node, expected, min(offset, end)))
-                    expected = offset + 1
-                    if offset >= end:
-                        del offsets[at:], payloads[at:]
+                for offsets, payloads, times in _taken(inbox, spelling, batches=batches):
+                    messages += 1 if batches else len(offsets)
+                    records += len(offsets)
+                    for at, offset in enumerate(offsets):
+                        if offset > expected and not selector and not may_lose:
+                            raise DataLost(lost(node, expected, min(offset, end)))
+                        expected = offset + 1
+                        if offset >= end:
+                            del offsets[at:], payloads[at:]
+                            if times is not None:
+                                del times[at:]
+                            break
+                    if offsets:
+                        yield offsets, payloads, times
+                    if expected >= end:
                         break
-                if offsets:
-                    yield offsets, payloads
         finally:
             self._leave(link, inbox)
 
@@ -1015,6 +1040,7 @@ class Wire:
         properties: Mapping[Any, Any] | None = None,
         *,
         session: Any = None,
+        capabilities: tuple[str, ...] = (),
     ) -> Any:
         """A link from *source* to *inbox*: a basket is sent nothing that is settled already, others are
         sent nothing else.
@@ -1024,7 +1050,12 @@ class Wire:
         """
         settled = 0 if isinstance(inbox, _Basket) else SND_SETTLED
         link = (session or self.session).attach_receiver(
-            self.name(), inbox, source=source, snd_settle_mode=settled, properties=properties
+            self.name(),
+            inbox,
+            source=source,
+            snd_settle_mode=settled,
+            properties=properties,
+            desired_capabilities=capabilities,
         )
         self.wait(lambda: inbox.over or inbox.attached, self.endpoint.timeout_s)
         if inbox.over or link.source is None:
@@ -1082,6 +1113,24 @@ class Wire:
         except AmqpError:
             # Whoever uses the connection next will see that.
             pass
+
+
+def _taken(
+    inbox: _Inbox, spelling: Spelling, *, batches: bool
+) -> Iterator[tuple[list[int], list[bytes], list[int] | None]]:
+    """Yield the offsets, the octets and the times of what is ready, which is single messages or *batches*.
+
+    Raises:
+        DecodeError: A batch is malformed, or the annotations of a message are.
+    """
+    if not batches:
+        payloads = inbox.take()
+        yield spelling.numbers(payloads), payloads, None
+        return
+    # One at a time, so that few records are there twice.
+    while inbox.ready:
+        offsets, times, payloads = _compiled_records(inbox.ready.popleft())
+        yield offsets, payloads, times
 
 
 class Spelling:
@@ -1237,7 +1286,7 @@ def call(endpoint: Endpoint, address: str, operation: str, body: Any = None, **g
 
 def records(
     endpoint: Endpoint, address: str, partition: int, start: int, end: int, **how: Any
-) -> Iterator[tuple[list[int], list[bytes]]]:
+) -> Iterator[tuple[list[int], list[bytes], list[int] | None]]:
     """Yield what :meth:`Wire.records` yields; after a loss of the broker it goes on at the next offset.
 
     Raises:
@@ -1246,10 +1295,10 @@ def records(
     patience = Patience(endpoint.retry_s)
     while start < end:
         try:
-            for offsets, payloads in wire(endpoint).records(address, partition, start, end, **how):
+            for found in wire(endpoint).records(address, partition, start, end, **how):
                 # Before the lists are given away.
-                after = offsets[-1] + 1
-                yield offsets, payloads
+                after = found[0][-1] + 1
+                yield found
                 start = after
             return
         except AmqpError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -20,8 +21,10 @@ from hypothesis import strategies as st
 from typed_values import SCALARS, text, values
 
 from amqp_rt import Message
+from amqp_rt.batches import RECORD_HEAD, read_records
 from amqp_rt.broker.logs import Record, dress
 from amqp_rt.codec.primitives import encode
+from amqp_rt.errors import DecodeError
 from amqp_rt.message import Sequence
 from amqp_rt.values import (
     Array,
@@ -427,9 +430,44 @@ def test_a_place_that_is_changed_is_read_the_same_way(payload: bytes) -> None:
             found = time_at_its_place(bytes(changed))
             message = decoded(bytes(changed))
             if found is not None and isinstance(message, Message):
-                short = maker.row(message, Place("n", 0, 7, time_ms=found))
+                short = maker.row(message, Place("n", 0, 7, time_ms=found, bare=True))
                 assert short == maker.row(message, Place("n", 0, 7))
             twins.check(bytes(changed))
+
+
+# --- Batches of records ---------------------------------------------------------------------------
+
+
+def packed(*found: tuple[int, int, bytes]) -> bytes:
+    return b"".join(
+        RECORD_HEAD.pack(offset, time_ms, 0, len(payload)) + payload
+        for offset, time_ms, payload in found
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1), st.binary(max_size=30)
+        ),
+        max_size=4,
+    ),
+    st.integers(0, 300),
+    st.binary(max_size=2),
+)
+@example([(1, 0, b"a"), (2, 1_700_000_000_000, b"")], 300, b"")
+@example([(1, 0, b"a"), (1, 0, b"")], 300, b"")
+def test_batches_are_read_alike(found: list[tuple[int, int, bytes]], cut: int, more: bytes) -> None:
+    """In order or not, and cut off or changed anywhere."""
+    for records in (found, sorted(found, key=lambda each: each[0])):
+        for batch in (packed(*records)[:cut] + more, packed(*records)):
+            try:
+                expected = read_records(batch)
+            except DecodeError as error:
+                with pytest.raises(DecodeError, match=re.escape(str(error))):
+                    twins.module().records(batch)
+            else:
+                assert twins.module().records(batch) == expected
 
 
 # --- Numbers of records ---------------------------------------------------------------------------

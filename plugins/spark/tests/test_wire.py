@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 import zlib
@@ -14,7 +15,7 @@ from amqp_rt_spark.wire import DataLost, Endpoint, Outlet, Wire
 
 from amqp_rt import Message, sync
 from amqp_rt.broker import Log, Queue
-from amqp_rt.errors import AmqpError, DeliveryRejected, LinkRefused
+from amqp_rt.errors import AmqpError, DecodeError, DeliveryRejected, LinkRefused
 from amqp_rt.limits import Limits
 from amqp_rt.values import Symbol
 
@@ -102,13 +103,82 @@ def test_nothing_is_sent_that_is_behind_the_end(served: Any, credit: int, select
     with Wire(served.endpoint) as it:
         for first, end in ((0, 1), (7, 27), (60, 99)):
             found: Any = it.records("one", 0, first, end, credit=credit, selector=selector)
-            offsets, _ = next(found)
+            offsets, *_ = next(found)
             link = found.gi_frame.f_locals["link"]
             begun = link.delivery_count - len(offsets)
-            for more, _ in found:
+            for more, *_ in found:
                 offsets += more
             assert offsets == list(range(first, end))
             assert link.delivery_count - begun == end - first
+
+
+def test_batches_hold_what_single_messages_do(served: Any) -> None:
+    """Of ranges, whatever they are read with; the place of a record is beside it."""
+    own = {Symbol("x-own"): "a", Symbol("x-opt-offset"): "7"}
+    said = [
+        Message(
+            number,
+            message_annotations=own if number % 3 == 2 else {},
+            application_properties={"n": number % 3},
+        )
+        for number in range(60)
+    ]
+    served.send("one", *said)
+    with Wire(served.endpoint) as it:
+        for selector, credit in (("", 1), ("", 1_000), ("n = 2", 1), ("n = 2", 1_000)):
+            for first, end in ((0, 60), (7, 8), (20, 59)):
+                how: Any = {"selector": selector, "credit": credit}
+                single = list(it.read("one", 0, first, end, **how))
+                found: list[tuple[int, Any, Any]] = []
+                for offsets, payloads, times in it.records(
+                    "one", 0, first, end, batches=True, **how
+                ):
+                    assert times is not None
+                    for offset, time_ms, payload in zip(offsets, times, payloads, strict=True):
+                        message = Message.decode(payload)
+                        assert message.message_annotations == (own if offset % 3 == 2 else {})
+                        found.append((offset, message.bare, time_ms))
+                assert found == [
+                    (offset, message.bare, message.message_annotations["x-opt-enqueued-time"])
+                    for offset, message in single
+                ]
+                wanted = [n for n in range(first, end) if not selector or n % 3 == 2]
+                assert [offset for offset, *_ in found] == wanted
+
+
+def test_a_broker_that_sends_no_batches_is_read_all_the_same(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_rt.broker.broker.RECORD_BATCHES", "unknown")
+    served.send("one", *range(20))
+    with Wire(served.endpoint) as it:
+        found = list(it.records("one", 0, 3, 20, batches=True))
+    assert [offset for offsets, *_ in found for offset in offsets] == list(range(3, 20))
+    assert {times for *_, times in found} == {None}
+
+
+def test_a_batch_that_is_none_ends_the_reading(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amqp_rt.broker.logs.RECORD_HEAD", struct.Struct(">QqIIx"))
+    served.send("one", *range(20))
+    with Wire(served.endpoint) as it, pytest.raises(DecodeError, match="a batch of records"):
+        list(it.records("one", 0, 0, 20, batches=True))
+
+
+def test_few_batches_are_sent_that_are_behind_the_end(served: Any) -> None:
+    """They are asked for by what was in those before."""
+    served.send("one", *(bytes(4_000) for _ in range(400)))
+    with Wire(served.endpoint) as it:
+        found: Any = it.records("one", 0, 10, 100, batches=True)
+        offsets, *_ = next(found)
+        link = found.gi_frame.f_locals["link"]
+        sent = link.delivery_count
+        for more, *_ in found:
+            offsets += more
+        assert offsets == list(range(10, 100))
+        # Some 15 records of a block of 64 KiB.
+        assert link.delivery_count - sent <= 90 // 15 + 1
 
 
 def test_probing(served: Any) -> None:
@@ -283,7 +353,7 @@ def test_what_is_not_taken_yet_waits_in_the_socket(served: Any, way: str) -> Non
             found = it.browsed("in")
         else:
             selector = "" if way == "log" else "1 = 1"
-            found = (some for _, some in it.records("one", 0, 0, count, selector=selector))
+            found = (some for _, some, _ in it.records("one", 0, 0, count, selector=selector))
         taken = 0
         for payloads in found:
             taken += len(payloads)
